@@ -109,13 +109,13 @@ def round_weights(model):
         p.copy_(p.bfloat16())
 
 
+# %%
 def train(model, ids, lr, count, seed, masters=True):
     """Train; returns the losses, and per step the share of weights whose bfloat16 value changed."""
     optimizers, rows = optim.build(model, lr=lr, weight_decay=0.0), []
     for batch in batches(ids, count, seed):
         before = diagnose.bf16_snapshot(model)
-        loss = model.loss(batch[:, :-1], batch[:, 1:])
-        loss.backward()
+        (loss := model.loss(batch[:, :-1], batch[:, 1:])).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

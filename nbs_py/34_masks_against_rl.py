@@ -226,7 +226,7 @@ articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 #
 # ## What masks cost, and what RL costs
 #
-# A mask takes 167 microseconds a token with this vocabulary (`codechat bench constrain`, [serving](../docs/serving.md)), and the grammar of a
+# A mask takes 167 microseconds a token with this vocabulary (`python -m benchmarks constrain`, [serving](../docs/serving.md)), and the grammar of a
 # list of tools a few tens of milliseconds, once. RL of recipe `nano` takes 30 steps and about two minutes of two cores. So masks are the control that
 # a gain of RL on valid calls has to beat. In an evaluation they are rows of their own, never mixed with answers that were drawn freely.
 #

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 from importlinter.cli import lint_imports
 
-from codechat.bench import KINDS
 from codechat.core.registry import COMMANDS, PREPARATIONS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
 # A handler may take anything only here.
 ANYTHING = {
-    "bench/gpu_steps.py": "a peer's failure costs none of our own figures",
     "training/sampling.py": "what a batch ahead raises is raised by the loop that takes the batch",
     "inference/terminal.py": "what a user's function raises is its answer in the conversation",
     "sandbox/child.py": "what an untrusted program raises is its answer to the judge",
@@ -99,7 +97,7 @@ def foreign(program: str, *words: str) -> tuple[set[str], str]:
     return set(done.stderr.split()), done.stdout
 
 
-HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS), *(f"bench {k}" for k in KINDS)]
+HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS)]
 
 
 @pytest.mark.parametrize("command", HELPS)

@@ -76,7 +76,8 @@ def test_every_import_is_declared() -> None:
     requirements = [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in extra)]
     distributions = [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements]
     known = {IMPORTED_AS.get(name, name).replace("-", "_") for name in distributions}
-    known |= sys.stdlib_module_names | {"codechat", *(p.stem for p in (ROOT / "tests").rglob("*.py"))} | BROUGHT_ALONG
+    known |= sys.stdlib_module_names | {"codechat", "benchmarks"} | BROUGHT_ALONG
+    known |= {p.stem for folder in ("tests", "tools") for p in (ROOT / folder).rglob("*.py")}
     unknown = {}
     for path in [
         *(ROOT / "codechat").rglob("*.py"),
@@ -296,6 +297,6 @@ def test_notebook_has_the_agreed_shape(name: str) -> None:
         assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
         ast.literal_eval(statement.value)
     longest = 0 if report else max(len(cell.splitlines()) for cell in code)  # a report folds its code away
-    assert len(code) <= 30 and longest <= 15
+    assert longest <= 15 and len(code) <= (40 if report else 30)
     if not notebooks.is_template(name):
         assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))), "the claim is not asserted"

@@ -130,7 +130,6 @@ COMMANDS: dict[str, Command | Entry] = {
     "export": Command("codechat.models.export", "write a checkpoint as a Hugging Face directory"),
     "import": Command("codechat.models.import_weights", "a run from a Hugging Face directory or an original .pt file"),
     "download": Command("codechat.data.download", "fetch a model or data set from the Hugging Face hub"),
-    "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }  # in the order of --help
 
 

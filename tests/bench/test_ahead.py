@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codechat import bench
-from codechat.bench import ahead
+import benchmarks as bench
+from benchmarks import ahead
 from codechat.core.errors import RunError
 
 

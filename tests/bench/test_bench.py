@@ -1,4 +1,4 @@
-"""`codechat bench`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
+"""`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from codechat import bench
-from codechat.bench import data, measure, peers, quality, rl
+import benchmarks as bench
+from benchmarks import data, measure, peers, quality, rl
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -119,7 +119,7 @@ def test_a_peer_that_is_not_installed_raises_with_the_command() -> None:
 def test_unknown_kinds_peers_and_settings_raise() -> None:
     with pytest.raises(ConfigError, match="quality"):
         bench.main(["qualty"])
-    with pytest.raises(ConfigError, match="codechat bench train --rounds"):
+    with pytest.raises(ConfigError, match="python -m benchmarks train --rounds"):
         bench.main(["--rounds", "1"])
     with pytest.raises(ConfigError, match="vs"):
         bench.main(["train", "--vs", "nobody"])
@@ -131,7 +131,7 @@ def test_unknown_kinds_peers_and_settings_raise() -> None:
 def test_every_kind_explains_itself(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main([kind, "--help"])
-    assert f"codechat bench {kind}" in capsys.readouterr().out
+    assert f"python -m benchmarks {kind}" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`codechat bench curve`: codechat alone, and trl's first step beside codechat's on the same completions."""
+"""`python -m benchmarks curve`: codechat alone, and trl's first step beside codechat's on the same completions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from codechat import bench
-from codechat.bench import curve
-from codechat.bench.settings import CurveBench
+import benchmarks as bench
+from benchmarks import curve
+from benchmarks.settings import CurveBench
 from codechat.models import export, loading
 from codechat.runs import paths, run
 

@@ -1,4 +1,4 @@
-"""`codechat bench gpu`: what a CPU can prove passes, what it cannot is named, a result is written at once and not measured twice."""
+"""`python -m benchmarks gpu`: what a CPU can prove passes, what it cannot is named, a result is written at once and not measured twice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import bench
-from codechat.bench import gpu, gpu_steps
+import benchmarks as bench
+from benchmarks import gpu, gpu_steps
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware
 from codechat.models import generate, head

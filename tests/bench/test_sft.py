@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import bench
-from codechat.bench import sft
-from codechat.bench.settings import SFTBench
+import benchmarks as bench
+from benchmarks import sft
+from benchmarks.settings import SFTBench
 from codechat.data import conversations
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import test_loops
 import torch
+from sync_count import SyncCount, on_meta
 from test_loops import conversations, text_corpus  # noqa: F401  (fixtures)
 
 from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
-from codechat.bench.sync_count import SyncCount, on_meta
 from codechat.core import config
 from codechat.evaluation import domain_loss
 from codechat.models.generate import Completion

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from sync_count import on_meta
 from torch import nn
 
-from codechat.bench.sync_count import on_meta
 from codechat.models import decoding
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from codechat.bench import gpu_steps
+from benchmarks import gpu_steps
 from codechat.data import conversations
 from codechat.evaluation import domain_loss
 from codechat.inference.engine import Engine, Request

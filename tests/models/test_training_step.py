@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from sync_count import SyncCount
 from test_packed_attention import DOCS
 from torch._dynamo.utils import counters
 
 from codechat import sft
-from codechat.bench.sync_count import SyncCount
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware
 from codechat.models import fp8, head, loading, optim, packed_attention

@@ -1,7 +1,7 @@
 """Sampling: new tokens per second from random prompts of one length.
 
-codechat bench sample                       codechat beside transformers' generate and a full forward pass per token
-codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
+python -m benchmarks sample                       codechat beside transformers' generate and a full forward pass per token
+python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from codechat.bench import measure, peers
-from codechat.bench.settings import SampleBench
+from benchmarks import measure, peers
+from benchmarks.settings import SampleBench
 from codechat.distributed import dist
 from codechat.models import generate
 from codechat.models.gpt import GPT

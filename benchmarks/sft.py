@@ -1,7 +1,7 @@
 """SFT steps on function-calling conversations: packed rows beside rows padded to the longest conversation of the step.
 
-    codechat bench sft                          codechat, and transformers' Arcee on padded rows; eager and compiled
-    codechat bench sft --vs --preset nano       codechat alone, in the shape of nano
+    python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager and compiled
+    python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
 
 Both learn from the same conversations in each step: as many as fill `device_batch_size` packed rows. A rate counts tokens of conversations, not
 padding, and MFU counts their FLOPs, attention at their mean length. So a row of one contestant that is not full costs it both.
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from codechat.bench import measure, peers
-from codechat.bench.settings import SFTBench
+from benchmarks import measure, peers
+from benchmarks.settings import SFTBench
 from codechat.data import conversations
 from codechat.data.conversations import IGNORE, Batch
 from codechat.data.sources import Ledger

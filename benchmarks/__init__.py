@@ -1,10 +1,10 @@
 """Time CodeChat beside its peers on this machine, in alternating turns.
 
-    codechat bench                              train, sample, rl and data
-    codechat bench train --vs plain             one kind of work; its --help lists its settings
-    codechat bench quality --path python.parquet
-    codechat bench gpu --steps 5 6              on a GPU: MFU and memory, with thresholds
-    codechat bench sample --json figures.json   also write the figures as json, with a description of the machine
+    python -m benchmarks                              train, sample, rl and data
+    python -m benchmarks train --vs plain             one kind of work; its --help lists its settings
+    python -m benchmarks quality --path python.parquet
+    python -m benchmarks gpu --steps 5 6              on a GPU: MFU and memory, with thresholds
+    python -m benchmarks sample --json figures.json   also write the figures as json, with a description of the machine
 
 Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are
 installed by pip install -e '.[bench]'; without them pass --vs plain, or --vs without a value for none.
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from codechat.bench import settings
+from benchmarks import settings
 from codechat.core import config, errors, provenance
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError
@@ -46,10 +46,10 @@ DEFAULT = ("train", "sample", "rl", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`codechat bench [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings. 1 where a step of `gpu` fails, else 0."""
+    """`python -m benchmarks [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings. 1 where a step of `gpu` fails, else 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
-        print("usage: codechat bench [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
+        print("usage: python -m benchmarks [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
         listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in KINDS.items())
         print(listed, (__doc__ or "").partition("\n\n")[2].rstrip(), sep="\n\n")
         return 0
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen, rest = ((words[0],), words[1:]) if words and words[0] in KINDS else (DEFAULT, words)
     if len(chosen) > 1 and rest:
         raise ConfigError(
-            f"{rest[0]} without a kind of work; name the kind, such as codechat bench train {' '.join(rest)}"
+            f"{rest[0]} without a kind of work; name the kind, such as python -m benchmarks train {' '.join(rest)}"
         )
     figures = [run_kind(kind, rest) for kind in chosen]
     return int(any("fail" in found.get("verdicts", {}).values() for found in figures))
@@ -71,10 +71,10 @@ def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
         getattr(settings, KINDS[kind][0]),
         argv,
         presets=settings.RUN_PRESETS.get(kind),
-        prog=f"codechat bench {kind}",
+        prog=f"python -m benchmarks {kind}",
         epilog=about,  # read, not imported: help needs no torch
     )
-    part = importlib.import_module(f"codechat.bench.{kind}")
+    part = importlib.import_module(f"benchmarks.{kind}")
     figures = {
         "kind": kind,
         "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"},

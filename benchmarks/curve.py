@@ -1,7 +1,7 @@
 """A learning curve of GRPO beside trl's: the same start, prompts, reward and settings; mean reward of each step, over seeds.
 
-    codechat bench curve                        20 steps, five seeds, on the toy task
-    codechat bench curve --vs                   codechat alone
+    python -m benchmarks curve                        20 steps, five seeds, on the toy task
+    python -m benchmarks curve --vs                   codechat alone
 
 A short GRPO run gives the start, which is exported. trl reads the export, without the unused padding rows of the vocabulary, which codechat never
 samples. Its prompts are the same token ids, and completions have a fixed length. Both sample on their own, so curves can agree as distributions only:
@@ -27,9 +27,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import measure, peers
+from benchmarks.settings import CurveBench
 from codechat import grpo
-from codechat.bench import measure, peers
-from codechat.bench.settings import CurveBench
 from codechat.core import config
 from codechat.distributed import dist
 from codechat.evaluation.intervals import bootstrap_interval

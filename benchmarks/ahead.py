@@ -1,7 +1,7 @@
 """REINFORCE beside the server that samples for it: each batch when it is needed, and one batch ahead (`--sample-ahead`).
 
-    codechat bench ahead                        five seeds of each, the toy task
-    codechat bench ahead --rounds 8 --steps 120
+    python -m benchmarks ahead                        five seeds of each, the toy task
+    python -m benchmarks ahead --rounds 8 --steps 120
 
 Trainer and server are two processes of one thread each. Both ways have the same start, problems and settings; only the age of the weights that
 sample differs. The time is the sum of the steps' times without the first WARM_UP. The curves are compared by seed: the mean reward over all
@@ -28,8 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from codechat.bench import measure
-from codechat.bench.settings import AheadBench
+from benchmarks import measure
+from benchmarks.settings import AheadBench
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import MissingFile, RunError
 from codechat.evaluation.intervals import bootstrap_interval

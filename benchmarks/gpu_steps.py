@@ -1,6 +1,6 @@
-"""The steps of `codechat bench gpu`, each a function that writes what it measured into a `Result`.
+"""The steps of `python -m benchmarks gpu`, each a function that writes what it measured into a `Result`.
 
-    python -m codechat.bench.gpu_steps 5 result.json
+    python -m benchmarks.gpu_steps 5 result.json
 
 On a machine without CUDA a step proves on small models what does not need one, and lists the rest under `not_run`.
 
@@ -28,12 +28,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as td
+from sync_count import META, SyncCount, on_meta
 from torch import Tensor
 from torch.nn.attention import flex_attention
 from torch.nn.utils import parameters_to_vector
 
-from codechat.bench import ahead, peers
-from codechat.bench.sync_count import META, SyncCount, on_meta
+from benchmarks import ahead, peers
 from codechat.core.atomic_files import read_rows, write_json
 from codechat.core.errors import MissingFile
 from codechat.data import conversations

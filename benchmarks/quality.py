@@ -1,7 +1,7 @@
 """Time to quality: the lowest validation bits per byte after some seconds of training, beside a plain GPT with AdamW.
 
-    codechat bench quality                                    100 s each on the embedded corpus
-    codechat bench quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
+    python -m benchmarks quality                                    100 s each on the embedded corpus
+    python -m benchmarks quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
 Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the
 clock, so that each contestant ends its schedule with its time. codechat: the pretraining of recipe `nano` with the
@@ -24,8 +24,8 @@ from rich.table import Table
 from torch import nn
 from tqdm import tqdm
 
-from codechat.bench import data, peers
-from codechat.bench.settings import QualityBench
+from benchmarks import data, peers
+from benchmarks.settings import QualityBench
 from codechat.core import config
 from codechat.data import corpus
 from codechat.distributed import dist

@@ -1,8 +1,8 @@
 """Training steps: forward, backward, gradient clipping and AdamW on random ids, in the machine's compute dtype.
 
-codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
-codechat bench train --vs plain --rounds 3
-codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --model.checkpoint-blocks     one step of 2b on a GPU
+python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
+python -m benchmarks train --vs plain --rounds 3
+python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.checkpoint-blocks     one step of 2b on a GPU
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from codechat.bench import measure, peers
-from codechat.bench.settings import TrainBench
+from benchmarks import measure, peers
+from benchmarks.settings import TrainBench
 from codechat.core import config
 from codechat.distributed import dist, hardware
 from codechat.models import optim

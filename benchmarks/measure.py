@@ -165,7 +165,7 @@ def _wait() -> None:
 def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
     """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it
     twice. On a GPU, of CUDA's allocator."""
-    words = [sys.executable, "-m", "codechat.bench.measure", module, json.dumps(config), name]
+    words = [sys.executable, "-m", "benchmarks.measure", module, json.dumps(config), name]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise RunError(f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -1,8 +1,8 @@
 """Data: text to token shards beside tiktoken's own batch encoder, and the share of a training step spent waiting for
 its batch.
 
-codechat bench data                         the embedded corpus, GPT-2's tokenizer
-codechat bench data --megabytes 64 --path some.parquet
+python -m benchmarks data                         the embedded corpus, GPT-2's tokenizer
+python -m benchmarks data --megabytes 64 --path some.parquet
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tiktoken
 import torch
 from tqdm import tqdm
 
-from codechat.bench import measure
-from codechat.bench.settings import DataBench
+from benchmarks import measure
+from benchmarks.settings import DataBench
 from codechat.data import corpus, public_rows, sources
 from codechat.data.sources import Document, Ledger
 from codechat.distributed import dist

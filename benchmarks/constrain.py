@@ -1,7 +1,7 @@
 """Constrained calls: what token masks cost per token, beside the same sampling without them.
 
-codechat bench constrain                            16 rows, four functions of the toolbox
-codechat bench constrain --prompts 1 --tokenizer gpt2
+python -m benchmarks constrain                            16 rows, four functions of the toolbox
+python -m benchmarks constrain --prompts 1 --tokenizer gpt2
 
 Two figures: the masks of correct calls, and sampling whole with and without a grammar. The model is random and writes text, since what a row
 costs does not depend on what it says.
@@ -16,8 +16,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from codechat.bench import measure
-from codechat.bench.settings import ConstrainBench
+from benchmarks import measure
+from benchmarks.settings import ConstrainBench
 from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.models import generate

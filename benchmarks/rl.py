@@ -1,7 +1,7 @@
 """One RL step: sample groups, score them, update. codechat's REINFORCE loop beside trl's GRPOTrainer with beta 0.
 
-    codechat bench rl                           8 problems x 8 completions of 64 tokens
-    codechat bench rl --vs                      codechat alone
+    python -m benchmarks rl                           8 problems x 8 completions of 64 tokens
+    python -m benchmarks rl --vs                      codechat alone
 
 Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
 steps warm up. MFU: sampling counts a forward pass of each token, learning three.
@@ -13,9 +13,9 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks import measure, peers
+from benchmarks.settings import RLBench
 from codechat import reinforce
-from codechat.bench import measure, peers
-from codechat.bench.settings import RLBench
 from codechat.distributed import dist, hardware
 from codechat.tasks.toy import CLASSES, ToyTask
 from codechat.text.tokenizer import load

@@ -1,4 +1,4 @@
-"""Settings and presets of every kind of `codechat bench`, without torch: --help and bad flags answer at once."""
+"""Settings and presets of every kind of `python -m benchmarks`, without torch: --help and bad flags answer at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functio
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """What `codechat bench train` runs."""
+    """What `python -m benchmarks train` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
     device_batch_size: int = opt(8, "sequences per step", least=1)
@@ -38,7 +38,7 @@ class TrainBench:
 
 @dataclass(frozen=True, kw_only=True)
 class SFTBench:
-    """What `codechat bench sft` runs."""
+    """What `python -m benchmarks sft` runs."""
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer")
     tokenizer: str = opt("gpt2:4096", "tokenizer, such as gpt2:4096, gpt2 or bytes")
@@ -60,7 +60,7 @@ class SFTBench:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleBench:
-    """What `codechat bench sample` runs."""
+    """What `python -m benchmarks sample` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
     prompts: int = opt(16, "prompts sampled together", least=1)
@@ -83,7 +83,7 @@ class SampleBench:
 
 @dataclass(frozen=True, kw_only=True)
 class RLBench:
-    """What `codechat bench rl` runs."""
+    """What `python -m benchmarks rl` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
     problems: int = opt(8, "problems per step", least=1)
@@ -98,7 +98,7 @@ class RLBench:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveBench:
-    """What `codechat bench curve` runs."""
+    """What `python -m benchmarks curve` runs."""
 
     steps: int = opt(20, "steps of each training", least=1)
     rounds: int | None = opt(
@@ -114,7 +114,7 @@ class CurveBench:
 
 @dataclass(frozen=True, kw_only=True)
 class AheadBench:
-    """What `codechat bench ahead` runs."""
+    """What `python -m benchmarks ahead` runs."""
 
     steps: int = opt(40, "steps of each training; the first five are not timed", least=6)
     rounds: int | None = opt(
@@ -130,7 +130,7 @@ class AheadBench:
 
 @dataclass(frozen=True, kw_only=True)
 class DataBench:
-    """What `codechat bench data` runs."""
+    """What `python -m benchmarks data` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     megabytes: float = opt(24.0, "text to tokenize", least=0)
@@ -143,7 +143,7 @@ class DataBench:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeBench:
-    """What `codechat bench serve` runs."""
+    """What `python -m benchmarks serve` runs."""
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
     ckpt: str = opt("", "checkpoint to serve instead of random weights")
@@ -166,7 +166,7 @@ class ServeBench:
 
 @dataclass(frozen=True, kw_only=True)
 class ConstrainBench:
-    """What `codechat bench constrain` runs."""
+    """What `python -m benchmarks constrain` runs."""
 
     model: GPTConfig = opt(
         GPTConfig(depth=4, n_embd=192, n_head=3, block_size=512, qk_norm=True),
@@ -195,7 +195,7 @@ class ConstrainBench:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityBench:
-    """What `codechat bench quality` runs."""
+    """What `python -m benchmarks quality` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     max_bytes: int = opt(30_000_000, "text to prepare", least=1)
@@ -227,7 +227,7 @@ GPU_STEPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuBench:
-    """What `codechat bench gpu` runs."""
+    """What `python -m benchmarks gpu` runs."""
 
     steps: tuple[int, ...] = opt((), "numbers of steps to run again; none = 1 to 10, those without a result")
     out: str | None = opt(None, "directory of results; none = reports/bench/NAME OF THE GPU")

@@ -1,8 +1,8 @@
 """The server beside in-process sampling: tokens per second for many clients, and the time to the first token on an idle
 server.
 
-    codechat bench serve                                     16 clients beside generate.sample at batch 16
-    codechat bench serve --clients 4 --max-new-tokens 128
+    python -m benchmarks serve                                     16 clients beside generate.sample at batch 16
+    python -m benchmarks serve --clients 4 --max-new-tokens 128
 
 Clients run in a process of their own over plain HTTP; on a machine with few cores they still take time from the server.
 "engine" is continuous batching without HTTP. The time to the first token is measured from the request to the first byte
@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from codechat.bench import measure
-from codechat.bench.settings import ServeBench
+from benchmarks import measure
+from benchmarks.settings import ServeBench
 from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.inference import serve
@@ -77,7 +77,7 @@ class Crowd:
 
     def __enter__(self) -> Crowd:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "codechat.bench.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 

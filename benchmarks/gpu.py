@@ -1,8 +1,8 @@
 """What has to be known of a GPU before it is used: ten steps with thresholds, in 25 minutes on one H100 or H200.
 
-codechat bench gpu                          steps 1 to 10, those that are finished skipped
-codechat bench gpu --steps 5 6              only these, again
-codechat bench gpu --steps 11               the nano recipe, and ten minutes of pretraining d12
+python -m benchmarks gpu                          steps 1 to 10, those that are finished skipped
+python -m benchmarks gpu --steps 5 6              only these, again
+python -m benchmarks gpu --steps 11               the nano recipe, and ten minutes of pretraining d12
 
 Each step runs in a process of its own with a time limit, and its json is written when it ends: a step that fails, hangs or is killed costs no other.
 Tokens are random and nothing is downloaded. On a machine without CUDA the same command runs what a CPU can prove, on small models, and says what it
@@ -26,8 +26,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from codechat.bench.settings import GPU_STEPS as STEPS
-from codechat.bench.settings import GpuBench
+from benchmarks.settings import GPU_STEPS as STEPS
+from benchmarks.settings import GpuBench
 from codechat.core import provenance
 from codechat.core.atomic_files import read_json, write_json
 from codechat.runs import paths
@@ -66,7 +66,7 @@ def run_step(number: int, path: Path) -> dict[str, Any]:
     """Run a step in its own process; its result, written to `path` in any case."""
     began, limit = time.perf_counter(), LONG_S.get(number, LIMIT_S)
     path.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "codechat.bench.gpu_steps", str(number), str(path)]
+    words = [sys.executable, "-m", "benchmarks.gpu_steps", str(number), str(path)]
     text, code = run_alone(words, limit)
     said = text.strip().splitlines()[-15:]
     ended = f"the process ended with code {code}" if code else "it wrote no result"
@@ -95,7 +95,9 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table("step", "measured", "value", "threshold", "result", title=f"codechat bench gpu: {device_name()}")
+    shown = Table(
+        "step", "measured", "value", "threshold", "result", title=f"python -m benchmarks gpu: {device_name()}"
+    )
     for result in results:
         name, first = f"{result['step']} {result['name']}, {result['seconds']:.0f} s", True
         for check in result["checks"]:
