@@ -100,7 +100,7 @@ def train(cfg: PretrainConfig) -> Run:
             evaluate=lambda model, step: bits_per_byte(model, cfg),
             tags="reserved",
             trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir),
-            loader=loader,
+            kept={"loader": loader},
         )
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())

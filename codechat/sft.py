@@ -179,8 +179,7 @@ def train(cfg: SFTConfig) -> Run:
             parent=parent,
             evaluate=lambda model, step: held_out.evaluate(model, step) | sample_task(model, step),
             trained_on=dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style})),
-            loader=loader,
-            history=held_out,
+            kept={"loader": loader, "history": held_out},
         )
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())

@@ -30,8 +30,7 @@ def finish(model: nn.Module) -> None:
     if dist.world_size() == 1:
         return
     for bucket in buckets(model):
-        for p in bucket:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        total = dist.sum_(torch.cat([p.grad.reshape(-1) for p in bucket]))
-        for p, part in zip(bucket, total.split([p.numel() for p in bucket])):
-            p.grad.copy_(part.view_as(p))
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        total = dist.sum_(torch.cat([grad.reshape(-1) for grad in grads]))
+        for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
+            p.grad = grad.copy_(part.view_as(p))

@@ -148,7 +148,7 @@ def train(cfg: CharsConfig) -> Run:
             max_steps=steps,
             tags="text",
             trained_on=dict(objective=cfg.objective),
-            value_head=head,
+            kept={"value_head": head},
         )
         with session.running():
             for step in session.steps():

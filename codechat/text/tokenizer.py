@@ -73,7 +73,7 @@ class _Pickled:
     """Unpickles to the one object of its description."""
 
     def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, Any]]]:
-        return from_dict, (self.to_dict(),)
+        return from_dict, (self.to_dict(),)  # type: ignore[attr-defined]
 
 
 class BpeTokenizer(_Pickled):

@@ -72,8 +72,8 @@ def rl_session(
             evaluate=lambda policy, step: evaluate(policy),
             trained_on=dict(task=cfg.task, data_dir=cfg.data_dir),
             heads={head: head.optimizers(cfg.value_lr)} if head else {},
-            sentinel=(sentinel := diagnose.Sentinel(cfg.dead_patience)),
-            **({"value_head": head} if head else {}),
+            kept={"sentinel": (sentinel := diagnose.Sentinel(cfg.dead_patience))}
+            | ({"value_head": head} if head else {}),
         )
         r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, sentinel
         r.reference, r.head, r.measures = frozen, head, measures
@@ -108,7 +108,7 @@ class RLSession(Session):
     sampler: RolloutSampler
     sentinel: diagnose.Sentinel
     reference: GPT | None
-    head: ValueHead
+    head: ValueHead | None
     measures: Sequence[str]
 
     def sample(self) -> RolloutBatch:
@@ -148,12 +148,12 @@ class RLSession(Session):
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
         dealt = [list(range(m, len(batch.problems), minibatches)) for m in range(minibatches)]
         written = batch.mask().sum(1).view_as(live)  # (P, G)
-        counts = totals([[live[g].numel(), int(written[g].sum()), int(live[g].sum()), int(written[g][live[g]].sum())] for g in dealt])  # fmt: skip
+        counts: list[list[float]] = totals([[live[g].numel(), int(written[g].sum()), int(live[g].sum()), int(written[g][live[g]].sum())] for g in dealt])  # fmt: skip
         self.n_tokens = sum(count[1] for count in counts)
         for epoch in range(epochs):
             for number, (groups, count) in enumerate(zip(dealt, counts)):
                 if count[2] > 0:
-                    yield Update(self, batch, groups, mask, *count, first=epoch == number == 0)
+                    yield Update(self, batch, groups, mask, epoch == number == 0, *count)
 
     def log(
         self,
@@ -166,8 +166,8 @@ class RLSession(Session):
         DEAD steps in a row. paid: (P, G) rewards that advantages were made of, where those are not the task's; sums: over this rank's tokens. A
         collective."""
         ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
-        means = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
-        row = self.meter.row(self.cfg, batch, self.task, paid, ratios=ratios, **means)
+        plain = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
+        row = self.meter.row(self.cfg, batch, self.task, paid, ratios=ratios, **plain)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
         row |= self.meter.rates(self.n_tokens)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
@@ -189,11 +189,11 @@ class Update:
     batch: RolloutBatch
     groups: list[int]
     mask: Tensor  # (N, C) on the device
+    first: bool  # of its step
     n_sequences: float
     n_tokens: float
     n_live: float
     n_live_tokens: float
-    first: bool  # of its step
 
     def microbatches(self, keep: Tensor | None = None) -> Iterator[Microbatch]:
         """Packed rows on this rank's device, equally many on every rank where the model is sharded. keep: (P, G) bool; what is left out must add

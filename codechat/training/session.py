@@ -1,6 +1,6 @@
 """A run while it trains: what every loop shares, whatever it learns. `rl_session` adds rollouts.
 
-s = Session("sft", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, loader=loader)
+s = Session("sft", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, kept={"loader": loader})
 with s.running():
     for step in s.steps():             # evaluates, saves and ends when due
         ...                            # forward and backward passes
@@ -57,7 +57,7 @@ class Session:
         max_steps: int | None = None,
         tags: str | None = None,
         trained_on: Mapping[str, Any] = {},
-        **kept: Stateful,
+        kept: Mapping[str, Stateful] = {},
     ) -> None:
         self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
         self.interrupt, self.heads, self.kept = interrupt, heads, kept
