@@ -33,7 +33,6 @@ from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, tr
 from codechat.core.config import differences
 from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
-from codechat.distributed import dist
 from codechat.runs import paths
 from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
 from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, list_runs, runs_dir
@@ -49,18 +48,25 @@ __all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_a
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 
 
+def _ranks() -> Any:
+    """`distributed.dist`, imported when it is first used: reading and listing runs needs no torch."""
+    from codechat.distributed import dist
+
+    return dist
+
+
 def _restarted(name: str) -> bool:
     """Whether torchrun restarted the ranks of this run (--max-restarts). A collective."""
     # over several hosts torchrun counts restarts only where a rank died
-    restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-    return restarted and dist.broadcast_object(paths.same_launch(name))
+    restarted = _ranks().any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    return restarted and _ranks().broadcast_object(paths.same_launch(name))
 
 
 def continues(cfg: Any) -> bool:
     """Whether `Run.create` will find the run of these settings with a checkpoint to continue from, which replaces all weights. A collective."""
     resume = _restarted(cfg.run_name) or cfg.resume
     found = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
-    return dist.broadcast_object(found)
+    return _ranks().broadcast_object(found)
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
@@ -143,7 +149,7 @@ class Run:
         if _restarted(name):
             resume, overwrite = True, False
         tracked = bool(getattr(config, "wandb", False))
-        if dist.is_main():
+        if _ranks().is_main():
             try:
                 if tracked:
                     require_wandb()
@@ -154,7 +160,7 @@ class Run:
                 problem = RunError(
                     f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
                 )
-        if problem := dist.broadcast_object(problem):
+        if problem := _ranks().broadcast_object(problem):
             raise problem
         run = cls(runs_dir() / name)
         run._writing = True
@@ -169,12 +175,12 @@ class Run:
     def _track(self, kind: str) -> None:
         """Send rows to the tracker from now on. RunError, on every rank, where it cannot be opened; the run has then failed. A collective."""
         problem: RunError | None = None
-        if dist.is_main():
+        if _ranks().is_main():
             try:
                 self._tracker = Tracker(self.name, self.config, kind, self.path, continued=self.resumed)
             except RunError as e:
                 problem = e
-        if problem := dist.broadcast_object(problem):
+        if problem := _ranks().broadcast_object(problem):
             self.fail(str(problem))
             raise problem
 
@@ -221,14 +227,14 @@ class Run:
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
         row = metric_row(step, time.time(), {**(values or {}), **metrics})
-        if dist.is_main():
+        if _ranks().is_main():
             self._append("metrics.jsonl", [row])
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n, split, ...)."""
         row = plain_row(step, time.time(), values)
-        if dist.is_main():
+        if _ranks().is_main():
             self._append("eval.jsonl", [row])
             self._show(
                 {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}, evaluation=True
@@ -236,7 +242,7 @@ class Run:
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
-        if dist.is_main():
+        if _ranks().is_main():
             self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
 
     def _show(self, row: Mapping[str, Any], evaluation: bool = False) -> None:
@@ -296,7 +302,7 @@ class Run:
         if self._tracker:
             self._tracker.finish(failed=state == "failed")
         self._board, self._tracker, self._writing = None, None, False
-        if dist.is_main():
+        if _ranks().is_main():
             unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")
             status |= {"status": state, "reason": reason, "ended": provenance.now(), **more}
@@ -317,7 +323,7 @@ class Run:
             elif issubclass(kind, KeyboardInterrupt):
                 self.stop("interrupted")
             else:
-                e = dist.explained(e)
+                e = _ranks().explained(e)
                 self.fail(f"{type(e).__name__}: {e}")
         except RunError as lost:
             if kind is None:
