@@ -29,7 +29,7 @@ from benchmarks.settings import QualityBench
 from codechat.core import config
 from codechat.data import corpus
 from codechat.distributed import dist
-from codechat.launch.recipes import nano
+from codechat.launch.recipes import RECIPES
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -57,7 +57,7 @@ def contestant(
 ) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
-        stage = next(s for s in nano.NANO if s.name == "pretrain")
+        stage = RECIPES["nano"].stage("pretrain")
         model_of = dict(stage.settings["model"], vocab_size=vocab)
         cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of})
         model: Any = GPT(cfg.model, seed=bench.seed)

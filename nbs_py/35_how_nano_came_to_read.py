@@ -41,7 +41,7 @@ import pandas as pd
 
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation import intervals
-from codechat.launch.recipes.nano import MIX, READING
+from codechat.launch.recipes import RECIPES
 from codechat.reports import articles, frozen_rows
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toolbox import reading
@@ -165,7 +165,7 @@ articles.table(pd.DataFrame(rows), {column: column for column in rows[0]})
 EARLY = dict(renamed=0.5, composed=0.15, invented=0.25, series=0.35, chained=0.12, unfitting=0.15, multi_turn=0.1)
 names = ["renamed", "renamed_arguments", "composed", "invented", "series", "unserved", "chained", "unfitting", "multi_turn", "rare_words", "informal"]
 found = {arm: arms.loc[arm, "reading"] if arm in arms.index and isinstance(arms.loc[arm, "reading"], dict) else EARLY for arm in order[:-1]}
-mixes = {arm: {name: getattr(reading.Mix(**mix), name) for name in names} for arm, mix in (found | {end: READING}).items()}
+mixes = {arm: {name: getattr(reading.Mix(**mix), name) for name in names} for arm, mix in (found | {end: RECIPES["nano"].stage("calls").settings["reading"]}).items()}
 settings = pd.DataFrame(mixes).T
 settings = settings.where(settings.ne(settings.shift())).rename_axis("arm").reset_index()
 articles.table(settings, {"arm": "arm"} | {name: name.replace("_", " ") for name in names})

@@ -20,7 +20,7 @@ SMALL = """
 import sys
 from dataclasses import replace
 from codechat import cli
-from codechat.launch.recipes import runner
+from codechat.launch.recipes import RECIPES
 steps = dict(max_steps=4, eval_every=2, save_every=2)
 small = {
     "corpus": dict(max_tokens=200_000), "code": dict(max_examples=200),
@@ -35,9 +35,9 @@ small = {
 }
 small["base-code"], small["base"] = small["code"], small["sft"]
 small |= dict.fromkeys(("words", "lookups", "phrases"), dict(max_steps=2, device_batch_size=2, compile=False))
-about, stages = runner.RECIPES["nano"]
-stages = tuple(replace(s, settings={**s.settings, **small.get(s.name, {})}) for s in stages)
-runner.RECIPES["nano"] = (about, stages)
+nano = RECIPES["nano"]
+stages = tuple(replace(s, settings={**s.settings, **small.get(s.name, {})}) for s in nano.stages)
+RECIPES["nano"] = replace(nano, stages=stages)
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -83,13 +83,13 @@ class Job:
 RECIPE = """
 import sys
 from codechat.core import command
-from codechat.launch.recipes import runner
-from codechat.launch.recipes.stage import Stage
+from codechat.launch import runner
+from codechat.launch.recipes import RECIPES, Recipe, Stage
 home = sys.argv.pop(1)
 model = dict(depth=2, n_embd=32, n_head=2, block_size=64)
 steps = dict(max_steps=30, save_every=5, device_batch_size=2)
 text = dict(model=model, seq_len=32, eval_tokens=64, eval_every=10, compile=False, **steps)
-runner.RECIPES["tiny"] = ("a test", (
+RECIPES["tiny"] = Recipe("a test", (
     Stage(name="corpus", about="text", kind="data.corpus", out="{data}/corpus", settings=dict(source=f"{home}/text.txt", tokenizer="bytes")),
     Stage(name="first", about="train", needs=("corpus",), kind="pretrain", settings=dict(data_dir="{corpus}", **text)),
     Stage(name="second", about="train on", needs=("first",), kind="pretrain", settings=dict(init_from="{first}", data_dir="{corpus}", **text)),

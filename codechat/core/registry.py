@@ -93,9 +93,9 @@ def _command(id: str) -> dict[str, Entry]:
 
 
 COMMANDS: dict[str, Command | Entry] = {
-    "run": Command("codechat.launch.recipes.runner", "run a recipe: every stage from data to report"),
+    "run": Command("codechat.launch.runner", "run a recipe: every stage from data to report"),
     "recipes": Command(
-        "codechat.launch.recipes.command_lines", "list the recipes; print command lines for public models and data"
+        "codechat.launch.recipe_sheets", "list the recipes; print command lines for public models and data"
     ),
     "data": Command("codechat.data.command", "prepare a corpus, conversations or function-calling problems"),
     "new": Command("codechat.tasks.new_command", "files to start from: a task of your own, its test and its rows"),
@@ -113,7 +113,9 @@ COMMANDS: dict[str, Command | Entry] = {
         "codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"
     ),
     "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),
-    "launch": Command("codechat.launch.launcher", "start a run on one or many GPUs, detached; follow and stop it"),
+    "launch": Command(
+        "codechat.launch.launch_command", "start a run on one or many GPUs, detached; follow and stop it"
+    ),
     "export-scripts": Command(
         "codechat.launch.portable_scripts", "shell scripts of the loops and recipes for other machines"
     ),

@@ -1,53 +1,53 @@
 """Start a run from a notebook cell or a shell, detached, and find it again.
 
-    written = launch.write(cfg, nproc=8)      # runs/NAME/config.json and launch.sh, what differs from the defaults, the plan
-    launch.start(written)                     # its own session: it survives a restarted kernel or a closed terminal
-    launch.attach("my-sft")                   # follow the metrics; Ctrl-C (interrupt) stops following, not the run
-    launch.stop("my-sft")                     # a checkpoint, then the end
+    written = launcher.write(cfg, nproc=8)    # runs/NAME/config.json and launch.sh, what differs from the defaults, the plan
+    launcher.start(written)                   # its own session: it survives a restarted kernel or a closed terminal
+    launcher.attach("my-sft")                 # follow the metrics; Ctrl-C (interrupt) stops following, not the run
+    launcher.stop("my-sft")                   # a checkpoint, then the end
 
-    codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
-    codechat launch my-sft start
-    codechat launch my-sft status
-    codechat launch my-sft tail
-    codechat launch my-sft stop
-    codechat launch v6                                        # a whole recipe, with a log for each stage
-    codechat launch sft --nproc 8 --nodes 2 --slurm -- --preset 8b --data-dir data/sft --run-name big-sft
-
-The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. When the run begins, it takes over its
-directory; it rejects a config.json that was edited in between.
-
-Jobs are submitted with sbatch; runs on other hosts are stopped there.
+The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. When the run begins,
+it takes over its directory; it rejects a config.json that was edited in between. Jobs are submitted with sbatch; runs on other
+hosts are stopped there.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from codechat.core import config, provenance, registry
-from codechat.core.atomic_files import read_json, write_json
-from codechat.core.config import opt
+from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, descendants, process_start, unlock
 from codechat.distributed import gpu_specs
 from codechat.launch import job_scripts, planner, portable_scripts
 from codechat.launch.job_scripts import Job
-from codechat.launch.live_metrics import Follower, last_row, show
 from codechat.runs import paths
+from codechat.runs.metrics import is_declared, metric
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
 SOURCES = ("hub", "embedded")  # a task's data that are no directory
+SHOWN = (
+    "train_loss",
+    "reward_mean",
+    "exact_match",
+    "val_bpb",
+    "lr",
+    "grad_norm",
+    "tok_per_s",
+    "mfu",
+)  # metrics of a line
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
@@ -184,18 +184,42 @@ def reap() -> None:
             _children.pop(child.pid, None)
 
 
-def detached(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, its output in the log: it outlives the kernel or shell that started it."""
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    return _children.setdefault(child.pid, child)
+def start_detached(words: list[str], where: Path, log: str) -> None:
+    """Start a process in a session of its own, output to the file `log` in `where`, beside process.json: it outlives the kernel or
+    shell that started it."""
+    with open(where / log, "ab") as out:
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    _children[child.pid] = child
+    started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
+    write_json(where / "process.json", started)
 
 
-def process_of(path: Path) -> dict[str, Any] | None:
-    """{host, pid, pid_start, time} of the torchrun that was started last; None where it is gone."""
+def process_of(where: Path) -> dict[str, Any] | None:
+    """{host, pid, pid_start, time} of the process that was started last there; None where it is gone."""
     reap()
-    file = path / "process.json"
-    found = read_json(file) if file.is_file() else None
-    return found if found and alive(found) else None
+    file = where / "process.json"
+    process = read_json(file) if file.is_file() else None
+    return process if process and alive(process) else None
+
+
+def end(what: str, process: Mapping[str, Any], now: bool, timeout_s: float) -> None:
+    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after timeout_s."""
+    if process["host"] != platform.node():
+        raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
+    targets = {pid: process_start(pid) for pid in [process["pid"], *(descendants(process["pid"]) if now else ())]}
+    for pid in targets:
+        try:
+            os.kill(pid, signal.SIGKILL if now else signal.SIGTERM)
+        except ProcessLookupError:
+            pass  # it ended by itself
+    ends = time.monotonic() + timeout_s
+    while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
+        if time.monotonic() > ends:
+            raise RunError(
+                f"{what} (process {process['pid']}) is still there after {timeout_s:.0f} s; wait longer, or stop it with now=True (--now)"
+            )
+        time.sleep(0.1)
+        reap()
 
 
 def _check_not_starting(name: str) -> None:
@@ -220,10 +244,7 @@ def start(ref: str | Path | Written) -> Path:
     if status["status"] in ("running", "finished"):
         raise RunError(f"run {name} is {status['status']}; nothing to start")
     check_inputs(read_json(path / "config.json"))
-    with open(path / "launch.log", "ab") as log:
-        child = detached(["sh", str(path / "launch.sh")], log)
-    started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
-    write_json(path / "process.json", started)
+    start_detached(["sh", str(path / "launch.sh")], path, "launch.log")
     return path
 
 
@@ -250,27 +271,8 @@ def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job
     owner = process or (status if status["status"] == "running" else None)
     if owner is None:
         raise RunError(f"run {name} is not running ({status['status']})")
-    if owner["host"] != platform.node():
-        raise RunError(f"run {name} runs on {owner['host']}; stop it there (or with scancel)")
-    targets = {pid: process_start(pid) for pid in [owner["pid"], *(descendants(owner["pid"]) if now else ())]}
-    for pid in targets:
-        send(pid, signal.SIGKILL if now else signal.SIGTERM)
-    ends = time.monotonic() + timeout_s
-    while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
-        if time.monotonic() > ends:
-            late = f"run {name} (process {owner['pid']}) is still there after {timeout_s:.0f} s"
-            raise RunError(f"{late}; wait longer, or stop it with now=True (--now)")
-        time.sleep(0.1)
-        reap()
+    end(f"run {name}", owner, now, timeout_s)
     return read_status(path)["status"]
-
-
-def send(pid: int, number: int) -> None:
-    """A signal to a process that may have ended."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it ended by itself
 
 
 # ---- looking
@@ -312,117 +314,44 @@ def lives(path: Path) -> bool:
 
 
 def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]:
-    """Follow a run until it ends: in a notebook a curve that is redrawn, elsewhere a line for each logged step.
-
-    An interrupt ends the following, not the run. Returns its `status`."""
+    """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
-    follower = Follower(path, read_json(path / "config.json").get("max_steps"))
+    max_steps = read_json(path / "config.json").get("max_steps")
     try:
-        for rows in _batches(path, follower, every_s):
-            show(follower, rows)
+        for row in _new_rows(path, every_s):
+            print(line_of(row, max_steps), flush=True)
     except KeyboardInterrupt:
         print(f"stopped following {name_of(path)}; it is still running")
-    found = status(path)
-    print(f"{found['run']}: {found['status']}" + (f" ({found['reason']})" if found["reason"] else ""))
-    return found
+    state = status(path)
+    print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))
+    return state
 
 
-def _batches(path: Path, follower: Follower, every_s: float) -> Iterator[list[dict[str, Any]]]:
-    going = True
+def _new_rows(path: Path, every_s: float) -> Iterator[dict[str, Any]]:
+    """Rows of metrics.jsonl as they are written, until the run ends; a file that became shorter (a resumed run drops later rows) is
+    read again."""
+    file, position, going = path / "metrics.jsonl", 0, True
     while going:
         going = lives(path)  # before reading, so that the last rows are read too
-        yield follower.new_rows()
+        data = file.read_bytes() if file.is_file() else b""
+        position = position if position <= len(data) else 0
+        whole = data[position : data.rfind(b"\n") + 1]  # without a line that is still being written
+        position += len(whole)
+        yield from map(json.loads, whole.splitlines())
         if going:
             time.sleep(every_s)
 
 
-# ---- the command
+def last_row(path: Path) -> dict[str, Any]:
+    """The last value of each metric in SHOWN, and the last step."""
+    last: dict[str, Any] = {}
+    for row in read_rows(path / "metrics.jsonl"):
+        last |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
+    return last
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
-    """What to launch, or what to do with a launched run. Settings of the loop follow after a lone --."""
-
-    what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
-    action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
-    nproc: int = opt(1, "ranks per node: one per GPU")
-    nodes: int = opt(1, "machines; more than one needs --slurm, and shards within each (HSDP)")
-    gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb; `codechat plan --list` names them")
-    devices: tuple[str, ...] = opt(
-        (), "CUDA_VISIBLE_DEVICES: indices or UUIDs (GPU-...); empty = as the environment says"
-    )
-    max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died")
-    slurm: bool = opt(False, "also write job.slurm")
-    scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
-    hours: float = opt(24.0, "time limit of a job, hours")
-    job_lines: tuple[str, ...] = opt(
-        (), "one more option of a job script, such as --partition=gpu; may be repeated", verbatim=True
-    )
-    overwrite: bool = opt(False, "replace a run of this name that has begun")
-    start: bool = opt(False, "start it at once")
-    now: bool = opt(False, "stop: kill instead of asking to save")
-
-    def __post_init__(self) -> None:
-        if not self.what:
-            raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}), a recipe (v6) or a run")
-
-    @property
-    def kind(self) -> Literal["shell", "slurm"]:
-        return "slurm" if self.slurm else "shell"
-
-
-def _write(cfg: LaunchConfig, words: list[str]) -> None:
-    if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
-        raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
-    commands = {entry.command: id for id, entry in LAUNCHABLE.items()}
-    entry = registry.find(commands.get(cfg.what, cfg.what), LAUNCHABLE)
-    settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
-    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite", "scripts")
-    written = write(settings, **{name: getattr(cfg, name) for name in same}, lines=cfg.job_lines)
-    print(written)
-    if cfg.start:
-        start(written)
-        print(f"started; codechat launch {written.name} tail")
-
-
-def _is_recipe(argv: list[str]) -> bool:
-    """Whether the first word names a recipe, and neither a loop nor a run."""
-    if not argv or argv[0].startswith("-") or argv[0] in LAUNCHABLE:
-        return False
-    from codechat.launch.recipes.runner import RECIPES  # which starts stages with this module
-
-    return argv[0] in RECIPES and not paths.is_run(runs_dir() / argv[0])
-
-
-def main(argv: list[str] | None = None) -> int | None:
-    """`codechat launch`; 1 where `status` or `tail` find that the run failed."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if _is_recipe(argv):
-        from codechat.launch import recipe_process
-
-        return recipe_process.main(argv)
-    at = argv.index("--") if "--" in argv else len(argv)
-    cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
-    if cfg.action == "write":
-        return _write(cfg, argv[at + 1 :])
-    if at < len(argv):
-        raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")
-    if cfg.action == "start":
-        path = start(cfg.what)
-        print(f"started; codechat launch {name_of(path)} tail")
-    elif cfg.action == "tail":
-        return int(attach(cfg.what)["status"] in FAILED)
-    elif cfg.action == "stop":
-        print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
-    else:
-        found = status(cfg.what)
-        for key, value in found.items():
-            print(f"  {key:<20}{value}")
-        return int(found["status"] in FAILED)
-    return 0
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:
+    """One logged step in words."""
+    words = [f"step {row['step']}" + (f"/{max_steps}" if max_steps else "")]
+    shown = (k for k in SHOWN if isinstance(row.get(k), (int, float)) and is_declared(k))
+    return "  ".join([*words, *(f"{k} {row[k]:.4g} {metric(k).unit}".strip() for k in shown)])

@@ -31,6 +31,7 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.launch.job_scripts import SAVE_S
+from codechat.launch.recipes import NANO, RECIPES, SCALES, Bound, bound_stages, find_scale
 from codechat.runs import paths
 
 LOOPS = {
@@ -126,18 +127,15 @@ def recipe_script(recipe: str, scale: str, stages: list[str], gpus: int, up: str
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
     """Write the script of a recipe at a scale, and the settings of its stages; the script's path."""
-    from codechat.launch.recipes import runner  # its stages are launched by `launcher`, which imports this module
-
-    wish = runner.RecipeConfig(scale=scale)
-    bound, size = runner.bound_stages(recipe, wish), runner.scale_of(wish)
-    gpus = max((size.ranks.get(b.stage.name, 0) for b in bound), default=0) if size else 0
+    bound, size = bound_stages(recipe, scale), find_scale(scale)
+    gpus = max((size.ranks_of(b.stage) for b in bound), default=0) if size else 0
     settings = {b.stage.name: _of_stage(b) for b in bound}
     return _write(
         Path(out), f"{recipe}-{scale}", settings, recipe_script(recipe, scale, list(settings), gpus, _up(Path(out)))
     )
 
 
-def _of_stage(b: Any) -> dict[str, Any]:
+def _of_stage(b: Bound) -> dict[str, Any]:
     place = "out" if b.stage.out else "run_name"
     return {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
 
@@ -167,9 +165,7 @@ def _write(out: Path, name: str, settings: Mapping[str, Any], script: str) -> Pa
 
 def export(cfg: ExportConfig) -> list[Path]:
     """Write all scripts; their paths. ConfigError before anything is written."""
-    from codechat.launch.recipes import runner
-
-    for what, valid in ((cfg.recipes, runner.RECIPES), (cfg.scales, (runner.OWN, *runner.SCALES))):
+    for what, valid in ((cfg.recipes, RECIPES), (cfg.scales, (NANO, *SCALES))):
         if unknown := [word for word in what if word not in valid]:
             raise ConfigError(f"no {unknown[0]!r}{nearest(unknown[0], valid)}")
     found = []

@@ -6,7 +6,7 @@ import pytest
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError
-from codechat.launch.recipes.runner import RecipeConfig
+from codechat.launch.runner import RecipeConfig
 
 
 @pytest.mark.parametrize("id", registry.ENTRIES)

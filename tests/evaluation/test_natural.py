@@ -12,7 +12,7 @@ import pytest
 from codechat.core import config, registry
 from codechat.evaluation import natural
 from codechat.evaluation.contamination import Texts
-from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes import RECIPES
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -201,7 +201,7 @@ SMALL = {  # sizes of the recipe's data stages
 
 @pytest.mark.slow
 def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> None:
-    for stage in NANO:
+    for stage in RECIPES["nano"].stages:
         if stage.kind.startswith("data."):
             entry, out = registry.find(stage.kind), stage.out.format(data=tmp_path)
             cfg = config.from_dict(entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out})

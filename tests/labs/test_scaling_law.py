@@ -8,7 +8,7 @@ import pytest
 from codechat.core.errors import DataError
 from codechat.evaluation.intervals import share_difference
 from codechat.labs import scaling_law
-from codechat.launch.recipes.scaling import BATCH, BUDGETS, LENGTH, SCALING, SHAPES
+from codechat.launch.recipes import RECIPES
 from codechat.models.config import GPTConfig
 
 N = np.array([1e5, 3e5, 1e6, 3e6, 1e7] * 2)
@@ -59,12 +59,13 @@ def test_too_few_points_raise() -> None:
 
 
 def test_every_run_of_the_recipe_spends_its_budget() -> None:
-    trained = [s for s in SCALING if s.name != "corpus"]
-    assert len(trained) == len(SHAPES) * len(BUDGETS) and len({s.name for s in SCALING}) == len(SCALING)
+    trained = [s for s in RECIPES["scaling"].stages if s.name != "corpus"]
+    assert len(trained) == 10
     for stage in trained:
         shape = GPTConfig(**stage.settings["model"], vocab_size=4096)
-        spent = stage.settings["max_steps"] * LENGTH * BATCH * shape.flops_per_token(LENGTH)
-        assert abs(spent / BUDGETS[stage.name.rpartition("-")[2]] - 1) < 0.02, stage.name
+        tokens = stage.settings["max_steps"] * stage.settings["device_batch_size"] * stage.settings["seq_len"]
+        budget = {"low": 1e12, "high": 2e12}[stage.name.rpartition("-")[2]]
+        assert abs(tokens * shape.flops_per_token(stage.settings["seq_len"]) / budget - 1) < 0.02, stage.name
         assert stage.settings["warmup_steps"] < stage.settings["max_steps"]
 
 

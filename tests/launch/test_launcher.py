@@ -26,9 +26,9 @@ from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import PasskConfig
 from codechat.labs.chars import CharsConfig
-from codechat.launch import job_scripts, launcher, live_metrics
+from codechat.launch import job_scripts, launch_command, launcher
 from codechat.launch.job_scripts import Job
-from codechat.launch.recipes.scales import RANKS
+from codechat.launch.recipes import SCALES
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
@@ -69,7 +69,7 @@ def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, runs_r
     """By the word of its command and by its id; the loop then takes the directory over with its resolved settings."""
     words = ["--task", "toy"] if id == "preference" else []
     for what in dict.fromkeys((id, LOOPS[id].command)):
-        launcher.main([what, "--", *words, "--run-name", what])
+        launch_command.main([what, "--", *words, "--run-name", what])
         cfg = config.from_dict(
             LOOPS[id].config_class, json.loads((runs_root / "runs" / what / "config.json").read_text())
         )
@@ -127,7 +127,7 @@ def test_the_shell_gives_torchrun_exactly_these_words(
 
 
 def test_every_stage_that_a_scale_launches_can_be_launched() -> None:
-    assert set(RANKS) <= set(launcher.LAUNCHABLE)
+    assert all(set(scale.ranks) <= set(launcher.LAUNCHABLE) for scale in SCALES.values())
 
 
 def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
@@ -145,13 +145,13 @@ def test_lines_of_a_job_are_taken_as_they_are_written(runs_root: Path) -> None:
     assert '--job-lines "--partition=gpu"' in (job_scripts.__doc__ or "")
     words = ["sft", "--slurm", "--job-lines", "--partition=gpu", "--nproc", "2"]
     words += ["--job-lines", "--constraint=a100,h100", "-p x", "--job-lines=--account=me"]
-    launcher.main([*words, "--", "--run-name", "lined"])
+    launch_command.main([*words, "--", "--run-name", "lined"])
     lines = (runs_root / "runs" / "lined" / "job.slurm").read_text().splitlines()
     asked = ["--partition=gpu", "--constraint=a100,h100", "-p x", "--account=me"]
     assert [line for line in lines if line.startswith("#SBATCH")][-4:] == [f"#SBATCH {line}" for line in asked]
-    cfg = config.from_dict(launcher.LaunchConfig, {"what": "sft", "job_lines": ["-l a=1,b=2"]})
+    cfg = config.from_dict(launch_command.LaunchConfig, {"what": "sft", "job_lines": ["-l a=1,b=2"]})
     assert cfg.job_lines == ("-l a=1,b=2",)
-    assert config.from_dict(launcher.LaunchConfig, config.to_dict(cfg)) == cfg
+    assert config.from_dict(launch_command.LaunchConfig, config.to_dict(cfg)) == cfg
 
 
 def test_job_scripts_ask_for_the_machines_and_call_launch_sh(runs_root: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_start_that_failed_says_why(toy: ReinforceConfig) -> None:
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
     found = launcher.status("toy")
     assert found["status"] == "start failed" and found["reason"] == "error: no run 'x'; valid: nothing"
-    assert launcher.main(["toy", "status"]) == 1 and launcher.main(["toy", "tail"]) == 1
+    assert launch_command.main(["toy", "status"]) == 1 and launch_command.main(["toy", "tail"]) == 1
     with pytest.raises(RunError):
         launcher.stop("toy")
 
@@ -343,11 +343,11 @@ def test_status_ends_with_1_only_after_a_failure(toy: ReinforceConfig, end: str 
     if end:
         run = Run.create("toy", toy, kind="reinforce")
         getattr(run, end)(*(["a reason"] if end != "finish" else []))
-    assert launcher.main(["toy", "status"]) == code
+    assert launch_command.main(["toy", "status"]) == code
     if end is None:  # a running run whose process is gone
         me = {"status": "running", "host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
         (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | me))
-        assert launcher.main(["toy", "status"]) == 1
+        assert launch_command.main(["toy", "status"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -391,21 +391,28 @@ def test_runs_of_other_hosts_are_left_to_them(toy: ReinforceConfig) -> None:
 # ---- following
 
 
-def test_a_follower_reads_each_row_once_and_waits_for_whole_lines(tmp_path: Path) -> None:
-    follower, file = live_metrics.Follower(tmp_path), tmp_path / "metrics.jsonl"
-    assert follower.new_rows() == []
-    file.write_text('{"step": 1, "train_loss": 3.0}\n{"step": 2, "trai')
-    assert [row["step"] for row in follower.new_rows()] == [1]
-    with open(file, "a") as f:
-        f.write('n_loss": 2.0}\n{"step": 3}\n')
-    assert [row["step"] for row in follower.new_rows()] == [2, 3] and follower.new_rows() == []
-    file.write_text('{"step": 1, "train_loss": 3.0}\n')  # a resumed run dropped what came after its checkpoint
-    assert [row["step"] for row in follower.new_rows()] == [1] and len(follower.rows) == 1
+def test_each_row_is_read_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "metrics.jsonl", []
+    texts = [
+        '{"step": 1}\n{"step": 2, "trai',
+        '{"step": 1}\n{"step": 2, "train_loss": 2.0}\n{"step": 3}\n',
+        '{"step": 1}\n',
+    ]
+    for text in texts:  # the last: a resumed run dropped what came after its checkpoint
+
+        def write(path: Path, text: str = text) -> bool:
+            file.write_text(text)
+            return text != texts[-1]
+
+        read.append(write)
+    written = iter(read)
+    monkeypatch.setattr(launcher, "lives", lambda path: next(written)(path))
+    assert [row["step"] for row in launcher._new_rows(tmp_path, every_s=0.0)] == [1, 2, 3, 1]
 
 
 def test_a_logged_step_in_words() -> None:
     row = {"step": 20, "time": 1.0, "train_loss": 1.23456, "tok_per_s": 22300.0, "lr": None}
-    assert live_metrics.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
+    assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 
 
 # ---- end to end, in a project of its own: a copy of the package, so that runs/ lies below the test's folder

@@ -15,8 +15,8 @@ from codechat.core import config
 from codechat.core.errors import ConfigError
 from codechat.core.registry import LOOPS, find
 from codechat.labs.chars import CharsConfig
-from codechat.launch import launcher, portable_scripts
-from codechat.launch.recipes import runner
+from codechat.launch import launcher, portable_scripts, runner
+from codechat.launch.recipes import bound_stages
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.sft import SFTConfig
@@ -71,8 +71,8 @@ def test_a_loop_script_gives_torchrun_its_settings(id: str, written: Path, tmp_p
 @pytest.mark.parametrize("scale", ["2b", "8b"])
 def test_the_settings_of_a_recipe_are_the_recipes_own(name: str, scale: str, written: Path) -> None:
     file = written / f"{name}-{scale}.json"
-    own = runner.bound_stages(name, runner.RecipeConfig(scale=scale))
-    read = runner.bound_stages(name, runner.RecipeConfig(scale=scale, settings=file))
+    own = bound_stages(name, scale)
+    read = bound_stages(name, scale, settings=file)
     assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [(b.name, b.cfg, b.hash, b.when) for b in own]
 
 
@@ -80,9 +80,8 @@ def test_an_edited_stage_is_another_one_and_so_is_what_needs_it(written: Path, t
     settings = json.loads((written / "v6-8b.json").read_text())
     settings["v6-sft"] |= {"lr": 1e-5, "run_name": "mine/sft"}
     (tmp_path / "edited.json").write_text(json.dumps(settings))
-    wish = runner.RecipeConfig(scale="8b")
-    own = {b.name: b for b in runner.bound_stages("v6", wish)}
-    found = {b.name: b for b in runner.bound_stages("v6", dataclasses.replace(wish, settings=tmp_path / "edited.json"))}
+    own = {b.name: b for b in bound_stages("v6", "8b")}
+    found = {b.name: b for b in bound_stages("v6", "8b", settings=tmp_path / "edited.json")}
     assert (found["v6-sft"].cfg.lr, found["v6-sft"].cfg.run_name) == (1e-5, "mine/sft")
     assert {name for name in own if own[name].hash != found[name].hash} == {
         "v6-sft", "v6-diagnose", "v6-rl", "v6-evaluate",
@@ -111,7 +110,7 @@ def test_skip_to_and_force_are_those_of_the_original(
     cfg = config.parse(runner.RecipeConfig, taken)
     assert (cfg.until, cfg.yes) == ("v6-rl", False)
     assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
-    bound = runner.bound_stages("v6", cfg)
+    bound = bound_stages("v6", cfg.scale, cfg.seed, cfg.settings)
     runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist
 
 
@@ -123,12 +122,12 @@ def test_numbers_of_ours_are_places_of_its_stages(written: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [('{"v6-stf": {}}', "'v6-sft'"), ('{"v6-sft": 3}', "int"), ('{"v6-sft": {"lrr": 1}}', "'lr'"), ("[", "json")],
+    [('{"v6-stf": {}}', "'v6-sft'"), ('{"v6-sft": 3}', "v6-sft"), ('{"v6-sft": {"lrr": 1}}', "'lr'"), ("[", "json")],
 )
 def test_settings_that_do_not_fit_are_rejected(text: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(ConfigError, match=named):
-        runner.bound_stages("v6", runner.RecipeConfig(scale="8b", settings=tmp_path / "s.json"))
+        bound_stages("v6", "8b", settings=tmp_path / "s.json")
 
 
 def test_settings_do_not_go_with_a_seed() -> None:

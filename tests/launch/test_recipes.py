@@ -1,4 +1,4 @@
-"""Recipes: what is finished is skipped, what changed is done again, what was killed goes on."""
+"""Recipes: their files, what is finished is skipped, what changed is done again, what was killed goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,265 +18,376 @@ from contracts import killed_after
 
 import codechat
 from codechat import pretrain
+from codechat.core import config
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.data import corpus
 from codechat.distributed import dist
-from codechat.launch import launcher, planner
-from codechat.launch.recipes import runner, stage
-from codechat.launch.recipes.compact import COMPACT
-from codechat.launch.recipes.scales import SCALES
-from codechat.launch.recipes.stage import Stage
+from codechat.launch import launcher, planner, recipes, runner
+from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, Stage, bound_stages
 from codechat.runs import paths, run
+from codechat.runs.run import Run
 
-MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
-QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
+VERSIONS = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
+TINY = """
+about = "a test"
+[shared.quick]
+model = { depth = 1, n_embd = 16, n_head = 1, block_size = 32 }
+seq_len = 16
+device_batch_size = 2
+max_steps = 4
+save_every = 2
+eval_tokens = 64
+compile = false
+data_dir = "{corpus}"
+[stage.corpus]
+about = "text"
+kind = "data.corpus"
+out = "{data}/corpus"
+source = "text.txt"
+tokenizer = "bytes"
+val_share = 0.2
+[stage.first]
+about = "train"
+kind = "pretrain"
+needs = ["corpus"]
+use = ["quick"]
+[stage.second]
+about = "train on"
+kind = "pretrain"
+needs = ["first"]
+seeded = true
+use = ["quick"]
+init_from = "{first}"
+"""
 
 
 @pytest.fixture
-def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, ...]:
-    """A corpus, a pretraining run on it, and a second one from the first; everything below tmp_path."""
-    for module in (run, paths, stage, runner):
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Everything lies below tmp_path."""
+    for module in (run, paths, recipes, runner):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    made = (
-        Stage(
-            name="corpus",
-            about="text",
-            kind="data.corpus",
-            out=str(tmp_path / "corpus"),
-            settings=dict(source=str(tmp_path / "text.txt"), tokenizer="bytes", val_share=0.2),
-        ),
-        Stage(
-            name="first",
-            about="train",
-            needs=("corpus",),
-            kind="pretrain",
-            settings=dict(data_dir="{corpus}", **QUICK),
-        ),
-        Stage(
-            name="second",
-            about="train on",
-            needs=("first",),
-            seeded=True,
-            kind="pretrain",
-            settings=dict(init_from="{first}", data_dir="{corpus}", **QUICK),
-        ),
-    )
-    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", made))
-    return made
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(home: Path) -> Path:
+    """A corpus, a pretraining run on it, and a second one from the first, in tiny.toml."""
+    (home / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
+    (home / "tiny.toml").write_text(TINY)
+    return home / "tiny.toml"
+
+
+def edit(file: Path, stage: str, **settings: Any) -> None:
+    """Set settings of a stage of the recipe."""
+    lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in settings.items())
+    file.write_text(file.read_text().replace(f"[stage.{stage}]\n", f"[stage.{stage}]\n{lines}"))
 
 
 def ran(**wish: Any) -> list[str]:
     """Names of the stages that a call runs."""
     cfg = runner.RecipeConfig(**wish)
-    bound = runner.bind("tiny", runner.RECIPES["tiny"][1], cfg.seed)
+    bound = bound_stages("tiny.toml", seed=cfg.seed)
     todo = runner.pending(bound, runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json"), cfg)
-    runner.run_recipe("tiny", cfg)
+    runner.run_recipe("tiny.toml", cfg)
     return [b.stage.name for b in bound if b.stage.name in todo]
 
 
-def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(
-    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(tiny: Path) -> None:
     assert ran() == ["corpus", "first", "second"]
     assert ran() == []
     assert ran(force="second") == ["second"]
     assert ran(from_stage="first") == ["first", "second"]
-    changed = replace(stages[1], settings={**stages[1].settings, "lr": 1e-4})
-    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
+    edit(tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1)  # how often is not part of a stage
+    assert ran() == []
+    edit(tiny, "first", lr=1e-4)
     with pytest.raises(ConfigError, match="stage first .*lr .*1e-04|stage first .*lr .*0.0001"):
         ran()
-    assert run.Run.open("tiny/first").status["status"] == "finished" and not paths.exists("tiny/first.2")
+    assert Run.open("tiny/first").status["status"] == "finished" and not paths.exists("tiny/first.2")
     assert ran(from_stage="first") == ["first", "second"]
-    assert run.Run.open("tiny/first").config["lr"] == 1e-4
-    kept = [run.Run.open(f"tiny/first{n}").config["lr"] for n in (".1", ".2")]
+    assert Run.open("tiny/first").config["lr"] == 1e-4
+    kept = [Run.open(f"tiny/first{n}").config["lr"] for n in (".1", ".2")]
     assert kept[0] == kept[1] != 1e-4
     assert ran(from_stage="second", overwrite=True) == ["second"] and not paths.exists("tiny/second.4")
 
 
-def test_a_recipe_killed_before_a_finished_run_was_noted_goes_on(stages: tuple[Stage, ...]) -> None:
+def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="first"):
+        ran(from_stage="second")  # its parent is missing
+    assert not paths.exists("tiny/second")
     ran()
-    runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json").drop("second")
+    assert ran(seed=1) == ["second"] and Run.open("tiny/second-s1").config["seed"] == 1
+    assert ran() == []
+    shutil.rmtree(Run.open("tiny/second").path)
+    assert ran() == ["second"]
+    runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json").drop("second")  # killed before it was noted
     assert ran() == ["second"] and ran() == [] and paths.exists("tiny/second.1")
 
 
-def test_from_a_stage_whose_parent_is_missing_names_the_parent(stages: tuple[Stage, ...]) -> None:
-    with pytest.raises(ConfigError, match="first"):
-        ran(from_stage="second")
-    assert not paths.exists("tiny/second")
-
-
-def test_how_often_a_stage_saves_evaluates_and_logs_is_not_part_of_it(
-    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran()
-    often = dict(save_every=1, eval_every=3, log_every=2, keep_last=1)
-    changed = replace(stages[1], settings={**stages[1].settings, **often})
-    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
-    assert ran() == []
-
-
-def test_a_lost_output_is_made_again(stages: tuple[Stage, ...]) -> None:
-    ran()
-    shutil.rmtree(run.Run.open("tiny/second").path)
-    assert ran() == ["second"]
-
-
-def test_another_seed_shares_what_comes_before(stages: tuple[Stage, ...]) -> None:
-    ran()
-    assert ran(seed=1) == ["second"]
-    assert run.Run.open("tiny/second-s1").config["seed"] == 1
-    assert ran() == []
-
-
-def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
-    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with killed_after():
         ran()
     started: list[int] = []
-    learn = corpus.WindowLoader.load_state
+    load = corpus.WindowLoader.load_state
     monkeypatch.setattr(
-        corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), learn(self, state))[1]
+        corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), load(self, state))[1]
     )
-    assert ran() == ["first", "second"]
-    assert started == [1]
-    assert list(run.Run.open("tiny/first").metrics()["step"]) == [4]
-    assert run.Run.open("tiny/first").status["status"] == "finished"
+    assert ran() == ["first", "second"] and started == [1]
+    assert list(Run.open("tiny/first").metrics()["step"]) == [4]
 
 
-def test_an_interrupted_stage_stops_the_recipe(stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "any", lambda flag: True)
-    with pytest.raises(RunError) as error:
-        ran()
-    assert "first" in str(error.value) and "interrupted" in str(error.value)
-    ledger = json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())
-    assert set(ledger) == {"corpus"}
+def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its middle it is not finished; in its last step it is, and stays so."""
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "any", lambda flag: True)
+        with pytest.raises(RunError, match="first .*interrupted"):
+            ran()
+    assert set(json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())) == {"corpus"}
+    finish = Run.finish
 
-
-def test_a_stop_in_the_last_step_of_a_stage_stops_the_recipe(
-    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stage is finished then and stays so."""
-    finish = run.Run.finish
-
-    def late(self: run.Run, *a: Any, **k: Any) -> Any:
-        if self.path.name == "first":
-            os.kill(os.getpid(), signal.SIGTERM)
+    def late(self: Run, *a: Any, **k: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
         return finish(self, *a, **k)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Run, "finish", late)
+        patch.setattr(Run, "finish", late)
         with pytest.raises(KeyboardInterrupt, match="first is finished"):
             ran()
     assert ran() == ["second"]
 
 
-def test_unknown_names_are_refused_with_the_nearest(stages: tuple[Stage, ...]) -> None:
-    for name, wish, near in (("tiny", dict(from_stage="frist"), "'first'"), ("nona", {}, "'nano'")):
+def test_a_stage_without_its_files_waits_for_them(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(tiny, "second", when="{data}/*.train.jsonl")
+    runner.main(["tiny.toml"])
+    assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
+    (tiny.parent / "data/tiny/x.train.jsonl").write_text("")
+    runner.main(["tiny.toml"])
+    assert Run.open("tiny/second").status["status"] == "finished"
+
+
+def test_what_does_not_fit_is_named(tiny: Path) -> None:
+    for name, wish, near in (
+        ("tiny.toml", dict(from_stage="frist"), "'first'"),
+        ("nona", {}, "'nano'"),
+        ("none.toml", {}, "none.toml"),
+        ("mini", dict(scale="8b", yes=True), "no scale 8b"),
+        ("nano", dict(scale="9b"), "'9b'"),
+    ):
         with pytest.raises(UserError) as error:
             runner.run_recipe(name, runner.RecipeConfig(**wish))
         assert near in str(error.value)
+    for old, new, named in (
+        ('use = ["quick"]', 'use = ["quik"]', "'quick'"),
+        ('about = "text"', "", "about"),
+        ('"{first}"', '"{third}"', "third"),
+        ("max_steps", "max_stepz", "max_stepz"),
+        ("[stage.corpus]", "[stage.corpus", "tiny.toml"),
+        ('about = "a test"', 'from = "nona"', "nona"),
+    ):
+        tiny.write_text(TINY.replace(old, new))
+        with pytest.raises(ConfigError, match=named):
+            bound_stages("tiny.toml")
 
 
-@pytest.mark.parametrize("name", ["nano", "compact", "mini"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_nano_recipe_fits_the_configs_it_names(name: str, seed: int) -> None:
-    bound = runner.bind(name, runner.RECIPES[name][1], seed)
-    names = [b.stage.name for b in bound]
-    assert all(need in names[:i] for i, b in enumerate(bound) for need in b.stage.needs)
-    assert {"pretrain", "sft", "diagnose", "rl", "evaluate"} <= set(names)
-    assert ("report" in names) == (seed == 0 and name != "mini")
+def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
+    child = tiny.with_name("child.toml")
+    child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')
+    read = recipes.read_recipe(child)
+    assert [s.name for s in read.stages] == ["corpus", "first"] and read.own == ("first",)
+    above, settings = recipes.read_recipe(tiny).stage("first").settings, read.stage("first").settings
+    assert settings == above | {"max_steps": 5, "seq_len": 8}
 
 
-def test_a_stage_that_must_be_asked_for_runs_only_where_it_is_named() -> None:
-    bound = runner.bind("nano", runner.RECIPES["nano"][1], 0)
-    asked = {b.stage.name for b in bound if b.stage.asked}
-    ledger = runner.Ledger(Path("none"), {})
-    asks = {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
-    assert asked == asks and not asked & runner.pending(bound, ledger, runner.RecipeConfig())
-    for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
-        assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
-    control = runner.RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
-    assert asked & runner.pending(bound, ledger, control) == {"more-sft", "more-sft-evaluate"}
+# ---- the ledger and what people see
 
 
-def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
-    small, large = (
-        {b.stage.name: b.cfg for b in runner.bind("same", runner.RECIPES[name][1], 0)} for name in ("nano", "mini")
-    )
-    assert set(small) - set(large) == {"notebooks", "report"}
-    for same in ("corpus", "base-code", "base-calls", "diagnose", "choose", "evaluate"):
-        assert large[same] == small[same]
-    assert small["code"] == replace(large["code"], talk=False)
-    assert (small["calls"].reading.wordings, large["calls"].reading.wordings) == (0, 0.5)
-    tokens = {name: sum(s.max_steps * s.device_batch_size * s.seq_len for s in steps)
-              for name, steps in (("small", _trained(small)), ("large", _trained(large)))}  # fmt: skip
-    sizes = [replace(of["pretrain"].model, vocab_size=4096).n_params for of in (small, large)]
-    assert 8e6 < sizes[1] < 15e6 and 7 < tokens["large"] * sizes[1] / (tokens["small"] * sizes[0]) < 13
-
-
-def _trained(stages: dict[str, Any]) -> list[Any]:
-    return [stages[name] for name in ("pretrain", "base", "words", "lookups", "phrases", "sft")]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"sft": '])
-def test_a_ledger_that_cannot_be_read_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "stages.json").write_text(text)
-    with pytest.raises(RunError, match="stages.json"):
-        runner.Ledger.read(tmp_path / "stages.json")
+def test_a_ledger_that_cannot_be_read_is_one_line_and_two_seeds_lose_no_entry(tmp_path: Path) -> None:
+    file = tmp_path / "stages.json"
+    for text in ("", "[]", '{"sft": '):
+        file.write_text(text)
+        with pytest.raises(RunError, match="stages.json"):
+            runner.Ledger.read(file)
+    file.unlink()
+    one, other = (runner.Ledger.read(file) for _ in range(2))
+    one.put("sft", {"hash": "a"})
+    other.put("sft-s1", {"hash": "b"})
+    one.drop("sft")
+    assert runner.Ledger.read(file).rows == {"sft-s1": {"hash": "b"}}
 
 
 def test_the_table_goes_without_the_result_of_a_run_that_was_deleted() -> None:
-    bound = runner.bound_stages("nano", runner.RecipeConfig())
+    bound = bound_stages("nano")
     for b in bound:
         runner.Ledger.read(paths.runs_dir() / "nano" / "stages.json").put(b.name, {"hash": "", "seconds": 1.0})
     table = runner.results_table("nano", "nano", bound)
     assert list(table.columns[1].cells) == ["1"] * len(bound) and not any(table.columns[2].cells)
 
 
-def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:
-    one, other = (runner.Ledger.read(tmp_path / "stages.json") for _ in range(2))
-    one.put("sft", {"hash": "a"})
-    other.put("sft-s1", {"hash": "b"})
-    one.drop("sft")
-    assert runner.Ledger.read(tmp_path / "stages.json").rows == {"sft-s1": {"hash": "b"}}
+def test_the_list_says_what_each_recipe_is_and_tells_shared_stages_once(capsys: pytest.CaptureFixture[str]) -> None:
+    runner.main(["--list"])
+    text = " ".join(capsys.readouterr().out.split())
+    for name, recipe in RECIPES.items():
+        assert f"{name}: {recipe.about}" in text
+        assert all(f"{s.name} {s.about}" in text for s in recipe.stages if s.name in recipe.own)
+    assert text.count(RECIPES["general"].stage("sft-general").about) == 1
+
+
+def test_a_flag_may_be_repeated() -> None:
+    for words, expected in (
+        (["--force", "a", "--seed", "1", "--force", "b"], ["--seed", "1", "--force", "a", "b"]),
+        (["--force=a", "--yes", "--force=b"], ["--yes", "--force", "a", "b"]),
+        (["--seed", "1"], ["--seed", "1"]),
+    ):
+        assert runner.gathered(words, "--force") == expected
+
+
+def test_stages_that_must_be_asked_for_run_only_where_they_are_named() -> None:
+    bound = bound_stages("nano")
+    asked = {b.stage.name for b in bound if b.stage.asked}
+    ledger = runner.Ledger(Path("none"), {})
+    assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
+    assert not asked & runner.pending(bound, ledger, runner.RecipeConfig())
+    for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
+        assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
+    control = runner.RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
+    assert asked & runner.pending(bound, ledger, control) == {"more-sft", "more-sft-evaluate"}
+
+
+# ---- the recipes
+
+
+def stages_of(name: str, scale: str | None = None, seed: int = 0) -> dict[str, Bound]:
+    return {b.stage.name: b for b in bound_stages(name, scale, seed)}
+
+
+@pytest.mark.parametrize("scale", [None, "2b", "8b"])
+def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: str | None) -> None:
+    """A name means one stage in all recipes of a home, and no two stages write one run."""
+    hashes: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
+    users: Counter[str] = Counter()
+    names = [name for name in RECIPES if not scale or name not in ("mini", "scaling")]
+    for name in names:
+        for seed in (0, 1):
+            bound = stages_of(name, scale, seed)
+            order = list(bound)
+            assert all(need in order[:i] for i, b in enumerate(bound.values()) for need in b.stage.needs)
+            assert not scale or all(SCALES[scale].ranks_of(b.stage) for b in bound.values() if hasattr(b.cfg, "lr"))
+        for b in stages_of(name, scale).values():
+            hashes.setdefault(f"{recipes.prefix_of(name, scale)}/{b.stage.name}", set()).add(b.hash)
+            users[b.stage.name] += name in VERSIONS
+            if run_name := getattr(b.cfg, "run_name", None):
+                places.setdefault(run_name, set()).add(b.stage.name)
+    assert {n for n, various in hashes.items() if len(various) > 1} == set()
+    assert all(len(stages) == 1 for stages in places.values())
+    assert users["pretrain"] == len(VERSIONS) == users["sft-general"] + 1
+    assert ("report" in stages_of("nano")) and ("report" not in stages_of("nano", seed=1))
+
+
+def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
+    small, large = ({k: b.cfg for k, b in stages_of(name).items()} for name in ("nano", "mini"))
+    assert set(small) - set(large) == {"notebooks", "report"}
+    assert large["corpus"].max_tokens == small["corpus"].max_tokens
+    assert (small["calls"].reading.wordings, large["calls"].reading.wordings) == (0, 0.5)
+    trained = ("pretrain", "base", "words", "lookups", "phrases", "sft")
+    tokens = [sum(c[n].max_steps * c[n].device_batch_size * c[n].seq_len for n in trained) for c in (small, large)]
+    sizes = [replace(cfgs["pretrain"].model, vocab_size=4096).n_params for cfgs in (small, large)]
+    assert 8e6 < sizes[1] < 15e6 and 7 < tokens[1] * sizes[1] / (tokens[0] * sizes[0]) < 13
+
+
+def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
+    v = {name: stages_of(name) for name in VERSIONS}
+    cfgs = {name: v[name][f"{name}-evaluate"].cfg for name in VERSIONS}
+    alike = [{k: x for k, x in config.to_dict(c).items() if k not in ("run_name", "ckpt")} for c in cfgs.values()]
+    assert all(settings == alike[0] for settings in alike)
+    assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/compact/sft")  # fmt: skip
+    chosen = [name for name, cfg in cfgs.items() if any("@best" in ref for ref in cfg.ckpt)]
+    assert chosen == ["ours"], "only ours is chosen, on select"
+    for name, reward in (("v1-grpo", "binary"), ("v1-grpo-fraction", "fractional")):
+        cfg = v["v1"][name].cfg
+        assert (cfg.task, cfg.group_size, cfg.kl_coef, cfg.kl_kind) == (f"micro:reward={reward}", 4, 0.02, "k1")
+    assert v["v2"]["v2-filter"].cfg.window == (0.05, 0.95) and v["v2"]["v2-grpo"].cfg.task == "micro:reward=tiered"
+    gate = v["v3"]["v3-gate"].cfg
+    assert (gate.gate_parseable, gate.gate_pass_at_k, gate.k) == (0.5, 0.1, 8)
+    assert v["v3"]["v3-sft-calls"].cfg.init_from == "compact/v3-sft-code"
+    assert v["v5"]["v5-sft"].cfg.weights == {"calls": 1.0} and v["v5"]["v5-rl"].cfg.baseline == "mean"
+    assert v["v6"]["v6-sft"].cfg.mix_by == "rows" and v["v7"]["v7-sft"].cfg.mix_by == "tokens"
+    assert v["v6-claimed"]["v6-claimed-sft"].cfg.weights == {"calls": 28.0, "programs": 1.0}
+    programs = {n: v["v7-parts"][f"{n}-programs"].cfg for n in ("plain", "neutral", "negatives", "v7")}
+    shares = {n: (cfg.neutral_share, cfg.negatives_share) for n, cfg in programs.items()}
+    assert shares == {"plain": (0, 0), "neutral": (0.2, 0), "negatives": (0, 0.1), "v7": (0.2, 0.1)}
+    tags = {(name == "ours", b.cfg.tags) for name in VERSIONS for b in v[name].values() if b.stage.kind == "sft"}
+    assert tags == {(False, "text"), (True, "reserved")}
+
+
+PUBLISHED = [  # stage, recipe, steps, learning rate, warm-up: runs.csv of the published figures
+    ("pretrain", "nano", 30_000, 1.5e-4, 1000),
+    ("sft", "nano", 8000, 3e-5, 300),
+    ("sft-general", "v1", 3000, 5e-5, 100),
+    ("v1-grpo", "v1", 1000, 1e-5, 20),
+    ("v2-sft-calls", "v2", 4000, 3e-5, 200),
+    ("v2-grpo", "v2", 500, 5e-6, 20),
+    ("v3-sft-code", "v3", 2000, 2e-5, 100),
+    ("v3-sft-calls", "v3", 4000, 3e-5, 200),
+    ("v5-sft", "v5", 6000, 3e-5, 200),
+    ("v5-rl", "v5", 283, 5e-7, 0),
+    ("v6-sft", "v6", 8000, 3e-5, 300),
+    ("v6-rl", "v6", 283, 5e-7, 0),
+    ("v7-sft", "v7", 6000, 3e-5, 300),
+]
+
+
+def test_larger_scales_have_the_published_settings() -> None:
+    for stage, recipe, steps, lr, warmup in PUBLISHED:
+        b = stages_of(recipe, "8b")[stage]
+        cfg, ranks = b.cfg, SCALES["8b"].ranks_of(b.stage)
+        assert (cfg.max_steps, cfg.lr, cfg.warmup_steps) == (steps, lr, warmup), stage
+        assert cfg.run_name == f"nano-8b/{stage}"
+        if hasattr(cfg, "seq_len"):
+            assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
+            assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
+        if stage.endswith("-rl"):
+            assert ranks * cfg.device_batch_size * cfg.group_size == 128
+    small, large = stages_of("v6", "2b"), stages_of("v6", "8b")
+    cfg = small["pretrain"].cfg
+    assert (cfg.max_steps, cfg.lr, cfg.warmup_steps, cfg.device_batch_size, cfg.grad_accum) == (30_000, 2e-4, 500, 2, 16)  # fmt: skip
+    assert (small["v6-sft"].cfg.device_batch_size, small["v6-sft"].cfg.grad_accum) == (1, 16)
+    assert set(SCALES["2b"].ranks.values()) == {1} and small["corpus"].cfg.max_tokens >= 30_000 * 65_536
+    assert planner.of(cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(2.65e9, rel=0.01)
+    assert all(small[name].cfg.lr == large[name].cfg.lr for name in ("sft-general", "v6-sft", "v6-rl"))
+
+
+def test_recipe_and_preset_nano_pretrain_alike() -> None:
+    settings, preset = RECIPES["compact"].stage("pretrain").settings, pretrain.RUN_PRESETS["nano"]
+    for name in ("lr", "muon_lr", "seq_len", "device_batch_size"):
+        assert settings[name] == preset[name]
+    assert stages_of("v6", "nano")["v6-sft"].cfg == stages_of("v6")["v6-sft"].cfg
 
 
 # ---- larger scales
 
 
-def test_the_8b_stages_are_nanos_with_the_published_steps_and_batches() -> None:
-    scale = SCALES["8b"]
-    stages = scale.stages(runner.LARGER["nano"])
-    assert [s.name for s in stages] == [s.name for s in COMPACT if s.name not in ("notebooks", "report")]
-    bound = {b.stage.name: b.cfg for b in runner.bind("nano-8b", stages, 0)}
-    assert (
-        bound["sft"].init_from == "nano-8b/pretrain"
-        and bound["pretrain"].data_dir == bound["corpus"].out == "data/nano-8b/corpus"
-    )
-    for name, steps, lr in (("pretrain", 30_000, 1.5e-4), ("sft", 8000, 3e-5)):
-        cfg = bound[name]
-        assert (cfg.max_steps, cfg.lr, cfg.optimizer) == (steps, lr, "adamw")
-        assert scale.ranks[name] * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
-        assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
-    assert scale.ranks["rl"] * bound["rl"].device_batch_size * bound["rl"].group_size == 128
-    assert set(scale.ranks) <= set(scale.settings) and bound["rl"].max_steps == 283
-
-
 @pytest.fixture
 def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The 8b scale of nano with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that are launched."""
+    """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that run."""
     started: list[str] = []
     peaks = planner.Peaks({"weights": 20 * planner.GIB}, {})
+
+    def run_stage(b: Bound, ledger: runner.Ledger, ranks: int, again: bool, overwrite: bool) -> float:
+        started.append(b.stage.name)
+        ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
+        return 0.0
+
     monkeypatch.setattr(planner, "measure", lambda step: peaks)
     monkeypatch.setattr(runner, "gpus_here", lambda: 8)
-    monkeypatch.setattr(runner, "launch_stage", lambda settings, ranks: started.append(settings.run_name))
-    monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
-    alone = [
-        replace(s, needs=(), settings={**s.settings, "data_dir": "x"}) for s in COMPACT if s.name in ("pretrain", "sft")
-    ]
-    monkeypatch.setitem(runner.LARGER, "nano", tuple(alone))
+    monkeypatch.setattr(runner, "run_stage", run_stage)
+    monkeypatch.setattr(Stage, "is_done", lambda self, cfg: True)
+    compact = RECIPES["compact"]
+    stages = [compact.stage(name) for name in ("corpus", "pretrain", "code", "calls", "sft")]
+    late = replace(compact.stage("choose"), needs=("sft",), settings=dict(ckpt=("{sft}",)))
+    monkeypatch.setitem(RECIPES, "late", Recipe("a test", (*stages, late)))
     return started
 
 
@@ -283,86 +395,50 @@ def test_a_larger_scale_prints_its_plan_and_asks(
     planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cfg = runner.RecipeConfig(scale="8b", price=2.0)
-    with pytest.raises(ConfigError) as error:
-        runner.run_recipe("nano", cfg)
-    assert "--yes" in str(error.value)
+    with pytest.raises(ConfigError, match="--yes"):
+        runner.run_recipe("late", cfg)
     text = " ".join(capsys.readouterr().out.split())
     assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text and "cost" in text and "hours on 8 GPUs" in text
+    with pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
+        runner.run_recipe("late", replace(cfg, yes=True, gpu="l4-24gb"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(ConfigError):
-        runner.run_recipe("nano", cfg)
+        runner.run_recipe("late", cfg)
     assert planned_8b == []
     monkeypatch.setattr("builtins.input", lambda question: "y")
-    runner.run_recipe("nano", cfg)
-    assert planned_8b == ["nano-8b/pretrain", "nano-8b/sft"]
-    runner.run_recipe("nano", cfg)  # finished: neither asked nor launched again
-    assert len(planned_8b) == 2
-
-
-def test_a_larger_scale_is_rejected_where_it_cannot_run(
-    planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rejected(**settings: Any) -> str:
-        with pytest.raises(ConfigError) as error:
-            runner.run_recipe("nano", runner.RecipeConfig(**settings))
-        return str(error.value)
-
-    assert "'9b'" in rejected(scale="9b")
-    assert "22.5 of 22.1 GiB" in rejected(scale="8b", yes=True, gpu="l4-24gb")
-    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
-    assert "8 GPUs" in (why := rejected(scale="8b", yes=True)) and "are 2" in why
-    assert planned_8b == []
+    runner.run_recipe("late", cfg)
+    runner.run_recipe("late", cfg)  # finished: neither asked nor launched again
+    assert planned_8b == ["corpus", "code", "calls", "pretrain", "sft", "choose"]
 
 
 def test_what_needs_no_gpu_runs_before_gpus_are_required(
-    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine without GPUs the data are prepared, also those that the recipe lists behind its first training."""
-    started: list[str] = []
+    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
+    with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
+        runner.run_recipe("late", runner.RecipeConfig(scale="8b", yes=True))
+    assert planned_8b == ["corpus", "code", "calls"]
 
-    def run_stage(b: Any, ledger: runner.Ledger, ranks: int, again: bool, overwrite: bool) -> float:
-        started.append(b.stage.name)
-        ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
-        return 0.0
 
-    monkeypatch.setattr(planner, "measure", lambda step: planner.Peaks({"weights": 20 * planner.GIB}, {}))
-    monkeypatch.setattr(runner, "run_stage", run_stage)
-    monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
-    by_name = {s.name: s for s in COMPACT}
-    order = ("corpus", "pretrain", "code", "calls", "sft", "choose")
-    late = replace(by_name["choose"], needs=("sft",), settings=dict(ckpt=("{sft}",)))
-    stages = tuple(late if name == "choose" else by_name[name] for name in order)
-    monkeypatch.setitem(runner.LARGER, "nano", stages)
-    monkeypatch.setattr(runner, "gpus_here", lambda: 0)
-    cfg = runner.RecipeConfig(scale="8b", yes=True)
-    with pytest.raises(ConfigError) as error:
-        runner.run_recipe("nano", cfg)
-    assert "8 GPUs" in str(error.value) and started == ["corpus", "code", "calls"]
-    monkeypatch.setattr(runner, "gpus_here", lambda: 8)
-    runner.run_recipe("nano", cfg)
-    assert started == ["corpus", "code", "calls", "pretrain", "sft", "choose"]
+def test_an_interrupted_recipe_finds_its_stage_again(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not runner.follow_living("x")
+    launcher.write(pretrain.PretrainConfig(run_name="x"), nproc=2)
+    assert not runner.follow_living("x")
+    followed: list[str] = []
+    monkeypatch.setattr(launcher, "lives", lambda path: True)
+    monkeypatch.setattr(
+        launcher, "attach", lambda name: followed.append(name) or {"status": "finished", "reason": None}
+    )
+    assert runner.follow_living("x") and followed == ["x"]
 
 
 TWO = """
 import sys
-from pathlib import Path
 from codechat.core import command
-from codechat.launch.recipes import runner
-from codechat.launch.recipes.scales import Scale
-from codechat.launch.recipes.stage import Stage
-model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
-quick = dict(model=model, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
-stages = (
-    Stage(name="corpus", about="text", kind="data.corpus", out="{data}",
-          settings=dict(source="text.txt", tokenizer="bytes", val_share=0.2)),
-    Stage(name="first", about="train", needs=("corpus",), kind="pretrain",
-          settings=dict(data_dir="{corpus}", **quick)),
-    Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
-          settings=dict(init_from="{first}", data_dir="{corpus}", **quick)),
-)
-runner.RECIPES["tiny"] = ("a test", stages)
-runner.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
+from codechat.launch import recipes, runner
+recipes.SCALES["two"] = recipes.Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(pretrain=2), None)
 sys.exit(command.guarded(runner.main, sys.argv[1:]))
 """
 
@@ -371,20 +447,14 @@ sys.exit(command.guarded(runner.main, sys.argv[1:]))
 def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) -> None:
     shutil.copytree(Path(codechat.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
+    (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "two.py").write_text(TWO)
     env = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
-    words = [sys.executable, "two.py", "tiny", "--scale", "two"]
+    words = [sys.executable, "two.py", "tiny.toml", "--scale", "two"]
+    how: dict[str, Any] = dict(capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
 
     def go(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*words, *more],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            stdin=subprocess.DEVNULL,
-        )
+        return subprocess.run([*words, *more], cwd=tmp_path, env=env, **how)
 
     assert go().returncode == 2 and not (tmp_path / "runs").exists()
     done = go("--yes")
@@ -396,21 +466,5 @@ def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) ->
     assert json.loads((runs / "first/config.json").read_text())["lr"] == 1e-4
     before = (runs / "second/env.json").read_text()
     again = go("--yes")
-    assert (
-        again.returncode == 0
-        and again.stdout.count("finished, skipped") == 3
-        and (runs / "second/env.json").read_text() == before
-    )
-
-
-def test_an_interrupted_recipe_finds_its_stage_again(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = pretrain.PretrainConfig(run_name="x")
-    assert not runner.follow_living("x")
-    launcher.write(cfg, nproc=2)
-    assert not runner.follow_living("x")
-    followed: list[str] = []
-    monkeypatch.setattr(launcher, "lives", lambda path: True)
-    monkeypatch.setattr(
-        launcher, "attach", lambda name: followed.append(name) or {"status": "finished", "reason": None}
-    )
-    assert runner.follow_living("x") and followed == ["x"]
+    assert again.returncode == 0 and again.stdout.count("finished, skipped") == 3
+    assert (runs / "second/env.json").read_text() == before

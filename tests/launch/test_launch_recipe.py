@@ -1,4 +1,4 @@
-"""Recipes in a process of their own: started, followed, stopped, continued; a log for each stage."""
+"""`codechat launch RECIPE`: recipes in a process of their own, started, followed, stopped, continued; a log for each stage."""
 
 from __future__ import annotations
 
@@ -8,67 +8,78 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.launch import launcher, recipe_process
-from codechat.launch.recipes import runner, stage
-from codechat.launch.recipes.stage import Stage
+from codechat.launch import launch_command, launcher, recipes, runner
+from codechat.launch.recipes import bound_stages
 from codechat.runs import paths, run
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
-QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, save_every=2, eval_tokens=64, compile=False)
+PROJECT = Path(__file__).resolve().parents[2]
 CHILD = """
 import sys
-sys.path.insert(0, {tests!r})
-import test_recipe_process as test
 from pathlib import Path
 from codechat.core import command
-from codechat.launch.recipes import runner
-test.move(setattr, Path({root!r}), {steps})
+from codechat.launch import recipes, runner
+from codechat.runs import paths, run
+for module in (run, paths, recipes, runner):
+    module.ROOT = Path({root!r})
 sys.exit(command.guarded(runner.main, sys.argv[1:]))
 """
-
-
-def move(set_: Any, root: Path, steps: int) -> None:
-    """Everything below `root`, and a recipe `tiny`: a corpus and a pretraining run of so many steps."""
-    for module in (run, paths, stage, runner):
-        set_(module, "ROOT", root)
-    settings = dict(source=str(root / "text.txt"), tokenizer="bytes", val_share=0.2)
-    stages = (
-        Stage(name="corpus", about="text", kind="data.corpus", out=str(root / "corpus"), settings=settings),
-        Stage(name="first", about="train", needs=("corpus",), kind="pretrain", settings=dict(data_dir="{corpus}", max_steps=steps, **QUICK)),
-    )  # fmt: skip
-    runner.RECIPES["tiny"] = ("a test", stages)
+TINY = """
+[stage.corpus]
+about = "text"
+kind = "data.corpus"
+out = "{{data}}/corpus"
+source = "text.txt"
+tokenizer = "bytes"
+val_share = 0.2
+[stage.first]
+about = "train"
+kind = "pretrain"
+needs = ["corpus"]
+data_dir = "{{corpus}}"
+model = {{ depth = 1, n_embd = 16, n_head = 1, block_size = 32 }}
+seq_len = 16
+device_batch_size = 2
+max_steps = {steps}
+save_every = 2
+eval_tokens = 64
+compile = false
+"""
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[list[str]]:
-    """The recipe here and in the processes that are started; the words of those."""
-    steps = getattr(request, "param", 4)
-    monkeypatch.setitem(runner.RECIPES, "tiny", ())
-    move(monkeypatch.setattr, tmp_path, steps)
+    """tiny.toml, a corpus and a pretraining run, below tmp_path here and in the processes that are started; the words of those."""
+    for module in (run, paths, recipes, runner):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY.format(steps=getattr(request, "param", 4)))
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    (tmp_path / "child.py").write_text(CHILD.format(tests=str(Path(__file__).parent), root=str(tmp_path), steps=steps))
-    words, begin = [], launcher.detached
+    (tmp_path / "child.py").write_text(CHILD.format(root=str(tmp_path)))
+    started, begin = [], launcher.start_detached
     child = [sys.executable, str(tmp_path / "child.py")]
-    monkeypatch.setattr(launcher, "detached", lambda line, log: words.append(line) or begin([*child, *line[3:]], log))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return words
+
+    def start(words: list[str], where: Path, log: str) -> None:
+        started.append(words)
+        begin([*child, *words[3:]], where, log)
+
+    monkeypatch.setattr(launcher, "start_detached", start)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    return started
 
 
-def wish(*words: str) -> recipe_process.RecipeLaunch:
-    return config.parse(recipe_process.RecipeLaunch, words)
+def wish(*words: str) -> launch_command.RecipeLaunch:
+    return config.parse(launch_command.RecipeLaunch, words)
 
 
 def ended(where: Path) -> None:
     ends = time.monotonic() + 120
-    while recipe_process.process_of(where):
+    while launcher.process_of(where):
         assert time.monotonic() < ends
         time.sleep(0.05)
 
@@ -78,86 +89,82 @@ def test_a_recipe_runs_detached_with_a_log_for_each_stage(
     tiny: list[list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(MissingFile, match="tiny"):
-        recipe_process.status(wish("tiny", "status"))
-    launcher.main(["tiny"])
-    assert tiny[0][:4] == [sys.executable, "-m", "codechat.launch.recipes.runner", "tiny"]
+        launch_command.status(wish("tiny.toml", "status"))
+    launch_command.main(["tiny.toml"])
+    assert tiny[0][:4] == [sys.executable, "-m", "codechat.launch.runner", "tiny.toml"]
     where = tmp_path / "runs/tiny/launch/tiny"
     with pytest.raises(RunError, match="runs as process"):
-        recipe_process.start(wish("tiny"))
-    assert recipe_process.status(wish("tiny", "status"))["status"] == "running"
-    launcher.main(["tiny", "tail"])  # until it ends
+        launch_command.start(wish("tiny.toml"))
+    assert launch_command.status(wish("tiny.toml", "status"))["status"] == "running"
+    launch_command.main(["tiny.toml", "tail"])  # until it ends
     printed = capfd.readouterr().out
-    found = recipe_process.status(wish("tiny", "status"))
+    found = launch_command.status(wish("tiny.toml", "status"))
     assert found["status"] == "finished" and found["stages"] == {"corpus": "finished", "first": "finished"}
     assert {path.name for path in where.glob("*.log")} == {"recipe.log", "corpus.log", "first.log"}
     assert "[2/2] first" in (where / "recipe.log").read_text() and "[2/2] first" in printed
     assert (where / "first.log").stat().st_size and "step" in (where / "first.log").read_text()
-    launcher.main(["tiny", "status"])
+    launch_command.main(["tiny.toml", "status"])
     rows = [line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["recipe", "status", "reason", "process", "logs", "corpus", "first"]
-    recipe_process.start(wish("tiny", "first"))  # this stage again
+    launch_command.start(wish("tiny.toml", "first"))  # this stage again
     ended(where)
     assert read_json(where / "settings.json")["from_stage"] == "first"
     assert "[1/2] corpus: finished, skipped" in (where / "recipe.log").read_text()
     with pytest.raises(RunError, match="not running"):
-        recipe_process.stop(wish("tiny", "stop"))
+        launch_command.stop(wish("tiny.toml", "stop"))
 
 
-@pytest.mark.parametrize(
-    "status, reason, state, failed",
-    [
+def test_a_recipe_has_failed_with_an_error_or_a_failed_stage() -> None:
+    for status, reason, state, failed in [
         ("stopped", "error: no network", "waiting", True),
         ("stopped", "ValueError: x", "failed", True),
         ("stopped", "interrupted", "stopped", False),
         ("running", None, "running", False),
         ("finished", None, "finished", False),
-    ],
-)
-def test_a_recipe_has_failed_with_an_error_or_a_failed_stage(
-    status: str, reason: str | None, state: str, failed: bool
-) -> None:
-    assert recipe_process.has_failed({"status": status, "reason": reason, "stages": {"a": state}}) is failed
+    ]:
+        row = {"status": status, "reason": reason, "stages": {"a": state}}
+        assert launch_command.has_failed(row) is failed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiny", [100_000], indirect=True)
 def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: list[list[str]], tmp_path: Path) -> None:
-    where = recipe_process.start(wish("tiny"))
+    where = launch_command.start(wish("tiny.toml"))
     ends = time.monotonic() + 120
     while not (paths.exists("tiny/first") and run.Run.open("tiny/first").checkpoints()):
-        assert time.monotonic() < ends and recipe_process.process_of(where), (where / "recipe.log").read_text()
+        assert time.monotonic() < ends and launcher.process_of(where), (where / "recipe.log").read_text()
         time.sleep(0.1)
-    assert recipe_process.stop(wish("tiny", "stop")) == "stopped"
-    found = recipe_process.status(wish("tiny", "status"))
+    assert launch_command.stop(wish("tiny.toml", "stop")) == "stopped"
+    found = launch_command.status(wish("tiny.toml", "status"))
     assert found["process"] is None and found["stages"] == {"corpus": "finished", "first": "stopped"}
     assert "first" in found["reason"]
     before = run.Run.open("tiny/first").checkpoints()[-1]
-    recipe_process.start(wish("tiny"))
+    launch_command.start(wish("tiny.toml"))
     while (
         run.Run.open("tiny/first").status["status"] != "running"
         or run.Run.open("tiny/first").checkpoints()[-1] <= before
     ):
-        assert time.monotonic() < ends and recipe_process.process_of(where), (where / "recipe.log").read_text()
+        assert time.monotonic() < ends and launcher.process_of(where), (where / "recipe.log").read_text()
         time.sleep(0.1)
-    assert recipe_process.stop(wish("tiny", "stop", "--now")) == "stopped"
+    assert launch_command.stop(wish("tiny.toml", "stop", "--now")) == "stopped"
 
 
 def test_what_codechat_run_rejects_is_rejected_before_a_process_is_started(tiny: list[list[str]]) -> None:
     for words, named in (
-        (("tiny", "frist"), "'first'"),
-        (("tiny", "stat"), "'start'|'status'"),
-        (("tiny", "--scale", "8b"), "--yes"),
-        (("tiny", "first", "--from", "corpus"), "--from"),
-        (("tiny", "--force", "frist"), "'first'"),
-        (("tiny", "--logs", "elsewhere"), "--logs"),
+        (("tiny.toml", "frist"), "'first'"),
+        (("tiny.toml", "stat"), "'start'|'status'"),
+        (("tiny.toml", "--scale", "8b"), "--yes"),
+        (("tiny.toml", "first", "--from", "corpus"), "--from"),
+        (("tiny.toml", "--force", "frist"), "'first'"),
+        (("tiny.toml", "--logs", "elsewhere"), "--logs"),
     ):
         with pytest.raises(ConfigError, match=named):
-            recipe_process.start(wish(*words))
+            launch_command.start(wish(*words))
     assert tiny == [] and not (paths.runs_dir() / "tiny").exists()
 
 
 def test_seeds_and_scales_have_logs_of_their_own_and_the_last_one_is_meant(runs_root: Path) -> None:
-    folders = [recipe_process.folder(wish("v6", *words)) for words in ((), ("--seed", "1"), ("--scale", "8b"))]
+    folders = [launch_command.folder(wish("v6", *words)) for words in ((), ("--seed", "1"), ("--scale", "8b"))]
     assert [f.relative_to(paths.runs_dir()).as_posix() for f in folders] == [
         "compact/launch/v6", "compact/launch/v6-s1", "nano-8b/launch/v6",
     ]  # fmt: skip
@@ -166,16 +173,16 @@ def test_seeds_and_scales_have_logs_of_their_own_and_the_last_one_is_meant(runs_
         (where / "process.json").write_text("{}")
         then = time.time() - age
         os.utime(where / "process.json", (then, then))
-    assert recipe_process.begun(wish("v6", "status")) == folders[1]
-    assert recipe_process.begun(wish("v6", "status", "--scale", "8b")) == folders[2]
+    assert launch_command.begun(wish("v6", "status")) == folders[1]
+    assert launch_command.begun(wish("v6", "status", "--scale", "8b")) == folders[2]
     with pytest.raises(MissingFile):
-        recipe_process.begun(wish("v5", "status"))
+        launch_command.begun(wish("v5", "status"))
 
 
 OUTPUT = """
 import subprocess, sys
 from pathlib import Path
-from codechat.launch.recipes import runner
+from codechat.launch import runner
 print("before")
 try:
     with runner.output_to(Path(sys.argv[1])):
@@ -192,30 +199,34 @@ with runner.output_to(None):
 
 def test_output_of_a_stage_and_of_its_processes_goes_to_its_file(tmp_path: Path) -> None:
     words = [sys.executable, "-c", OUTPUT, str(tmp_path / "logs/a.log")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["before", "after", "terminal"] and not done.stderr
     assert set((tmp_path / "logs/a.log").read_text().splitlines()) == {"inside", "problem", "from a process"}
 
 
 def test_a_loop_or_a_run_of_the_name_comes_first(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launcher._is_recipe(["v6", "status"]) and not launcher._is_recipe(["chars"]) and not launcher._is_recipe([])
+    assert (
+        launch_command._is_recipe(["v6", "status"])
+        and not launch_command._is_recipe(["chars"])
+        and not launch_command._is_recipe([])
+    )
     monkeypatch.setattr(paths, "is_run", lambda path: path.name == "v6")
-    assert not launcher._is_recipe(["v6", "status"]) and launcher._is_recipe(["v5"])
+    assert not launch_command._is_recipe(["v6", "status"]) and launch_command._is_recipe(["v5"])
 
 
 def test_stop_ends_a_stage_that_torchrun_runs_after_its_recipe_is_gone(
     tiny: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = recipe_process.folder(wish("tiny"))
+    where = launch_command.folder(wish("tiny.toml"))
     where.mkdir(parents=True)
     write_json(where / "settings.json", config.plain(runner.RecipeConfig()))
     write_json(where / "process.json", {"host": platform.node(), "pid": 1, "pid_start": "of another process"})
-    (bound,) = (b for b in runner.bound_stages("tiny", runner.RecipeConfig()) if b.name == "first")
+    (bound,) = (b for b in bound_stages("tiny.toml") if b.name == "first")
     launcher.write(bound.cfg)
     with pytest.raises(RunError, match="not running"):
-        recipe_process.stop(wish("tiny", "stop"))
+        launch_command.stop(wish("tiny.toml", "stop"))
     stopped: list[tuple[str, bool]] = []
-    monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1})
+    monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1} if path.name == "first" else None)
     monkeypatch.setattr(launcher, "stop", lambda name, *, now, timeout_s: stopped.append((name, now)))
-    assert recipe_process.stop(wish("tiny", "stop", "--now")) == "stopped"
+    assert launch_command.stop(wish("tiny.toml", "stop", "--now")) == "stopped"
     assert stopped == [("tiny/first", True)]

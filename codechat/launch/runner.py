@@ -1,29 +1,22 @@
-"""Recipes: named pipelines of stages, run in order; finished stages are skipped.
+"""Run a recipe: its stages in order; finished ones are skipped.
 
     codechat run nano                      every stage that is not finished
+    codechat run my.toml                   a recipe of one's own (docs/recipes.md)
     codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 2b             on one GPU of 80 GB
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat run mini                      a model three times as large, seven times the compute
-    codechat run v6                        a version of the original project: v1 v2 v3 v5 v6 v7, and ours; shared stages run once
     codechat run --list
 
-A stage is a configuration of a training function (`stage`). The ledger `runs/NAME/stages.json` holds the hash of each finished stage; the hash
-covers its settings and the hashes of the stages that it needs. A killed stage resumes from its checkpoint if its settings are the same.
+The ledger `runs/NAME/stages.json` holds the hash of each finished stage, which covers its settings and the hashes of the stages
+that it needs. A killed stage resumes from its checkpoint if its settings are the same. A stage whose files are absent (GRPO for
+problems, where a filter left none) is skipped with a message.
 
-The versions keep their runs and data beside nano's, whose data and pretraining they share. A stage whose files are absent (GRPO for problems,
-where a filter left none) is skipped with a message.
-
-At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. What needs no GPU, such as data, runs before
-the first of them: a machine without GPUs prepares it. An interrupted recipe leaves them running
-and finds them again when it is run again.
-
-`codechat launch v6` runs a recipe detached, with a log for each stage.
-
-Left out: stages in parallel, and pipelines over several machines (`codechat launch` writes a job for one stage).
+At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. What needs no GPU, such as
+data, runs before the first of them: a machine without GPUs prepares it. An interrupted recipe leaves them running and finds them
+again when it is run again. `codechat launch v6` runs a recipe detached, with a log for each stage.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -46,39 +39,10 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, nearest
-from codechat.launch import launcher
-from codechat.launch.recipes.compact import COMPACT
-from codechat.launch.recipes.mini import MINI
-from codechat.launch.recipes.nano import NANO
-from codechat.launch.recipes.scales import SCALES, Scale
-from codechat.launch.recipes.scaling import SCALING
-from codechat.launch.recipes.stage import Bound, Stage, bind
-from codechat.launch.recipes.versions import VERSIONS
+from codechat.launch import launcher, planner
+from codechat.launch.recipes import RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 from codechat.runs.paths import ROOT, exists, runs_dir
 from codechat.runs.run import Run, StopSignal
-
-RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
-    "nano": (
-        "every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report",
-        NANO,
-    ),
-    "mini": (
-        "nano's stages with a model of 8.7 million parameters and seven times the compute: at most two hours of two cores",
-        MINI,
-    ),
-    "compact": (
-        "nano as it was before version 0.2: tools under their one name, which the model remembers; what the versions and their reports stand on",
-        COMPACT,
-    ),
-    "scaling": (
-        "five model sizes at two equal budgets of compute, about 12 minutes of one core: the points of a scaling law",
-        SCALING,
-    ),
-    **VERSIONS,
-}
-OWN = "nano"  # the scale of a recipe as it is
-HOME = dict.fromkeys(VERSIONS, "compact")  # recipe -> the recipe beside whose runs and data its own lie; else itself
-LARGER = {"nano": COMPACT}  # stages at a larger scale, where they are not those of the recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +113,7 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
     for i, b in enumerate(bound):
         forced = b.stage.name in cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
         wanted = not b.stage.asked or b.stage.name in requested
-        if wanted and (forced or not (ledger.holds(b) and b.stage.made(b.cfg)) or todo & set(b.stage.needs)):
+        if wanted and (forced or not (ledger.holds(b) and b.done) or todo & set(b.stage.needs)):
             todo.add(b.stage.name)
     return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
 
@@ -167,49 +131,23 @@ def check_parents(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> None
     """ConfigError where --from names a stage that needs one which is not finished."""
     by_name = {b.stage.name: b for b in bound}
     for need in by_name[cfg.from_stage].stage.needs if cfg.from_stage else ():
-        if need in by_name and not by_name[need].when and not by_name[need].stage.made(by_name[need].cfg):
+        if need in by_name and not by_name[need].when and not by_name[need].done:
             raise ConfigError(
                 f"--from {cfg.from_stage} needs stage {need}, which is not finished; run it first: --from {need}"
             )
 
 
-def prefix_of(name: str, cfg: RecipeConfig) -> str:
-    """Where a recipe's runs and data lie: its name, or that of the recipe whose first stages it shares, with the scale."""
-    if cfg.scale in (None, OWN):
-        return HOME.get(name, name)
-    return f"{OWN if name in HOME else name}-{cfg.scale}"
-
-
-def scale_of(cfg: RecipeConfig) -> Scale | None:
-    """None for the recipe as it is. ConfigError for an unknown scale."""
-    if cfg.scale in (None, OWN):
-        return None
-    if cfg.scale not in SCALES:
-        raise ConfigError(f"no scale {cfg.scale!r}{nearest(cfg.scale, (OWN, *SCALES))}")
-    return SCALES[cfg.scale]
-
-
-def bound_stages(name: str, cfg: RecipeConfig) -> list[Bound]:
-    """The stages of a recipe with these settings, in order. ConfigError for what does not exist or does not fit."""
-    if name not in RECIPES:
-        raise ConfigError(f"no recipe {name!r}{nearest(name, RECIPES)}")
-    scale = scale_of(cfg)
-    stages = scale.stages(LARGER.get(name, RECIPES[name][1])) if scale else RECIPES[name][1]
-    own = config.read_json(cfg.settings) if cfg.settings else {}
-    return bind(prefix_of(name, cfg), stages, cfg.seed, own)
-
-
 def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound = bound_stages(name, cfg)
-    console, scale, prefix = console or Console(), scale_of(cfg), prefix_of(name, cfg)
+    bound = bound_stages(name, cfg.scale, cfg.seed, cfg.settings)
+    console, scale, prefix = console or Console(), find_scale(cfg.scale), prefix_of(name, cfg.scale)
     ledger = Ledger.read(runs_dir() / prefix / "stages.json")
     todo, again = pending(bound, ledger, cfg), requested_again(bound, cfg)
     check_parents(bound, ledger, cfg)
     if scale and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg, console)
     for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
-        ranks = scale.ranks.get(b.stage.name, 0) if scale else 0
+        ranks = scale.ranks_of(b.stage) if scale else 0
         title = f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
             why = "finished, skipped" if b.name in ledger.rows else "not requested"
@@ -262,7 +200,7 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwri
         settings = _resume_or_replace(b, again or lost, overwrite)
         ledger.drop(b.name)
         launch_stage(settings, ranks) if ranks else b.action(settings)
-    if not b.stage.made(b.cfg):
+    if not b.done:
         reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
     seconds = time.perf_counter() - began
@@ -314,19 +252,17 @@ def move_aside(name: str) -> str:
 
 def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Console) -> None:
     """Print the plan of the stages to launch, and ask unless --yes. ConfigError without a terminal to ask, or where the plan does not fit."""
-    from codechat.launch import planner  # imports torch, which a recipe at its own scale may not need
-
-    ranks, hours = max((scale.ranks.get(b.stage.name, 0) for b in bound), default=0), 0.0
+    ranks, hours = max((scale.ranks_of(b.stage) for b in bound), default=0), 0.0
     for b in bound:
         if not scale.gpu or b.stage.kind not in planner.PLANNED_LOOPS:
             console.print(f"{b.name}: not planned, {b.stage.about}", highlight=False)
             continue
-        machines = dict(gpus=scale.ranks[b.stage.name], gpu=cfg.gpu or scale.gpu, price=cfg.price)
+        machines = dict(gpus=scale.ranks_of(b.stage), gpu=cfg.gpu or scale.gpu, price=cfg.price)
         found = planner.make(planner.of(b.cfg, **machines, search=False))
         console.print(f"{b.name}: {found.verdict}", highlight=False)
         if not found.fits:
             advice = planner.with_knobs(found).verdict
-            raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/launch/recipes/scales.py")
+            raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/recipes/scales")
         hours += found.hours
     console.print(f"planned: {hours:,.1f} hours on {ranks} GPUs; sampling and data come on top", highlight=False)
     if not cfg.yes:
@@ -340,7 +276,7 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
     """The stages in an order in which those that need no GPU, and no pending result of one that does, come first."""
     late: set[str] = set()
     for b in bound:
-        if b.stage.name in todo and (b.stage.name in scale.ranks or late & set(b.stage.needs)):
+        if b.stage.name in todo and (scale.ranks_of(b.stage) or late & set(b.stage.needs)):
             late.add(b.stage.name)
     return sorted(bound, key=lambda b: b.stage.name in late)
 
@@ -391,23 +327,44 @@ def results_table(name: str, prefix: str, bound: list[Bound]) -> Table:
     table = Table("stage", "seconds", "result", title=f"recipe {name}")
     for b in bound:
         row = ledger.rows.get(b.name, {})
-        made = bool(row) and b.stage.made(b.cfg)  # its run may be deleted since
-        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", b.stage.result(b.cfg) if made else "")
+        done = bool(row) and b.done  # its run may be deleted since
+        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result_of(b) if done else "")
     return table
 
 
+SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
+
+
+def result_of(b: Bound) -> str:
+    """The last evaluations of the stage's run in a few words, then its median training speed."""
+    if not hasattr(b.cfg, "run_name"):
+        return ""
+    run = Run.open(b.cfg.run_name)
+    evals, metrics = run.evals().to_dict("records"), run.metrics()
+    lines = [_summary(row) for row in (evals[-4:] if b.stage.name.endswith("evaluate") else evals[-1:])]
+    if {"tok_per_s", "mfu"} <= set(metrics):
+        lines.append(f"{metrics['tok_per_s'].median():,.0f} tok/s, MFU {metrics['mfu'].median():.0%}")
+    return "\n".join(lines)
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    where = " on ".join(row[k] for k in ("checkpoint", "split") if isinstance(row.get(k), str))
+    verdict = [row["verdict"]] if isinstance(row.get("verdict"), str) else []
+    shown = [f"{k} {row[k]:.3f}" for k in SUMMARY if isinstance(row.get(k), float)]
+    losses = [f"{k.removeprefix('heldout_loss/')} {v:.2f}" for k, v in row.items() if k.startswith("heldout_loss/")]
+    return " ".join([f"{where}:"] * bool(where) + verdict + shown + ["held-out loss"] * bool(losses) + losses)
+
+
 def list_recipes(console: Console) -> None:
-    """Every recipe, what it changed and why, and its stages; stages of a recipe above are only named."""
-    seen: list[Stage] = []
-    for name, (about, stages) in RECIPES.items():
-        console.print(f"{name}: {about}", highlight=False, soft_wrap=True)
-        if shared := [stage.name for stage in stages if stage in seen]:
-            console.print(f"  shared: {', '.join(shared)}", style="dim", highlight=False, soft_wrap=True)
-        width = max(len(stage.name) for stage in stages)
-        for stage in stages:
-            if stage not in seen:
-                console.print(f"  {stage.name:<{width}}  {stage.about}", highlight=False, soft_wrap=True)
-        seen += stages
+    """Every recipe, what it changed and why, and the stages that it adds to those of another one."""
+    for name, recipe in RECIPES.items():
+        console.print(f"{name}: {recipe.about}", highlight=False, soft_wrap=True)
+        own = [stage for stage in recipe.stages if stage.name in recipe.own]
+        if shared := [stage.name for stage in recipe.stages if stage not in own]:
+            console.print(f"  of {recipe.parent}: {', '.join(shared)}", style="dim", highlight=False, soft_wrap=True)
+        width = max(len(stage.name) for stage in own)
+        for stage in own:
+            console.print(f"  {stage.name:<{width}}  {stage.about}", highlight=False, soft_wrap=True)
 
 
 def gathered(argv: list[str], flag: str) -> list[str]:
@@ -433,7 +390,7 @@ def main(argv: list[str] | None = None) -> None:
     if cfg.list or not names:
         return list_recipes(console)
     bound = run_recipe(names[0], cfg, console)
-    console.print(results_table(names[0], prefix_of(names[0], cfg), bound))
+    console.print(results_table(names[0], prefix_of(names[0], cfg.scale), bound))
     index = ROOT / "reports" / "index.html"
     if index.exists():
         console.print(f"report: {index}", highlight=False)
