@@ -93,7 +93,11 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
 
 def test_recipe_nano_has_the_rows_that_it_had_before_these_tables() -> None:
     """Shares of 0 draw nothing. The sums are those of f4306e0, which knew neither tables nor varied values."""
-    rows = list(reading.dialogues("train", 400, mix=reading.Mix(**RECIPES["nano"].stage("calls").settings["reading"]), edition=2))
+    rows = list(
+        reading.dialogues(
+            "train", 400, mix=reading.Mix(**RECIPES["nano"].stage("calls").settings["reading"]), edition=2
+        )
+    )
     assert crc32(json.dumps(rows).encode()) == 558251099
     assert crc32(json.dumps(list(copying.copy_dialogues("train", 200))).encode()) == 768183282
     chats, more = ([r["messages"][0]["content"] for r in synthetic.chat_rows(talk)] for talk in (False, True))
