@@ -17,7 +17,7 @@ from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox import everyday, generated
 from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
 from codechat.tasks.toolbox.tool import ToolError, check
-from codechat.tasks.toolbox.unseen import DOMAINS
+from codechat.tasks.toolbox.unseen_functions import DOMAINS
 from codechat.tasks.toolbox.values import COMMON
 from codechat.tasks.toolbox.words import WORDS
 

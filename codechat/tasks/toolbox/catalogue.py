@@ -12,27 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 from codechat.core.errors import ConfigError
-from codechat.tasks.toolbox import (
-    arithmetic,
-    colours,
-    dates,
-    encodings,
-    geometry,
-    money,
-    names,
-    statistics,
-    text,
-    units,
-)
+from codechat.tasks.toolbox import functions, unseen_functions
 from codechat.tasks.toolbox.tool import Tool, ToolError
-from codechat.tasks.toolbox.unseen import household, leisure, public, science
 
-THEMES = (arithmetic, units, dates, text, statistics, geometry, colours, encodings, money, names)
-UNSEEN_THEMES = (science, leisure, household, public)
 # Edition -> the tools that it adds.
 _ADDED: dict[int, dict[str, Tool]] = {
-    edition: {t.name: t for theme in themes for t in vars(theme).values() if isinstance(t, Tool)}
-    for edition, themes in {1: THEMES, 2: UNSEEN_THEMES}.items()
+    edition: {t.name: t for t in vars(module).values() if isinstance(t, Tool)}
+    for edition, module in {1: functions, 2: unseen_functions}.items()
 }
 EDITIONS = tuple(_ADDED)
 # Of all editions.

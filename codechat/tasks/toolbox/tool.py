@@ -1,19 +1,21 @@
-"""One tool: schema, implementation, argument sampler and the ways to ask for it, from one decorated function.
+"""One tool: schema, implementation, argument sampler and the ways to ask for it.
 
-    @tool("Square a number", x=number(2, 500), asks=["Square {x}.", ...], hard=["{x} squared, please."],
-          answer="{x} squared is {result}.")
+    @tool(x=number(2, 500))
     def square(x: float) -> float: ...
 
-The decorated name becomes a `Tool`. Every parameter is required; optional ones would make the correct call ambiguous.
+The decorated name becomes a `Tool`; tools.json holds its description, its requests (asks, and hard for test_hard) and its answer. Every
+parameter is required; optional ones would make the correct call ambiguous.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from codechat.tasks.toolbox.values import Slot, whole
@@ -147,19 +149,20 @@ def say(value: Any) -> str:
     return ", ".join(say(v) for v in value) if isinstance(value, list) else str(value)
 
 
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    return json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
+
+
 def tool(
-    description: str,
-    *,
-    asks: Sequence[str],
-    hard: Sequence[str],
-    answer: str,
-    held_out: bool = False,
-    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
-    **slots: Slot,
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None, **slots: Slot
 ) -> Callable[[Callable[..., Any]], Tool]:
-    """Decorator: a function whose parameters are `slots` becomes a Tool of the same name."""
+    """Decorator: a function whose parameters are `slots` becomes the Tool of its name, described in tools.json."""
 
     def build(function: Callable[..., Any]) -> Tool:
-        return Tool(function.__name__, description, slots, function, tuple(asks), tuple(hard), answer, held_out, adjust)
+        name, text = function.__name__, _texts()[function.__name__]
+        asks, hard = tuple(text["asks"]), tuple(text["hard"])
+        held_out = text.get("held_out", False)
+        return Tool(name, text["description"], slots, function, asks, hard, text["answer"], held_out, adjust)
 
     return build
