@@ -33,16 +33,16 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
            && $(PY) -IS -c "print('yes')" 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick torture notebooks jupyter cpp venv clean FORCE
+.PHONY: help lab test test-all torture notebooks jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
 
-test: venv  ## every test, quick and slow, one process a core; ARGS="-n 0" for one process
-	$(PY) -m pytest -q -n auto $(ARGS)
+test: venv  ## what the library guarantees, ten minutes on two cores; ARGS="-n 0" for one process
+	$(PY) -m pytest -q -n auto -m "not slow and not gpu" $(ARGS)
 
-test-quick: venv  ## the tests that take less than five seconds each
-	$(PY) -m pytest -q -n auto -m "not slow" $(ARGS)
+test-all: venv  ## every test, half an hour: also each notebook, torchrun, learning, the compiler, mypy, the wheel
+	$(PY) -m pytest -q -n auto $(ARGS)
 
 torture: venv  ## kills, full disks, fuzzed inputs, hostile clients: an hour at most; ARGS="kills --minutes 10" for a part
 	$(PY) tests/torture.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,18 @@ def home(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(run, "ROOT", runs_root)
     return runs_root
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to the workers, so that a module's fixtures are made once; an executed notebook is a unit of its own."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesAndNotebooks(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if "::test_every_walk_through_executes" in nodeid else super()._split_scope(nodeid)
+
+    return FilesAndNotebooks(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ from codechat.reports import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TARGETS = ("lab", "test", "test-quick", "notebooks", "jupyter", "cpp", "venv", "clean", "help")
+TARGETS = ("lab", "test", "test-all", "notebooks", "jupyter", "cpp", "venv", "clean", "help")
 # Names under which a distribution is imported, where they differ.
 IMPORTED_AS = {
     "import-linter": "importlinter",

@@ -8,8 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -323,29 +322,18 @@ def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> No
 TRAINS_LIVE = {"00_rl_in_two_minutes": 360, "29_a_reward_with_a_leak": 360}
 
 
-@pytest.fixture(scope="module")
-def executed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[notebooks.NotebookResult]]]:
-    """The walk-throughs that were asked for, two at a time with a thread each: one after the other they are a third of all tests' time."""
-    asked = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.originalname == "test_every_walk_through_executes_in_any_folder_and_its_claim_holds"
-    ]
-    folder = tmp_path_factory.mktemp("copies")
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield {name: pool.submit(notebooks.execute_copy, name, folder / f"{name}.ipynb", {}) for name in asked}
-        pool.shutdown(cancel_futures=True)
+# Executed by `make test`, the others by `make test-all`.
+ALWAYS = ("01_tokens_and_masks", "17_losses_by_hand")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in notebooks.names() if not notebooks.is_template(name)])
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in WALKS]
+)
 def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
-    name: str, executed: dict[str, Future[notebooks.NotebookResult]]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = executed[name].result()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
     assert result.ok, result.error
     limit = TRAINS_LIVE.get(name, 180)
     assert result.seconds < limit, f"a walk-through takes under {limit // 2} s on two free cores"
