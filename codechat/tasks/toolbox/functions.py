@@ -11,6 +11,7 @@ import random
 import re
 import statistics
 import zlib
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -152,7 +153,7 @@ SIZE = {"kB": "kilobytes", "MB": "megabytes", "GB": "gigabytes"}
 DEGREES = {"C": "Celsius", "F": "Fahrenheit", "K": "kelvin"}
 
 
-def _conversion(name: str, units: dict[str, str], scale: dict[str, float]) -> Tool:
+def _conversion(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
     """A tool that converts between units. scale: each unit in the base unit."""
 
     def convert(value: float, unit: str, to: str) -> float:
@@ -176,7 +177,7 @@ def convert_degrees(value: float, unit: str, to: str) -> float:
     return neat({"C": kelvin - 273.15, "F": (kelvin - 273.15) * 1.8 + 32, "K": kelvin}[to])
 
 
-def _to_base(name: str, units: dict[str, str], scale: dict[str, float]) -> Tool:
+def _to_base(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
     """A tool that converts to the base unit."""
 
     def convert(value: float, unit: str) -> float:
