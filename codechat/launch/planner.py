@@ -6,19 +6,19 @@
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
     codechat plan --list                                       the GPUs
 
-Memory is that of the training step itself, run on fake tensors (`step_memory`), and of an evaluation between two steps, plus a
-stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per token over a stated
-share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases (`rl_memory`), and no time: the policy decides how
-long completions are.
-
-Left out: the saving of `torch.compile`: the eager step is the upper bound.
+Memory is that of the training step itself, run eagerly on fake tensors (`step_memory`), and of an evaluation between two steps,
+plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per
+token over a stated share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases, and no time:
+the policy decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
 """
 
 from __future__ import annotations
 
 import html
+import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import gpu_specs, sharding
+from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.models import sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import rollout
 from codechat.runs import checkpoint
@@ -47,55 +49,9 @@ HEADROOM = 0.08  # of the usable memory: predictions may be that far below what 
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
 RL_LOOPS = ("reinforce", "grpo", "ppo")
+STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
 RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute. gpu_bytes: memory of
-    the GPU, by which the output head sizes its chunks (0 = as on a CPU). logprobs: the loss is one of log-probabilities, as in RL."""
-
-    model: GPTConfig
-    batch: int
-    length: int
-    grad_accum: int = 1
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    ranks: int = 1
-    over: int = 1
-    packed: bool = False
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    gpu_bytes: int = 0
-    logprobs: bool = False
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
-
-    training: dict[str, int]
-    evaluation: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.largest.values())
-
-    @property
-    def largest(self) -> dict[str, int]:
-        """The larger one of the two."""
-        return max(self.training, self.evaluation, key=lambda categories: sum(categories.values()))
-
-
-def measure(step: Step) -> Peaks:
-    """`step_memory.measure`, which imports torch."""
-    from codechat.launch import step_memory
-
-    if sys.stderr.isatty():
-        how = ", recomputing blocks" if step.model.checkpoint_blocks else ""
-        how += " but products" if step.model.checkpoint_keep_products else ""
-        print(f"running a step of {step.batch} x {step.length} tokens on {step.ranks} GPUs{how} ...", file=sys.stderr)
-    return step_memory.measure(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +145,51 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """GiB per GPU while sampling. rows: sampled at a time; batches: of a step, which samples `wanted` rows."""
+
+    held: float
+    copy: float
+    kept: float
+    rows: int
+    wanted: int
+
+    @property
+    def batches(self) -> int:
+        return math.ceil(self.wanted / self.rows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a useful number of rows fits: one prompt's group, or all."""
+        return self.rows > 1
+
+    def table(self) -> list[tuple[str, str]]:
+        return [
+            ("sampling: weights and states", f"{self.held:.2f} GiB"),
+            ("sampling: whole copy in bfloat16", f"{self.copy:.2f} GiB"),
+            ("sampling: keys and values", f"{self.kept:.2f} GiB, {self.rows:,} rows at a time"),
+            ("sampling: batches of a step", f"{self.batches} for {self.wanted:,} rows"),
+        ]
+
+
+def sampling(cfg: PlanConfig, training: Mapping[str, int]) -> Sampling:
+    """The sampling phase of RL beside what a training step holds: weights and states, a whole copy in the compute dtype, keys and values
+    of the rows that fit into what is left."""
+    model = cfg.model
+    held = sum(training.get(name, 0) for name in STAYS)
+    copy = sampling_memory.weight_bytes(model, BF16)
+    if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
+        copy += 4 * model.padded_vocab * model.n_embd
+    how = dict(prompt_tokens=cfg.prompt_tokens, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
+    free = (gpu_specs.find(cfg.gpu).usable_gib - CONTEXT_GIB) * GIB - held - copy
+    wanted = cfg.device_batch_size * cfg.group_size
+    fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
+    rows = min(fit, sampling_memory.bucket(wanted))
+    kept = rows * sampling_memory.row_bytes(model, BF16, **how)
+    return Sampling(held / GIB, copy / GIB, kept / GIB, rows, wanted)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The result. Memory in GiB per GPU, with the reserve; `knobs`: settings tried where it does not fit, {flags: GiB}."""
 
@@ -226,11 +227,9 @@ class Plan:
         return self.gpu.usable_gib * (1 - HEADROOM) - self.buffers_gib
 
     @property
-    def sampling(self) -> Any:
-        """The other phase of RL, `rl_memory.Sampling`; None for other loops."""
-        from codechat.launch import rl_memory  # it imports this module
-
-        return rl_memory.sampling(self) if self.cfg.loop == "rl" else None
+    def sampling(self) -> Sampling | None:
+        """The other phase of RL; None for other loops."""
+        return sampling(self.cfg, self.peaks.training) if self.cfg.loop == "rl" else None
 
     @property
     def tokens_per_s(self) -> float:

@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from unittest import mock
 
 import torch
@@ -25,9 +25,45 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from codechat.core.errors import RunError
 from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.launch.memory_tape import CATEGORIES, Tape
-from codechat.launch.planner import Peaks, Step
 from codechat.models import head, layers, optim
+from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
+    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute. gpu_bytes: memory of
+    the GPU, by which the output head sizes its chunks (0 = as on a CPU). logprobs: the loss is one of log-probabilities, as in RL."""
+
+    model: GPTConfig
+    batch: int
+    length: int
+    grad_accum: int = 1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    ranks: int = 1
+    over: int = 1
+    packed: bool = False
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    gpu_bytes: int = 0
+    logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
+
+    training: dict[str, int]
+    evaluation: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.largest.values())
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The larger one of the two."""
+        return max(self.training, self.evaluation, key=lambda categories: sum(categories.values()))
 
 
 @contextmanager

@@ -460,16 +460,3 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
     with pytest.raises(ConfigError, match="ExpertConfig"):
         planner.of(ExpertConfig(), gpus=1, gpu="a800-80gb")
     assert paths.exists("x") and planner.of(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"
-
-
-def test_each_step_that_is_run_is_announced_to_a_person(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before it runs, with what is tried; a log gets no such lines."""
-    said: list[str] = []
-    monkeypatch.setattr(step_memory, "measure", lambda step: said.append(capsys.readouterr().err))
-    step = planner.Step(model=replace(TINY, checkpoint_blocks=True), batch=3, length=16, ranks=2)
-    for person in (True, False):
-        monkeypatch.setattr("sys.stderr.isatty", lambda person=person: person, raising=False)
-        planner.measure(step)
-    assert said == ["running a step of 3 x 16 tokens on 2 GPUs, recomputing blocks ...\n", ""]
