@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real samples: ../shared/data is absent beside {SHARED_DATA.parents[1].name}/")
     return SHARED_DATA
+
+
+def _own_files() -> dict[str, int]:
+    """What a user's work has left below the checkout, with the time of its last change."""
+    root = Path(__file__).resolve().parents[1]
+    files = [path for name in ("runs", "data", "reports") for path in (root / name).rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in files}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checkout_is_left_alone() -> Iterator[None]:
+    """No test writes below the checkout's runs/, data/ or reports/: a user's finished runs are there."""
+    before = _own_files()
+    yield
+    after = _own_files()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    assert not changed, f"tests wrote {', '.join(changed[:5])} below the checkout"
 
 
 @pytest.fixture

