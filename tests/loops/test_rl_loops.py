@@ -61,8 +61,7 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
     return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["reinforce", *LOOPS])
+@pytest.mark.parametrize("loop", ["reinforce", *(pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS)])
 def test_it_lifts_the_toy_task_with_its_defaults(loop: str, home: Path) -> None:
     hold(lift_toy(loop, home, seed=0))
 
