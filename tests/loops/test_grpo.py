@@ -205,7 +205,9 @@ def lift_toy_grpo(variant: str, home: Path, seed: int) -> list[Claim]:
     return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
 
 
-@pytest.mark.parametrize("variant", ["grpo", *(pytest.param(v, marks=pytest.mark.slow) for v in ("dr_grpo", "dapo", "gspo"))])
+@pytest.mark.parametrize(
+    "variant", ["grpo", *(pytest.param(v, marks=pytest.mark.slow) for v in ("dr_grpo", "dapo", "gspo"))]
+)
 def test_it_lifts_the_toy_task_with_its_defaults(variant: str, home: Path) -> None:
     hold(lift_toy_grpo(variant, home, seed=0))
 
