@@ -45,32 +45,18 @@ class Job:
             raise ConfigError(f"hours {self.hours}, max_restarts {self.max_restarts}; {limits}")
         check_devices(self.devices, self.nproc)
 
-    @property
-    def depth(self) -> int:
-        """Folders between the root of the project and the run's directory."""
-        return 2 + self.name.count("/")
-
-    @property
-    def label(self) -> str:
-        """The run's name as schedulers accept it."""
-        return self.name.replace("/", "-")
-
 
 def check_devices(devices: tuple[str, ...], nproc: int) -> None:
-    """ConfigError for what CUDA would silently read as fewer GPUs: it stops at the first word it does not know, and UUIDs and indices do not mix."""
+    """ConfigError for what CUDA would silently read as fewer GPUs: it stops at the first word it does not know, and UUIDs and indices
+    do not mix."""
     listed = f"devices {','.join(devices)}"
-    for word in devices:
-        if not DEVICE.fullmatch(word):
-            takes = "indices (0), or UUIDs as nvidia-smi -L prints them (GPU-..., MIG-...)"
-            raise ConfigError(f"device {word!r}; CUDA_VISIBLE_DEVICES takes {takes}")
-    if len(set(devices)) < len(devices):
-        raise ConfigError(f"{listed}: one is named twice; two ranks cannot share a GPU")
-    if len({word.isdecimal() for word in devices}) > 1:
-        raise ConfigError(f"{listed}: indices and UUIDs do not mix; use one kind")
-    if devices and nproc > len(devices):
+    known = all(DEVICE.fullmatch(word) for word in devices) and len({word.isdecimal() for word in devices}) < 2
+    if not known or len(set(devices)) < len(devices):
         raise ConfigError(
-            f"nproc {nproc} ranks with {len(devices)} devices; each rank needs one: set --nproc {len(devices)}"
+            f"{listed}; required are different GPUs, all indices (0) or all UUIDs of nvidia-smi -L (GPU-..., MIG-...)"
         )
+    if devices and nproc > len(devices):
+        raise ConfigError(f"{listed} for {nproc} ranks; each rank needs one: set --nproc {len(devices)}")
 
 
 def launch_sh(job: Job) -> str:
@@ -87,7 +73,7 @@ def launch_sh(job: Job) -> str:
     return (
         "#!/bin/sh\n"
         f"# {job.name}: {job.module} on {ranks}. Run it again to continue from the last checkpoint.\n"
-        f'cd "$(dirname "$0")/{"/".join([".."] * job.depth)}" || exit 1\n'
+        f'cd "$(dirname "$0")/{"/".join([".."] * (2 + job.name.count("/")))}" || exit 1\n'
         f'again=; grep -q \'"status": "planned"\' {where}/status.json || again={job.again}\n'
         f"{visible}export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVE_S}  # seconds to save in when told to stop\n"
         f"{guard}[ $# -gt 0 ] || set -- --standalone\n"
@@ -96,18 +82,15 @@ def launch_sh(job: Job) -> str:
     )
 
 
-def command_of(text: str) -> list[str]:
-    """The arguments that launch.sh passes to the loop, without --resume or --overwrite."""
-    return [w for w in shlex.split(text.rpartition(" -- ")[2]) if w != "$again"]
-
-
 def slurm(job: Job, root: Path) -> str:
     """A Slurm job: one torchrun on each node, met at the first node's port. `sbatch FILE`; requeued, it continues."""
     path = (root / "runs" / job.name).as_posix()
-    _no_newlines(path, *job.lines)
+    if broken := [word for word in (path, *job.lines) if "\n" in word]:
+        raise ConfigError(f"{broken[0]!r} holds a line break; a job script takes one option a line")
+    minutes = round(job.hours * 60)
     options = [
-        f"--job-name={job.label}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.nproc}",
-        f"--time={_clock(job.hours)}", f"--output={path}/slurm-%j.log", "--open-mode=append", "--requeue", f"--signal=TERM@{SAVE_S}", *job.lines,
+        f"--job-name={job.name.replace('/', '-')}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.nproc}",
+        f"--time={minutes // 60:02d}:{minutes % 60:02d}:00", f"--output={path}/slurm-%j.log", "--open-mode=append", "--requeue", f"--signal=TERM@{SAVE_S}", *job.lines,
     ]  # fmt: skip
     return (
         "#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in options) + "set -eu\n"
@@ -115,15 +98,3 @@ def slurm(job: Job, root: Path) -> str:
         f'srun --kill-on-bad-exit=1 sh {shlex.quote(path + "/launch.sh")} --nnodes "$SLURM_NNODES" \\\n'
         f'    --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" --rdzv-id "$SLURM_JOB_ID"\n'
     )
-
-
-def _clock(hours: float) -> str:
-    """hh:mm:ss"""
-    minutes = round(hours * 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
-
-
-def _no_newlines(*words: str) -> None:
-    for word in words:
-        if "\n" in word:
-            raise ConfigError(f"{word!r} holds a line break; a job script takes one option a line")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,25 +55,23 @@ def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) 
     assert not [name for name, text in committed.items() if str(ROOT) in text or "--run " in text]
 
 
-@pytest.mark.parametrize("id", LOOPS)
-def test_a_loop_script_gives_torchrun_its_settings(id: str, written: Path, tmp_path: Path) -> None:
-    where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
-    entry, at = find(id, LOOPS), words.index("--")
-    assert where == str(written.parent)
-    head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", entry.module]
-    assert words[:at] == head
-    cfg = config.parse(entry.config_class, words[at + 1 :], presets=entry.presets)
-    expected = config.parse(entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets)
-    assert cfg == dataclasses.replace(expected, run_name="mine")
+def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path) -> None:
+    for id in LOOPS:
+        where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
+        entry, at = find(id, LOOPS), words.index("--")
+        assert where == str(written.parent)
+        head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", entry.module]
+        assert words[:at] == head
+        cfg = config.parse(entry.config_class, words[at + 1 :], presets=entry.presets)
+        expected = config.parse(entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets)
+        assert cfg == dataclasses.replace(expected, run_name="mine")
 
 
-@pytest.mark.parametrize("name", ["v6", "ours"])
-@pytest.mark.parametrize("scale", ["2b", "8b"])
-def test_the_settings_of_a_recipe_are_the_recipes_own(name: str, scale: str, written: Path) -> None:
-    file = written / f"{name}-{scale}.json"
-    own = bound_stages(name, scale)
-    read = bound_stages(name, scale, settings=file)
-    assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [(b.name, b.cfg, b.hash, b.when) for b in own]
+def test_the_settings_of_a_recipe_are_the_recipes_own(written: Path) -> None:
+    for name, scale in itertools.product(("v6", "ours"), ("2b", "8b")):
+        own = bound_stages(name, scale)
+        read = bound_stages(name, scale, settings=written / f"{name}-{scale}.json")
+        assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [(b.name, b.cfg, b.hash, b.when) for b in own]
 
 
 def test_an_edited_stage_is_another_one_and_so_is_what_needs_it(written: Path, tmp_path: Path) -> None:
@@ -88,30 +86,23 @@ def test_an_edited_stage_is_another_one_and_so_is_what_needs_it(written: Path, t
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
+def test_skip_to_and_force_are_those_of_the_original(written: Path, tmp_path: Path) -> None:
+    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", str(written / "v6-8b.json")]
+    for environment, expected in (
         ({}, []),
         ({"SKIP_TO": "7"}, ["--from", "v6-rl"]),
         ({"SKIP_TO": "1"}, ["--from", "plain-programs"]),
         ({"SKIP_TO": "sft-general"}, ["--from", "sft-general"]),
         ({"FORCE_PREP_CODE": "1", "FORCE_MERGE": "1"}, ["--force", "v6-sft", "--force", "plain-programs"]),
         ({"FORCE_MERGE": "0", "FORCE_V6_RL": "1", "SKIP_TO": "8"}, ["--force", "v6-rl", "--from", "v6-evaluate"]),
-    ],
-)
-def test_skip_to_and_force_are_those_of_the_original(
-    environment: dict[str, str], expected: list[str], written: Path, tmp_path: Path
-) -> None:
-    file = str(written / "v6-8b.json")
-    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", file]
-    _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
-    assert words == [*head, *expected, "--until", "v6-rl"]
-    taken = runner.gathered(words[4:], "--force")
-    cfg = config.parse(runner.RecipeConfig, taken)
-    assert (cfg.until, cfg.yes) == ("v6-rl", False)
-    assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
-    bound = bound_stages("v6", cfg.scale, cfg.seed, cfg.settings)
-    runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist
+    ):
+        _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
+        assert words == [*head, *expected, "--until", "v6-rl"]
+        cfg = config.parse(runner.RecipeConfig, runner.gathered(words[4:], "--force"))
+        assert (cfg.until, cfg.yes) == ("v6-rl", False)
+        assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
+        bound = bound_stages("v6", cfg.scale, cfg.seed, cfg.settings)
+        runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist
 
 
 def test_numbers_of_ours_are_places_of_its_stages(written: Path, tmp_path: Path) -> None:
@@ -120,38 +111,31 @@ def test_numbers_of_ours_are_places_of_its_stages(written: Path, tmp_path: Path)
     assert words[-2:] == ["--from", "rl"]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [('{"v6-stf": {}}', "'v6-sft'"), ('{"v6-sft": 3}', "v6-sft"), ('{"v6-sft": {"lrr": 1}}', "'lr'"), ("[", "json")],
-)
-def test_settings_that_do_not_fit_are_rejected(text: str, named: str, tmp_path: Path) -> None:
-    (tmp_path / "s.json").write_text(text)
-    with pytest.raises(ConfigError, match=named):
-        bound_stages("v6", "8b", settings=tmp_path / "s.json")
-
-
-def test_settings_do_not_go_with_a_seed() -> None:
+def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    for text, named in (
+        ('{"v6-stf": {}}', "'v6-sft'"),
+        ('{"v6-sft": 3}', "v6-sft"),
+        ('{"v6-sft": {"lrr": 1}}', "'lr'"),
+        ("[", "json"),
+    ):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(ConfigError, match=named):
+            bound_stages("v6", "8b", settings=tmp_path / "s.json")
     with pytest.raises(ConfigError):
         runner.RecipeConfig(settings=Path("x"), seed=1)
+    for wish in ({"recipes": ("v66",)}, {"scales": ("9b",)}, {"nproc": 0}):
+        with pytest.raises(ConfigError):
+            portable_scripts.export(portable_scripts.ExportConfig(out=tmp_path / "s", **wish))
+        assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("wish", [{"recipes": ("v66",)}, {"scales": ("9b",)}, {"nproc": 0}])
-def test_unknown_names_are_rejected_before_anything_is_written(wish: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        portable_scripts.export(portable_scripts.ExportConfig(out=tmp_path / "s", **wish))
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
-    "cfg",
-    [
+def test_changed_settings_give_the_configuration_back() -> None:
+    for cfg in (
         SFTConfig(run_name="s"),
         PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
         CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
-    ],
-)
-def test_changed_settings_give_the_configuration_back(cfg: Any) -> None:
-    assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
+    ):
+        assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
 
 
 def test_a_notebook_cell_writes_the_script_of_its_configuration(runs_root: Path, tmp_path: Path) -> None:
