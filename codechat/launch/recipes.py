@@ -112,9 +112,8 @@ def _tables(path: Path) -> dict[str, Any]:
     own = {"shared": {}, "stage": {}} | own
     if "from" not in own:
         return own
-    parent = next(
-        (p for p in (path.with_name(f"{own['from']}.toml"), FOLDER / f"{own['from']}.toml") if p.exists()), None
-    )
+    places = [folder / f"{own['from']}.toml" for folder in (path.parent, FOLDER)]
+    parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
     if parent is None:
         raise ConfigError(f"{path}: from {own['from']!r}: no such recipe")
     above = _tables(parent)
@@ -159,7 +158,9 @@ def read_scale(path: Path) -> Scale:
     return Scale({name: _settings(tables, name) for name in tables["stage"]}, tables["ranks"], tables.get("gpu"))
 
 
-RECIPES = {path.stem: read_recipe(path) for path in sorted(FOLDER.glob("*.toml"))}
+RECIPES = {
+    path.stem: read_recipe(path) for path in sorted(FOLDER.glob("*.toml"), key=lambda p: (p.stem != NANO, p.stem))
+}
 SCALES = {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
 
 

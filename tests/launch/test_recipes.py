@@ -198,6 +198,11 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     assert [s.name for s in read.stages] == ["corpus", "first"] and read.own == ("first",)
     above, settings = recipes.read_recipe(tiny).stage("first").settings, read.stage("first").settings
     assert settings == above | {"max_steps": 5, "seq_len": 8}
+    same = tiny.with_name("nano.toml")  # the name of a recipe of the project, and from it
+    same.write_text('from = "nano"\n[stage.sft]\nmax_steps = 5\n')
+    longer, nano = recipes.read_recipe(same), RECIPES["nano"]
+    assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
+    assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
 
 
 # ---- the ledger and what people see
