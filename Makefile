@@ -45,7 +45,7 @@ test-all: venv  ## every test, half an hour: also each notebook, torchrun, learn
 	$(PY) -m pytest -q -n auto $(ARGS)
 
 torture: venv  ## kills, full disks, fuzzed inputs, hostile clients: an hour at most; ARGS="kills --minutes 10" for a part
-	$(PY) tests/torture.py $(ARGS)
+	$(PY) tools/torture.py $(ARGS)
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
 	$(PY) -m codechat.reports.notebooks build $(ARGS)

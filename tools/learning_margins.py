@@ -1,8 +1,8 @@
 """By how much the tests of learning pass: each lesson with other seeds, instruction sets and numbers of threads, in processes of its own.
 
-    python tests/learning_margins.py                                      all lessons, 20 seeds, 4 combinations: hours on one core
-    python tests/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name contains `toy`
-    python tests/learning_margins.py --list                               names only
+    python tools/learning_margins.py                                      all lessons, 20 seeds, 4 combinations: hours on one core
+    python tools/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name contains `toy`
+    python tools/learning_margins.py --list                               names only
 
 It trains with the settings of the tests themselves (`learning.LEARNING`), which run seed 0. `avx2` holds ATen, oneDNN and MKL to AVX2, which stands
 for a processor without AVX-512. A row is one asserted number; `worst` is the seed nearest to the bound or furthest beyond it.
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1] / "tests"
 ISA = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},

@@ -1,9 +1,9 @@
 """Faults in numbers: processes killed at random moments, a disk that fills up or turns read-only, fuzzed inputs, a server under hostile clients.
 
     make torture                                    everything, an hour at most
-    python tests/torture.py kills --kills 40        one part; parts: kills disk fuzz server
-    python tests/torture.py kills --jobs recipe     one job of a part
-    python tests/torture.py --minutes 10 --seed 1
+    python tools/torture.py kills --kills 40        one part; parts: kills disk fuzz server
+    python tools/torture.py kills --jobs recipe     one job of a part
+    python tools/torture.py --minutes 10 --seed 1
 
 Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a process is killed still depend
 on the machine. Where the hour ends first, fewer faults were made, and the table says how many. Not collected by pytest.

@@ -1,8 +1,8 @@
 """Does a change of the code change what it computes? The same short runs at two commits, compared bit by bit.
 
-    python tests/same_results.py 68b4fe7                      # that commit against the working tree
-    python tests/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are reused the next time
-    python tests/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it needs
+    python tools/same_results.py 68b4fe7                      # that commit against the working tree
+    python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are reused the next time
+    python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it needs
 
 Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on small models. Compared per run: the
 final weights with the tensors saved beside them (adapters, value heads), and every row of every *.jsonl, key by key. Times are left out
