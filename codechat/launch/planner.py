@@ -30,7 +30,7 @@ from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import gpu_specs, sharding
-from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.launch import step_memory  # modules, not names: --help then runs no torch
 from codechat.models import sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import rollout
@@ -128,10 +128,10 @@ class PlanConfig:
         return (self.shard_over or min(self.gpus, 8)) if self.sharded else 1
 
     @property
-    def step(self) -> Step:
+    def step(self) -> step_memory.Step:
         batch = self.rows if self.loop == "rl" else self.device_batch_size
         memory = int(gpu_specs.find(self.gpu).usable_gib * GIB)
-        return Step(model=self.model, batch=batch, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
+        return step_memory.Step(model=self.model, batch=batch, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
                     ranks=self.gpus, over=self.over, packed=self.loop != "pretrain", gpu_bytes=memory, logprobs=self.loop == "rl")  # fmt: skip
 
     @property
@@ -194,7 +194,7 @@ class Plan:
     """The result. Memory in GiB per GPU, with the reserve; `knobs`: settings tried where it does not fit, {flags: GiB}."""
 
     cfg: PlanConfig
-    peaks: Peaks
+    peaks: step_memory.Peaks
     largest_batch: int | None = None
     knobs: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0  # that planning took
@@ -342,16 +342,16 @@ def with_reserve(categories: dict[str, int]) -> dict[str, float]:
 def make(cfg: PlanConfig) -> Plan:
     """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
     began = time.perf_counter()
-    first = Plan(cfg, with_reference(cfg, measure(cfg.step)))
+    first = Plan(cfg, with_reference(cfg, step_memory.measure(cfg.step)))
     searches = cfg.search and cfg.loop != "rl"  # of RL, rows and row_tokens decide, which its losses do not depend on
     found = with_knobs(replace(first, largest_batch=largest_batch(first))) if searches else first
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def with_reference(cfg: PlanConfig, peaks: Peaks) -> Peaks:
+def with_reference(cfg: PlanConfig, peaks: step_memory.Peaks) -> step_memory.Peaks:
     """The peaks beside a reference model, where there is one."""
     more = {"reference": cfg.reference_bytes} if cfg.reference_bytes else {}
-    return Peaks(peaks.training | more, peaks.evaluation | more)
+    return step_memory.Peaks(peaks.training | more, peaks.evaluation | more)
 
 
 def with_knobs(plan: Plan) -> Plan:
@@ -361,7 +361,7 @@ def with_knobs(plan: Plan) -> Plan:
 
 
 def _total(cfg: PlanConfig) -> float:
-    return gib_with_reserve(measure(cfg.step).total)
+    return gib_with_reserve(step_memory.measure(cfg.step).total)
 
 
 def largest_batch(plan: Plan) -> int:

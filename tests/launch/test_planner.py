@@ -21,8 +21,8 @@ from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
 from codechat.launch import launcher, planner, step_memory
 from codechat.launch.memory_tape import Tape
-from codechat.launch.planner import GIB, Peaks, PlanConfig, Step
-from codechat.launch.step_memory import measure
+from codechat.launch.planner import GIB, PlanConfig
+from codechat.launch.step_memory import Peaks, Step, measure
 from codechat.models import head
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
