@@ -248,7 +248,7 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
             {"weights": int(LINEAR["fixed_gib"] * GIB / step.over), "activations": int(rows * GIB)}, {"weights": 5}
         )
 
-    monkeypatch.setattr(planner, "measure", stand_in)
+    monkeypatch.setattr(planner.step_memory, "measure", stand_in)
     return calls
 
 
@@ -336,7 +336,7 @@ def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu() -> None:
     step = planner.Step(model=model, batch=8, length=1024, packed=True)
     logits = step.batch * step.length * model.padded_vocab * 4  # 1.5 GiB in float32
     small, large, rl, rl_large = (
-        planner.measure(replace(step, gpu_bytes=gib * GIB, logprobs=of_rl)).total
+        planner.step_memory.measure(replace(step, gpu_bytes=gib * GIB, logprobs=of_rl)).total
         for gib, of_rl in ((16, False), (80, False), (1, True), (80, True))
     )
     assert large - small > 0.5 * GIB  # chunks of 0.25 and 1.25 GiB
