@@ -333,7 +333,7 @@ def test_a_reference_stays_through_both_phases_of_rl(over: int) -> None:
 def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu() -> None:
     """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU 128 MiB and 1 GiB."""
     model = GPTConfig(depth=1, n_embd=64, n_head=1, vocab_size=50257, block_size=1024)
-    step = planner.Step(model=model, batch=8, length=1024, packed=True)
+    step = Step(model=model, batch=8, length=1024, packed=True)
     logits = step.batch * step.length * model.padded_vocab * 4  # 1.5 GiB in float32
     small, large, rl, rl_large = (
         planner.step_memory.measure(replace(step, gpu_bytes=gib * GIB, logprobs=of_rl)).total
