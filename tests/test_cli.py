@@ -16,7 +16,6 @@ import pytest
 from codechat import __version__
 from codechat.cli import guarded, main
 from codechat.core import command
-from codechat.core.command import STORAGE_ERRORS
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 
@@ -131,7 +130,7 @@ def test_a_full_disk_is_met_for_real(tmp_path: Path, capsys: pytest.CaptureFixtu
     argv = ["xray", "--tokenizer", "bytes", "--messages", str(tmp_path / "chat.json"), "--html", "/dev/full"]
     assert main(argv) == 2
     err = capsys.readouterr().err
-    assert STORAGE_ERRORS[errno.ENOSPC] in err and err.count("\n") == 1
+    assert os.strerror(errno.ENOSPC) in err and err.count("\n") == 1
 
 
 def test_interrupting_is_one_line_and_code_130(capsys: pytest.CaptureFixture[str]) -> None:

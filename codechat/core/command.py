@@ -18,16 +18,8 @@ from codechat.core.errors import UserError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-STORAGE_ERRORS = {
-    errno.ENOSPC: "the disk is full; free some space and run it again; what was saved is intact",
-    errno.EDQUOT: "the disk quota is used up; free some space and run it again; what was saved is intact",
-    errno.EROFS: "the file system is read-only; run in a folder that can be written",
-    errno.EACCES: "permission denied; change the owner or the mode, or run in another folder",
-    errno.EPERM: "the operation is not permitted; change the owner or the mode, or run in another folder",
-    errno.EIO: "the disk reports an input/output error; check the device before trusting what it holds",
-    errno.EFBIG: "the file is larger than a limit allows; raise it (ulimit -f) or write elsewhere",
-    errno.EMFILE: "too many files are open; raise the limit (ulimit -n 4096)",
-}
+# A disk or a limit, and no defect: errno, of which the user gets the system's own words.
+STORAGE_ERRORS = {getattr(errno, n) for n in "ENOSPC EDQUOT EROFS EACCES EPERM EIO EFBIG EMFILE".split()}
 
 
 def run_main(command: Callable[[list[str] | None], Any]) -> None:
@@ -62,7 +54,7 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
         if error.errno not in STORAGE_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(where + STORAGE_ERRORS[error.errno], 2)
+        return _fail(f"{where}{error.strerror}; mend this, then run the command again", 2)
 
 
 def _escape_what_cannot_be_encoded() -> None:

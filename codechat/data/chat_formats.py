@@ -9,7 +9,6 @@ Tools are listed by `chat.tools_prompt` after the row's own system text, as the 
 several at once are one answer, and their results follow in the order of the calls. A message of our own form is unchanged.
 
 A row that breaks the format raises DataError with its place. A row that is well formed and cannot be taught gives a reason of `REASONS`.
-Left out: images and sound; chat templates with another grammar of calls.
 """
 
 from __future__ import annotations

@@ -44,9 +44,3 @@ def main(argv: list[str] | None = None) -> None:
     entry = KINDS[words[0]]
     prepare = entry.load(entry.function)
     prepare(config.parse(entry.config_class, words[1:], prog=f"codechat data {words[0]}", epilog=__doc__))
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

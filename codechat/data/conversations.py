@@ -7,9 +7,8 @@ target crosses from one to the next.
 Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share. All ranks follow one
 sequence of rows and take turns in it, so world size and accumulation do not change what is learned. Each epoch of a domain has its own order.
 
-The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. Left out: where
-conversations come from (sources, synthetic, tasks); truncation (half an answer teaches to stop in the middle, so a conversation longer than the
-block is dropped and counted).
+The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. A conversation
+longer than the block is dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codechat.core.errors import DataError, MissingFile
+from codechat.data.chat_formats import ROLES
 from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -39,8 +39,7 @@ BUFFER = 256
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 REASONS = {"too_long": 0.2, "no_assistant": LARGEST_LOSS, "tag_in_content": LARGEST_LOSS}
 REMEDY = "raise the block size (--seq-len, --model.block-size), or repair the rows"
-# Names of roles and domains in the original project's conversations.
-ROLES = {"tool": "function"}
+# Names of domains in the original project's conversations.
 DOMAINS = {"funcall": "calls", "negative": "code"}
 
 
@@ -129,10 +128,9 @@ def _checked_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise DataError(f"{where}: a message is {str(message)[:80]!r}; required is an object with role and content")
     role = message.get("role")
-    role = ROLES.get(role, role) if isinstance(role, str) else role
-    if not isinstance(role, str) or role not in chat.ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLES)}")
-    return {"role": role, "content": message["content"]}
+    return {"role": ROLES[role], "content": message["content"]}
 
 
 def _check_labels(row: dict[str, Any], where: str) -> None:

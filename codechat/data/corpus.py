@@ -9,12 +9,11 @@ first. The last, partial shard is kept.
 one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
 
 The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part (of a single shard the
-last 2 %). Left out: where texts come from (sources), downloading, shuffling of documents.
+last 2 %).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -96,10 +95,6 @@ def write_corpus(
         ledger.check()
         manifest = _manifest(tokenizer, [f for w in writers.values() for f in w.close()], tally, ledger)
         _publish(out, manifest, tokenizer, writers.values())
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise DataError(f"disk full at {out}; nothing was written; free space or change --out") from None
     finally:
         for writer in writers.values():
             writer.discard()
@@ -429,11 +424,10 @@ class WindowLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed and for another corpus, which may lie in the same
-        directory; older states do not name theirs."""
-        saved, found = state.get("corpus"), self.corpus.manifest.get("hash")
-        if saved is not None and saved != found:
+        directory."""
+        if state["corpus"] != (here := self.corpus.manifest.get("hash")):
             raise DataError(
-                f"the run has learned from corpus {saved[:12]}, and its directory holds {str(found)[:12]}; prepare the former again, or start another run"
+                f"the run has learned from corpus {state['corpus']}, its directory holds {here}; prepare the former again"
             )
         if state["seed"] != self.seed:
             saved = f"the position in the data was saved with seed {state['seed']}"

@@ -9,8 +9,6 @@ Files arrive in OUT.partial, which is renamed to OUT when it is complete. A brok
 interruption keeps complete files. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set everything.
 Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME work as
 in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is sent to it, so it has public names only.
-
-Left out: single files, uploads.
 """
 
 from __future__ import annotations
@@ -89,11 +87,10 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); required is OWNER/NAME") from None
         except GatedRepoError:
             raise UserError(
-                f"{cfg.name} is gated; accept its terms on its page, then set HF_TOKEN{' and leave out --mirror' * bool(cfg.mirror)}"
+                f"{cfg.name} is gated; accept its terms, then set HF_TOKEN and leave out --mirror"
             ) from None
         except RevisionNotFoundError:
-            found = f"{kind} {cfg.name} has no revision {cfg.revision!r}"
-            raise ConfigError(f"{found}; set --revision to a branch, tag or commit") from None
+            raise ConfigError(f"{kind} {cfg.name} has no revision {cfg.revision!r}; set --revision") from None
         except RepositoryNotFoundError:
             continue
         # Releases of huggingface_hub raise errors of different HTTP packages. All but those of the transport are raised again.
@@ -104,9 +101,7 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             remedy = f"run the same command to continue with {partial}"
             raise UserError(f"{cfg.name} is incomplete ({reason}); {remedy}") from error
     what = "model or data set" if cfg.kind == "any" else cfg.kind
-    raise UserError(
-        f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private{' and leave out --mirror' * bool(cfg.mirror)}"
-    )
+    raise UserError(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
 
 
 def _is_transport(error: Exception) -> bool:
@@ -122,9 +117,3 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     download(config.parse(DownloadConfig, words, prog="codechat download", epilog=__doc__))
     return 0
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 from codechat.core.errors import DataError
+from codechat.data.chat_formats import ROLES
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -25,7 +26,6 @@ COLUMNS = ("system", "chat")
 REASONS = ("no_turns", "no_assistant", "unreadable_call", "text_after_call", "unreadable_tools")
 CALL = chat.CALL_TAG
 _TURN = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
-_ROLES = {"USER": "user", "ASSISTANT": "assistant", "A": "assistant", "FUNCTION RESPONSE": "function"}
 _END = "<|endoftext|>"
 
 
@@ -33,7 +33,7 @@ def turns(text: str) -> list[Message]:
     """The turns of a `chat` cell, contents stripped, without empty ones."""
     found: list[tuple[str, int, int]] = []
     for match in _TURN.finditer(text):
-        role = _ROLES[match.group(1)]
+        role = "assistant" if match.group(1) == "A" else ROLES[match.group(1).lower().replace(" ", "_")]
         if match.group(1) == "A" and found and found[-1][0] == "assistant":
             continue  # a paragraph of the answer that happens to begin with "A:"
         found.append((role, match.start(), match.end()))

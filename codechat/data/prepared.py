@@ -110,9 +110,8 @@ def _require_own(out: Path, names: Iterable[str], manifest: dict[str, Any], comm
 
 
 def _forget(manifest: dict[str, Any], command: str) -> set[str]:
-    """Take the files of a command, with their domains, out of the manifest; their names. Of a file of an older manifest the command is unknown,
-    so it stays."""
-    names = {name for name, entry in manifest["files"].items() if entry.get("command") == command}
+    """Take the files of a command, with their domains, out of the manifest; their names."""
+    names = {name for name, entry in manifest["files"].items() if entry["command"] == command}
     for name in names:
         del manifest["files"][name]
         manifest["domains"].pop(name.partition(".")[0], None)
@@ -120,16 +119,11 @@ def _forget(manifest: dict[str, Any], command: str) -> set[str]:
 
 
 def _note_style(manifest: dict[str, Any], style: str) -> None:
-    """Set the manifest's `tools_style` to the style that its files have, that of the rows just written first; none where all are compact. Files of
-    an older manifest do not say their style: what it said stays."""
-    entries = manifest["files"].values()
+    """Set the manifest's `tools_style` to that of the rows just written, else of any other file; none where all are compact."""
+    known = {entry["tools_style"] for entry in manifest["files"].values() if "tools_style" in entry}
     before = manifest.pop("tools_style", "compact")
-    known = {entry["tools_style"] for entry in entries if "tools_style" in entry}
-    if any("command" not in entry for entry in entries):
-        known.add(before)
-    known.discard("compact")
     if known:
-        manifest["tools_style"] = next(found for found in (style, before, min(known)) if found in known)
+        manifest["tools_style"] = next(name for name in (style, before, min(known)) if name in known)
 
 
 def tools_style(directory: Path | str) -> str:

@@ -6,8 +6,7 @@
     calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style)
     both            {messages}, {conversations} and ChatML in {text}, with tools: see chat_formats
 
-`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they come in. Left out: problems that a
-task reads from a file directly (tasks.funcall.sources).
+`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they come in.
 """
 
 from __future__ import annotations

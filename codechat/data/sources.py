@@ -3,13 +3,11 @@
 Every source yields plain values (`Document` or a dict row) and counts them in a `Ledger`. Rows that a selection rule removes (tests, duplicates,
 generated tables) are `skipped`; rows that should have been usable and were not are `lost`. Each reason for a loss has a largest share, above
 which `Ledger.check` stops the preparation: a reader that silently drops most of its input leaves only its easy part.
-
-Left out: tokenising (corpus, conversations) and the columns of each data set (public_rows, glaive). The hub is read through `datasets`, which is
-imported on use, so everything embedded works without it.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
@@ -91,14 +89,11 @@ class Ledger:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-
-        def row(
-            what: str, reason: str, n: int, share: float | None = None, limit: float | None = None
-        ) -> dict[str, Any]:
-            return dict(source=self.source, share=share, limit=limit, what=what, reason=reason, rows=n)
-
-        lost = [row("lost", r, n, n / max(self.total, 1), self.reasons[r]) for r, n in sorted(self.lost.items())]
-        return [row("kept", "", self.kept), *lost, *(row("skipped", *pair) for pair in sorted(self.skipped.items()))]
+        names = ("what", "reason", "rows", "share", "limit")
+        lost = [("lost", r, n, n / max(self.total, 1), self.reasons[r]) for r, n in sorted(self.lost.items())]
+        skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
+        rows = [("kept", "", self.kept, None, None), *lost, *skipped]
+        return [{"source": self.source} | dict(zip(names, row)) for row in rows]
 
     def check(self) -> None:
         """Raises DataError when a reason took more than its share, or when nothing was kept."""
@@ -248,44 +243,30 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
 
 
-def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a parquet file, a batch in memory at a time. Raises MissingFile, DataError for another kind of file."""
-    import pyarrow
-    import pyarrow.parquet
-
-    if not path.exists():
-        raise MissingFile(f"{path} does not exist; check --source")
-    try:
-        table = pyarrow.parquet.ParquetFile(path)
-        for batch in table.iter_batches(batch_size=256):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
-
-
-ENDINGS = ".parquet, .jsonl, .jsonl.gz or .json"
+ENDINGS = ".parquet, .csv, .json, .jsonl or .jsonl.gz"
 
 
 def local_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of one parquet, jsonl or jsonl.gz file, or of all such files of a directory by name."""
+    """Rows of one file with one of `ENDINGS`, or of all such files of a directory by name. Raises MissingFile, DataError."""
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if row_format(f))
         if not files:
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
-    elif row_format(path) == "parquet":
-        yield from read_parquet(path)
     elif row_format(path) == "jsonl":
         yield from (row for _, row in read_jsonl(path))
+    elif path.suffix == ".csv":
+        yield from csv.DictReader(open_text(path))
     elif path.suffix == ".json":
-        yield from read_json_list(path)
+        yield from _json_list(path)
+    elif row_format(path) == "parquet":
+        yield from _parquet_rows(path)
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
 
 
-def read_json_list(path: Path) -> list[dict[str, Any]]:
-    """Rows of a .json file: one list of objects. DataError for anything else."""
+def _json_list(path: Path) -> list[dict[str, Any]]:
     try:
         rows = json.loads("".join(open_text(path)))
     except ValueError as error:
@@ -293,6 +274,20 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         raise DataError(f"{path} holds no list of JSON objects; required is [{{...}}, ...]")
     return rows
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """A batch in memory at a time."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.exists():
+        raise MissingFile(f"{path} does not exist; check --source")
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -329,10 +324,10 @@ def renamed(rows: Iterable[dict[str, Any]], columns: Sequence[str], origin: str)
 
 
 def row_format(path: Path) -> str | None:
-    """'parquet', 'jsonl' or None, by the ending of the name."""
+    """'parquet', 'csv', 'jsonl' or None, by the ending of the name."""
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return "jsonl"
-    return "parquet" if path.suffix == ".parquet" else None
+    return path.suffix[1:] if path.suffix in (".parquet", ".csv") else None
 
 
 def require_columns(

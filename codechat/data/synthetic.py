@@ -3,9 +3,6 @@
 A code question is a short documented function turned around. Its signature and the first sentence of its docstring become the request; its
 source, without decorators and docstring, is the answer. Only top-level functions are used, since a method needs its class. Chat turns are the
 facts and courtesies of chat_turns.json in several wordings.
-
-Left out: tests for the functions, and a check that an answer makes sense without the rest of its module: these rows teach the form of an
-answer, not correctness.
 """
 
 from __future__ import annotations

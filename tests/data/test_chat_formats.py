@@ -115,11 +115,6 @@ def test_every_form_becomes_the_same_conversation(form):
     assert chat.offered_names(made[0]["content"]) == {"get_weather"}
 
 
-def test_the_json_style_lists_whole_schemas():
-    made = chat_formats.messages_of(OPENAI, "x", "json")
-    assert made[0]["content"] == f"Be brief.\n{chat.tools_prompt([SCHEMA], 'json')}"
-
-
 def test_messages_of_our_own_form_are_unchanged():
     own = [{"role": "user", "content": " x "}, {"role": "assistant", "content": f"Now {called('Oslo')}"}]
     assert chat_formats.messages_of({"messages": own}, "x") == own
@@ -180,16 +175,6 @@ def test_rows_that_cannot_be_taught_give_a_reason(row, reason):
     assert reason in chat_formats.REASONS
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [7, "text", [7], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": "wizard", "content": "x"}],
-     [{"role": ["user"], "content": "x"}], [{"content": "x"}]],
-)  # fmt: skip
-def test_malformed_rows_name_their_place(messages):
-    with pytest.raises(DataError, match="^mine, row 3"):
-        chat_formats.messages_of({"messages": messages}, "mine, row 3")
-
-
 # ------------------------------------------------------------------ codechat data
 
 
@@ -227,14 +212,6 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     assert synthetic.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 
 
-def test_a_loss_names_its_first_row(tmp_path):
-    rows = fifty(OPENAI)
-    for i in (6, 7, 8):
-        rows[i]["messages"][5]["content"] = None
-    with pytest.raises(DataError, match=r"lost 3 of 50 rows .*'empty_turn' \(the first: row 7\)"):
-        prepare("calls", write(tmp_path / "mine.jsonl", rows), tmp_path / "out", "--probes", 0)
-
-
 def test_the_preview_shows_conversations_with_their_mask(tmp_path, capsys):
     source = write(tmp_path / "mine.jsonl", fifty(OPENAI))
     prepare("calls", source, tmp_path / "out", "--probes", 0, "--preview", 3)
@@ -269,12 +246,3 @@ def test_a_name_that_is_no_path_is_a_data_set_of_the_hub(tmp_path, monkeypatch):
     assert list(sources.rows_of("owner/some-set")) == [{"from": "owner/some-set"}]
     with pytest.raises(MissingFile):
         list(sources.rows_of(str(tmp_path / "absent.jsonl")))
-
-
-def test_a_json_list_is_read(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(fifty(SHAREGPT)))
-    assert len(list(sources.local_rows(path))) == 50
-    path.write_text('{"a": 1}')
-    with pytest.raises(DataError, match="list of JSON objects"):
-        list(sources.local_rows(path))

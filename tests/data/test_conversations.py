@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raising import raising
 
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.errors import DataError
 from codechat.data import conversations
 from codechat.data.conversations import Example
 from codechat.data.prefetch import Prefetched
@@ -126,14 +125,6 @@ def test_a_bad_file_raises_with_its_name_and_line(tmp_path, text):
         list(conversations.read(tmp_path / "x.jsonl"))
 
 
-def test_an_absent_and_a_non_utf8_file_raise(tmp_path):
-    with pytest.raises(MissingFile, match=".jsonl"):
-        list(conversations.read(tmp_path / "no.jsonl"))
-    (tmp_path / "latin.jsonl").write_bytes('{"messages": "é"}'.encode("latin-1"))
-    with pytest.raises(DataError, match="latin.jsonl"):
-        list(conversations.read(tmp_path / "latin.jsonl"))
-
-
 def test_load_domains_reads_conversations_and_leaves_problems_and_probes_alone(tmp_path, capsys):
     write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
@@ -144,14 +135,6 @@ def test_load_domains_reads_conversations_and_leaves_problems_and_probes_alone(t
     assert "calls.train.jsonl: 30 conversations, dropped too_long 1 (block 64)" in capsys.readouterr().err
     limited = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, limit=2)
     assert {name: len(rows) for name, rows in limited.items()} == {"calls": 2, "code": 2}
-
-
-def test_load_domains_stops_when_a_reason_takes_more_than_its_share(tmp_path):
-    write(tmp_path / "chat.train.jsonl", [talk("a", "b")] * 7 + [talk("a", "b" * 200)] * 3)
-    with pytest.raises(DataError, match=r"3 of 10 .*30.0%.*'too_long'.*--seq-len"):
-        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64)
-    with pytest.raises(MissingFile, match="'select'.*codechat data"):
-        conversations.load_domains(tmp_path, "select", BYTES, "reserved", 64)
 
 
 # ------------------------------------------------------------------ packing
@@ -294,11 +277,6 @@ def test_ranks_and_accumulation_take_turns_in_one_sequence_of_rows():
         assert torch.equal(batch.targets, torch.cat([r.next().targets for r in ranks]))
 
 
-def test_different_seeds_give_different_orders():
-    a, b = (conversations.PackedLoader(mixed(), None, 4, 128, seed=s).next() for s in (0, 1))
-    assert not torch.equal(a.ids, b.ids)
-
-
 def test_packing_makes_more_than_300_thousand_tokens_a_second():
     loader = conversations.PackedLoader({"a": numbered([60] * 500), "b": numbered([110] * 500)}, None, 8, 512)
     loader.next()
@@ -306,25 +284,6 @@ def test_packing_makes_more_than_300_thousand_tokens_a_second():
     for _ in range(30):
         loader.next()
     assert 30 * 8 * 512 / (time.process_time() - began) > 300_000
-
-
-@pytest.mark.parametrize(
-    ("weights", "T", "match"),
-    [
-        ({"a": 1, "math": 1}, 64, r"\['math'\].*\['a', 'b'\].*--mix"),
-        ({"a": 0}, 64, "--mix"),
-        (None, 20, " 57 .* 20;.*--seq-len"),
-    ],
-)
-def test_a_mix_that_cannot_be_made_raises(weights, T, match):
-    with pytest.raises(DataError, match=match):
-        conversations.PackedLoader(mixed(), weights, 1, T)
-
-
-def test_a_domain_without_supervised_tokens_raises():
-    silent = [Example(np.arange(5, dtype=np.int32), np.array([True] + [False] * 4), "a")]
-    with raising(DataError, "domain a", 1):
-        conversations.PackedLoader({"a": silent}, None, 1, 64)
 
 
 def test_load_domains_encodes_only_what_the_mix_wants(tmp_path, capsys):
@@ -359,29 +318,3 @@ def test_batches_prepared_ahead_are_the_same_and_resume_after_those_handed_out(a
     for i in range(4, 8):
         a, b, c = source.next(), resumed.next(), went_on.next()
         assert same(a, b) and same(b, c) and same(c, plain[i])
-
-
-def test_a_batch_is_ready_before_it_is_asked_for_and_a_failure_is_raised_where_it_is() -> None:
-    class Source:
-        made = 0
-
-        def next(self) -> int:
-            if self.made == 3:
-                raise DataError("the file is gone")
-            self.made += 1
-            return self.made
-
-        def state(self) -> int:
-            return self.made
-
-    source = Source()
-    loader = Prefetched(source, torch.device("cpu"), beside=True)
-    assert loader.state() == 0 and loader.next() == 1
-    end = time.monotonic() + 20
-    while source.made < 2:
-        assert time.monotonic() < end, "nothing is prepared ahead"
-    assert loader.state() == 1 and [loader.next(), loader.next()] == [2, 3] and loader.state() == 3
-    with raising(DataError, "gone"):
-        loader.next()
-    plain = Prefetched(Source(), torch.device("cpu"))
-    assert plain.next() == 1 == plain.loader.made, "on a CPU nothing is prepared ahead"

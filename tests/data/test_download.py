@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from codechat.core.errors import ConfigError
-from codechat.data.download import DownloadConfig
-
 CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -179,14 +176,6 @@ def test_a_mirror_comes_before_the_environment_and_gets_no_token(tmp_path: Path,
     assert sent.returncode == 0 and hub.tokens == {None, "Bearer hf_" + "x" * 34}, "the stand-in sees tokens"
 
 
-def test_mirrors_by_name() -> None:
-    assert DownloadConfig(name="a/b", mirror="hf-mirror").endpoint == "https://hf-mirror.com"
-    assert DownloadConfig(name="a/b", mirror="https://x.org/").endpoint == "https://x.org"
-    assert DownloadConfig(name="a/b").endpoint is None
-    with pytest.raises(ConfigError, match="'hf-mirror'"):
-        DownloadConfig(name="a/b", mirror="hf-miror")
-
-
 def fetched(hub: Hub) -> list[tuple[str, str | None]]:
     return [
         (path.rpartition("/")[2], where)
@@ -201,23 +190,6 @@ def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> No
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"]
     assert [where for name, where in fetched(hub) if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
-
-
-@pytest.mark.slow
-def test_a_hub_that_falls_silent_leaves_no_directory_and_whole_files_stay(tmp_path: Path, hub: Hub) -> None:
-    hub.cut_at, hub.silent = 2**20, True
-    first = download(tmp_path, hub.url, "some/model", "--out", "out")
-    assert first.returncode == 2 and "Traceback" not in first.stderr
-    assert ".partial" in first.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial").is_dir()
-    whole = contents(tmp_path / "out.partial").keys()  # files arrive side by side: which ones came first is not fixed
-    hub.cut_at, hub.asked = None, []
-    second = download(tmp_path, hub.url, "some/model", "--out", "out")
-    assert second.returncode == 0, second.stderr
-    came = contents(tmp_path / "out")
-    assert came["model.safetensors"] == MODEL["model.safetensors"] and not (tmp_path / "out.partial").exists()
-    assert {name for name, _ in fetched(hub)} == came.keys() - whole, "what is whole is not fetched again"
-    assert "model.safetensors" not in whole
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
