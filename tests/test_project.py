@@ -32,7 +32,7 @@ IMPORTED_AS = {
     "pytest-xdist": "xdist",
 }
 # Brought by the packages that pyproject names, in step with them.
-BROUGHT_ALONG = {"jupyter_client", "markdown_it", "markupsafe"}
+BROUGHT_ALONG = {"grimp", "jupyter_client", "markdown_it", "markupsafe"}
 TEXT = {
     ".py",
     ".md",

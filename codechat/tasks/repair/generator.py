@@ -246,21 +246,3 @@ def gold_steps(problem: Problem) -> list[str]:
         return [as_block(fix["path"], fix["search"], fix["replace"])]
     calls = [("view", {"path": fix["path"]}), ("edit", fix), ("run_tests", {})]
     return [*(chat.format_call(name, arguments) for name, arguments in calls), DONE]
-
-
-def dialogues(
-    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "edits"
-) -> Iterator[dict[str, Any]]:
-    """n conversations {"id", "messages", "domain", "meta"} of experts. In "train" they use constants that no problem has."""
-    from codechat.tasks.repair.environment import RepairEnvironment  # which plays them
-
-    world = RepairEnvironment()
-    for problem in problems(split, n, seed, levels, actions, part="sft" if split == "train" else ""):
-        messages = list(problem.messages)
-        if actions == "tools":
-            world.reset(problem, 0)
-        for text in gold_steps(problem):
-            message = {"role": "assistant", "content": text}
-            messages += [message, *(world.step(message)[0] if actions == "tools" else [])]
-        meta = {"split": split, "asked": "tool" if actions == "tools" else "code", "level": problem.meta["level"]}
-        yield {"id": f"{DOMAIN}-{problem.id}", "messages": messages, "domain": DOMAIN, "meta": meta}
