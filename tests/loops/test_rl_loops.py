@@ -149,6 +149,7 @@ def predict_worth(home: Path, seed: int) -> list[Claim]:
     ]
 
 
+@pytest.mark.slow
 def test_the_value_learns_what_a_prompt_is_worth(home: Path) -> None:
     """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to predict it."""
     hold(predict_worth(home, seed=0))
