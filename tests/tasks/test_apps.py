@@ -360,7 +360,6 @@ def test_invalid_settings_and_files_are_user_errors(tmp_path: Any) -> None:
         [lambda: apps.problems("dev", 1), "split"],
         [lambda: apps.problems("train", 1, 0, [1], only=["bank"]), "apps"],
         [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "notes"],
-        [lambda: load("apps:actions=shout"), "actions"],
         [lambda: load("apps:max_turns=0"), "max_turns 0"],
     ):
         with pytest.raises(ConfigError, match=why):

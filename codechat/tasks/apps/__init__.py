@@ -12,7 +12,7 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    ["app", "catalogue", "code", "easy", "environment", "generator", "hard", "people", "plans", "prepare", "store"]
+    ["app", "catalogue", "easy", "environment", "generator", "hard", "people", "plans", "prepare", "store"]
     + ["task", "things", "world"],
     {
         "catalogue": ["TOOLS"],

@@ -1,4 +1,4 @@
-"""The pocket apps as an environment: calls or code in, results out, and a reward that depends only on state changes.
+"""The pocket apps as an environment: calls in, results out, and a reward that depends only on state changes.
 
 The changes at the end are compared with those of the scripted expert. A required change that was made is matched, one
 that was not is missing, and any other change is collateral. Answering and declining are changes too (`task_answer`,
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from codechat.tasks.apps import code
 from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk, as_text
 from codechat.tasks.apps.store import AppError, Change, Store, compare
 from codechat.tasks.base import Message, Problem, Score
@@ -40,13 +39,9 @@ def score_changes(required: list[Change], found: list[Change]) -> Score:
 
 
 class AppsEnvironment:
-    """One episode at a time. actions: "call" (`<functioncall> {...}` in a message) or "code" (a block of Python that
-    calls `apis.<app>.<tool>(...)`).
+    """One episode at a time. A message without a call ends it. So does a call of `task_answer` or `task_decline`."""
 
-    A message without an action ends the episode. So does a call of `task_answer` or `task_decline`."""
-
-    def __init__(self, actions: str = "call") -> None:
-        self.actions = actions
+    def __init__(self) -> None:
         self.store = Store()
         self.desk = Desk(self.store)
         self.closed = True
@@ -64,11 +59,11 @@ class AppsEnvironment:
         return problem.messages
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the actions of an answer. After the episode's end nothing happens."""
+        """Run the calls of an answer. After the episode's end nothing happens."""
         if self.closed:
             return [], 0.0, True
         before = self.verdict.reward
-        told = self._calls(message["content"]) if self.actions == "call" else self._code(message["content"])
+        told = self._calls(message["content"])
         if not told:
             self.closed = True
         self._judge()
@@ -100,13 +95,6 @@ class AppsEnvironment:
             return as_text("result", self.call(call.name.strip(), call.arguments))
         except AppError as error:
             return as_text("error", str(error))
-
-    def _code(self, text: str) -> list[Message]:
-        source = code.block_of(text)
-        if source is None:
-            return []
-        output, problem = code.run(source, self.offered, self.call)
-        return [{"role": "function", "content": as_text("error" if problem else "result", f"{output}{problem}")}]
 
     def _judge(self) -> None:
         self.changes = self.store.diff()

@@ -18,7 +18,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
-from codechat.tasks.apps import code, easy, hard
+from codechat.tasks.apps import easy, hard
 from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk
 from codechat.tasks.apps.environment import AppsEnvironment
 from codechat.tasks.apps.store import Store
@@ -40,7 +40,6 @@ def problems(
     n: int,
     seed: int = 0,
     levels: Sequence[int] = LEVELS,
-    actions: str = "call",
     only: Collection[str] = (),
     part: str = "",
 ) -> list[Problem]:
@@ -59,15 +58,13 @@ def problems(
     rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
     made: dict[str, Problem] = {}
     while len(made) < n:
-        problem = make(levels[len(made) % len(levels)], split, rng, store, actions, only)
+        problem = make(levels[len(made) % len(levels)], split, rng, store, only)
         made.setdefault(problem.id, problem)
     store.close()
     return list(made.values())
 
 
-def make(
-    level: int, split: str, rng: random.Random, store: Store, actions: str = "call", only: Collection[str] = ()
-) -> Problem:
+def make(level: int, split: str, rng: random.Random, store: Store, only: Collection[str] = ()) -> Problem:
     """One problem with its expert's calls and changes. store: where the expert works."""
     draw = Draw(rng, split)
     rows = Rows(draw, SIZES[level])
@@ -88,7 +85,7 @@ def make(
     offered = [*draft.tools, *rng.sample(others, OFFERED[level])]
     rng.shuffle(offered)
     messages = [
-        {"role": "system", "content": system([*offered, *CLOSING], actions)},
+        {"role": "system", "content": system([*offered, *CLOSING])},
         {"role": "user", "content": draft.request},
     ]
     gold = {"world": rows.tables, "calls": calls, "changes": store.diff()}
@@ -98,24 +95,19 @@ def make(
         messages,
         gold,
         split,
-        {"level": level, "tools": [*offered, *CLOSING], "actions": actions},
+        {"level": level, "tools": [*offered, *CLOSING]},
     )
 
 
-def system(tools: Sequence[str], actions: str) -> str:
+def system(tools: Sequence[str]) -> str:
     """The system prompt: the tools on offer."""
-    if actions == "call":
-        return chat.tools_prompt([TOOLS[name].schema for name in tools])
-    return code.INTRODUCTION + chat.tools_prompt([TOOLS[name].schema | {"name": code.spelling(name)} for name in tools])
+    return chat.tools_prompt([TOOLS[name].schema for name in tools])
 
 
 def gold_steps(problem: Problem) -> list[str]:
     """The expert's messages."""
     calls = problem.gold["calls"]
-    if problem.meta["actions"] == "code":
-        steps = [code.as_block(code.format_line(c["name"], c["arguments"])) for c in calls]
-    else:
-        steps = [chat.format_call(c["name"], c["arguments"]) for c in calls]
+    steps = [chat.format_call(c["name"], c["arguments"]) for c in calls]
     return steps if calls[-1]["name"] in CLOSING else [*steps, DONE]
 
 
@@ -131,11 +123,11 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 
 
 def dialogues(
-    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = ()
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, only: Collection[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """n conversations {"id", "messages", "domain", "meta"} of experts. `problems` does not give their problems for
     training."""
-    world = AppsEnvironment(actions)
-    for problem in problems(split, n, seed, levels, actions, only, part="expert" if split == "train" else ""):
+    world = AppsEnvironment()
+    for problem in problems(split, n, seed, levels, only, part="expert" if split == "train" else ""):
         meta = {"split": split, "asked": "tool", "tools_present": True, "level": problem.meta["level"]}
         yield {"id": f"{DOMAIN}-{problem.id}", "messages": trajectory(problem, world), "domain": DOMAIN, "meta": meta}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from codechat.core.config import default, opt
 from codechat.tasks import apps, preparation
@@ -23,7 +23,6 @@ class AppsConfig(preparation.GeneratedConfig):
     max_examples: int = default(500)
     levels: tuple[int, ...] = default(apps.LEVELS)
     apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
-    actions: Literal["call", "code"] = opt("call", "how tools are called: <functioncall>, or Python in the sandbox")
 
     def __post_init__(self) -> None:
         check_levels(self.levels, apps.LEVELS)
@@ -32,9 +31,9 @@ class AppsConfig(preparation.GeneratedConfig):
 def prepare_apps(cfg: AppsConfig) -> dict[str, Any]:
     """Write episodes and problems. Returns the manifest of the directory. Raises UserError, also where an expert's
     solution does not score the maximum."""
-    task = apps.AppsTask(levels=cfg.levels, actions=cfg.actions, apps=cfg.apps)
+    task = apps.AppsTask(levels=cfg.levels, apps=cfg.apps)
 
     def episodes(split: str, n: int) -> Iterator[dict[str, Any]]:
-        return apps.dialogues(split, n, cfg.seed, cfg.levels, cfg.actions, cfg.apps)
+        return apps.dialogues(split, n, cfg.seed, cfg.levels, cfg.apps)
 
     return preparation.prepare_generated(cfg, task, apps.DOMAIN, episodes, splits=("train", *preparation.HELD_OUT))

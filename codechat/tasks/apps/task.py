@@ -14,38 +14,31 @@ from codechat.tasks.preparation import GeneratedTask
 
 class AppsTask(GeneratedTask):
     """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated level
-    is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. actions: "call" or "code". max_turns:
-    most answers of an episode.
+    is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. max_turns: most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
     name, tiers, max_reward = "apps", TIERS, 1.0
     gold_fields = ("world", "calls", "changes")
-    meta_fields = ("level", "tools", "actions")
+    meta_fields = ("level", "tools")
 
     def __init__(
         self,
         source: str | Path | None = None,
         levels: Sequence[int] = generator.LEVELS,
-        actions: str = "call",
         max_turns: int = 8,
         apps: Sequence[str] = (),
     ) -> None:
-        if actions not in ("call", "code"):
-            raise ConfigError(f"actions {actions!r}; required: call or code")
         if max_turns < 1:
             raise ConfigError(f"max_turns {max_turns}; it must be at least 1")
         self.source, self.levels, self.only = source, tuple(levels), tuple(apps)
-        self.actions, self.max_turns = actions, max_turns
+        self.max_turns = max_turns
 
     def generate(self, split: str, n: int, seed: int) -> list[Problem]:
-        return generator.problems(split, n, seed, self.levels, self.actions, self.only)
-
-    def keeps(self, problem: Problem) -> bool:
-        return super().keeps(problem) and problem.meta["actions"] == self.actions
+        return generator.problems(split, n, seed, self.levels, self.only)
 
     def environment(self) -> AppsEnvironment:
-        return AppsEnvironment(self.actions)
+        return AppsEnvironment()
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
