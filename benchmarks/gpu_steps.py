@@ -552,7 +552,7 @@ def step_memory(out: Result) -> None:
     _held(out)
     cfg, rows = (shape("2b"), 2) if CUDA else (TINY, 4)
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
-    plan = fake.measure(planner.Step(model=cfg, batch=rows, length=cfg.block_size, optimizer="adamw", dtype=dtype))
+    plan = fake.measure(fake.Step(model=cfg, batch=rows, length=cfg.block_size, optimizer="adamw", dtype=dtype))
     predicted = sum(plan.training.values())
     if CUDA:
         torch.cuda.reset_peak_memory_stats()

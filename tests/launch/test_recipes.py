@@ -378,14 +378,14 @@ def test_recipe_and_preset_nano_pretrain_alike() -> None:
 def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that run."""
     started: list[str] = []
-    peaks = planner.Peaks({"weights": 20 * planner.GIB}, {})
+    peaks = planner.step_memory.Peaks({"weights": 20 * planner.GIB}, {})
 
     def run_stage(b: Bound, ledger: runner.Ledger, ranks: int, again: bool, overwrite: bool) -> float:
         started.append(b.stage.name)
         ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
         return 0.0
 
-    monkeypatch.setattr(planner, "measure", lambda step: peaks)
+    monkeypatch.setattr(planner.step_memory, "measure", lambda step: peaks)
     monkeypatch.setattr(runner, "gpus_here", lambda: 8)
     monkeypatch.setattr(runner, "run_stage", run_stage)
     monkeypatch.setattr(Stage, "is_done", lambda self, cfg: True)
