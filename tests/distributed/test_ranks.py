@@ -228,8 +228,7 @@ paths.ROOT, judged = pathlib.Path(sys.argv[1]), rollout.judged
 
 def flat(task, drawn):  # no group has variance, so that no update is made
     batch = judged(task, drawn)
-    batch.rewards.fill_(0)
-    return batch
+    return replace(batch, scores=[replace(score, reward=0.0) for score in batch.scores])
 
 rollout.judged, cfg = flat, config.resolve(reinforce.ReinforceConfig, file=sys.argv[2])
 with dist.session():
