@@ -422,7 +422,7 @@ def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str
                 write_json(fresh / name, value)
             for name, text in (texts or {}).items():
                 write_atomic(fresh / name, text)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no lock
             unlock(lock_of(fresh))
             raise
     lock_moved(lock_of(fresh), lock_of(path))
