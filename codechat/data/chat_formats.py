@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.text import chat
+from codechat.text.turns import Misplaced, Turn, messages_of_turns
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
@@ -55,21 +55,6 @@ class Unusable(Exception):
     """A row that cannot be taught; its text is one of `REASONS`."""
 
 
-@dataclass
-class Turn:
-    """A message while it is read. ids: one for each call, where the format has them. result_of: the id that a result answers."""
-
-    role: str
-    content: str
-    calls: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    result_of: str | None = None
-
-    def message(self) -> Message:
-        prose = [self.content] if self.content or not self.calls else []
-        return {"role": self.role, "content": "\n".join([*prose, *self.calls])}
-
-
 def holds_conversation(row: Row) -> bool:
     """True where a row has turns that `messages_of` reads."""
     text = row.get("text")
@@ -82,10 +67,15 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         raw = _raw_turns(row, where)
         tools = schemas(row.get("tools") or row.get("functions") or _tools_in_text(raw[0]))
         turns = [turn for each in raw for turn in _turns_of(each, where, tools)]
-        turns = _with_tools(_in_order(_joined(turns)), row, tools, tools_style)
+        turns = _with_system(_joined(turns), row, tools)
     except Unusable as reason:
         return str(reason)
-    return [turn.message() for turn in turns]
+    try:
+        return messages_of_turns(turns, tools, tools_style)
+    except Misplaced as error:
+        return error.reason
+    except DataError:
+        return "unreadable_tools"
 
 
 # ------------------------------------------------------------------ turns
@@ -256,24 +246,16 @@ def _schema(item: Any) -> dict[str, Any]:
     return described | {"parameters": {"type": "object", "properties": {}} | dict(parameters)}
 
 
-def _with_tools(turns: list[Turn], row: Row, tools: list[dict[str, Any]], style: str) -> list[Turn]:
-    """The turns, opened by a system message that lists the tools after the row's own words."""
+def _with_system(turns: list[Turn], row: Row, tools: list[dict[str, Any]]) -> list[Turn]:
+    """The turns, opened by the row's own system message without a list of tools, which is written anew."""
     if turns[0].role != "system" and isinstance(row.get("system"), str) and row["system"].strip():
         turns = [Turn("system", row["system"]), *turns]
-    own = turns[0].content if turns[0].role == "system" else ""
+    if not tools or turns[0].role != "system":
+        return turns
+    own = turns[0].content
     if listed := _TOOLS.search(own):
         own = own.partition("# Tools")[0].strip() if "# Tools" in own[: listed.start()] else ""
-    if not tools:
-        return turns
-    try:
-        offer = chat.tools_prompt(tools, style)
-    except DataError:
-        raise Unusable("unreadable_tools") from None
-    rest = turns[1:] if turns[0].role == "system" else turns
-    return [Turn("system", f"{own}\n{offer}" if own else offer), *rest]
-
-
-# ------------------------------------------------------------------ the order of calls and results
+    return [Turn("system", own), *turns[1:]]
 
 
 def _joined(turns: list[Turn]) -> list[Turn]:
@@ -286,25 +268,4 @@ def _joined(turns: list[Turn]) -> list[Turn]:
             before.content = before.content.strip()
         else:
             made.append(turn)
-    return made
-
-
-def _in_order(turns: list[Turn]) -> list[Turn]:
-    """Results with an id stand in the order of their calls. Unusable where one is missing, or answers no call."""
-    made: list[Turn] = []
-    at = 0
-    while at < len(turns):
-        turn = turns[at]
-        end = at + 1
-        while end < len(turns) and turns[end].role == "function":
-            end += 1
-        results = turns[at + 1 : end]
-        if turn.ids and any(result.result_of is not None for result in results):
-            if any(result.result_of not in turn.ids for result in results):
-                raise Unusable("result_without_call")
-            results.sort(key=lambda result: turn.ids.index(result.result_of))
-        if turn.ids and end < len(turns) and len(results) < len(turn.ids):
-            raise Unusable("call_without_result")
-        made += [turn, *results]
-        at = end
     return made

@@ -23,6 +23,7 @@ from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, call_grammar
+from codechat.text.turns import Misplaced, Turn, messages_of_turns
 
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
@@ -374,40 +375,40 @@ def grammar_of(body: ChatRequest, served: ServedModel) -> CallGrammar | None:
 
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
-    """Ids of the conversation up to where the assistant begins to write."""
-    turns, field = [to_turn(number, messages, loaded.tags) for number in range(len(messages))], "tools"
+    """Ids of the conversation up to where the assistant begins to write, as in training."""
+    turns = [to_turn(message, f"messages[{number}]", loaded.tags) for number, message in enumerate(messages)]
     for turn in turns:
-        if loaded.declines and turn == {"role": "assistant", "content": chat.DECLINED}:
-            turn["content"] = chat.DECLINE  # as the model wrote it
+        if loaded.declines and turn == Turn("assistant", chat.DECLINED):
+            turn.content = chat.DECLINE  # as the model wrote it
     try:
-        offer = chat.tools_prompt(tools, loaded.tools_style) if tools else ""
-        if offer and turns[0]["role"] == "system":
-            turns[0] = {"role": "system", "content": f"{turns[0]['content']}\n{offer}"}
-        elif offer:
-            turns.insert(0, {"role": "system", "content": offer})
-        field = "messages"
-        return chat.prompt(turns, loaded.tokenizer, loaded.tags)
+        chat.tools_prompt(tools, loaded.tools_style)
     except DataError as error:
-        raise ApiError(400, str(error), field) from None
+        raise ApiError(400, str(error), "tools") from None
+    try:
+        return chat.prompt(messages_of_turns(turns, tools, loaded.tools_style), loaded.tokenizer, loaded.tags)
+    except Misplaced as error:
+        field = f"messages[{next(i for i, turn in enumerate(turns) if turn is error.turn)}]"
+        field += ".tool_call_id" if error.turn.role == "function" else ".tool_calls"
+        raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
+    except DataError as error:
+        raise ApiError(400, str(error), "messages") from None
 
 
-def to_turn(number: int, messages: Sequence[Message], tags: str) -> dict[str, str]:
-    """Message `number` as a turn of the project's protocol: calls are part of the assistant's content."""
-    message = messages[number]
-    role, field = PROTOCOL_ROLES.get(message.role, message.role), f"messages[{number}]"
-    if message.content is None and not message.tool_calls:
+def to_turn(message: Message, field: str, tags: str) -> Turn:
+    """A message whose calls are texts of the project's protocol."""
+    role, given = PROTOCOL_ROLES.get(message.role, message.role), message.tool_calls or []
+    if message.content is None and not given:
         raise ApiError(400, f"{field}.content is absent; give a text", f"{field}.content")
-    if message.tool_calls and role != "assistant":
+    if given and role != "assistant":
         raise ApiError(400, f"{field}.tool_calls belongs to the assistant's messages", f"{field}.tool_calls")
-    if role == "function":
-        check_tool_result(number, messages)
-    calls = [call_text(call.function, f"{field}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
-    content = message.text + "".join(calls)
-    forbidden = [tag for tag in chat.TAGS if tag in content and not (tag == chat.CALL_TAG and role == "assistant")]
+    if role == "function" and message.tool_call_id is None:
+        raise ApiError(400, f"{field}.tool_call_id is absent; name the call", f"{field}.tool_call_id")
+    calls = [call_text(call.function, f"{field}.tool_calls[{i}]") for i, call in enumerate(given)]
+    forbidden = [tag for tag in chat.TAGS if tag in message.text and not (tag == chat.CALL_TAG and role == "assistant")]
     if tags == "text" and forbidden:
         problem = f"{field}.content holds the tag {forbidden[0]}, which would forge a turn of this model; take it out"
         raise ApiError(400, problem, f"{field}.content")
-    return {"role": role, "content": content}
+    return Turn(role, message.text, calls, [call.id for call in given], message.tool_call_id)
 
 
 def call_text(function: Called, field: str) -> str:
@@ -416,14 +417,3 @@ def call_text(function: Called, field: str) -> str:
     except (ValueError, RecursionError, DataError):
         message = f"{field}.function must have a name and arguments that are a json object in a string"
         raise ApiError(400, message, f"{field}.function") from None
-
-
-def check_tool_result(number: int, messages: Sequence[Message]) -> None:
-    """ApiError unless message `number` answers a call of the assistant's turn before it."""
-    before = next((m for m in reversed(messages[:number]) if m.role != "tool"), None)
-    if before is None or before.role != "assistant" or not (before.tool_calls or chat.CALL_TAG in before.text):
-        message = f"messages[{number}] is a function's result, but no call stands before it"
-        raise ApiError(400, message, f"messages[{number}].role")
-    given, field = messages[number].tool_call_id, f"messages[{number}].tool_call_id"
-    if before.tool_calls and given not in [call.id for call in before.tool_calls]:
-        raise ApiError(400, f"{field} is {given!r}; it must be the id of a call before it", field)
