@@ -69,8 +69,15 @@ def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts
     return app
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
+class AsciiJson(JSONResponse):
+    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def error_response(error: ApiError) -> AsciiJson:
+    return AsciiJson(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
 
 
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -183,7 +190,7 @@ async def _answer(
             answer.progress.clear()
         check_ends(answer.jobs)
         if not body.stream:
-            return JSONResponse(answer.response.body(body.return_token_ids))
+            return AsciiJson(answer.response.body(body.return_token_ids))
         events = answer.events(bool(body.stream_options and body.stream_options.include_usage))
         streaming = True  # the stream closes the answer
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +65,7 @@ class Detokenizer:
         """Text and calls of a finished completion: those before the first unreadable one. Where that is the first, everything is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
-        readable = list(takewhile(lambda call: call.form in chat.READABLE, calls))
+        readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))
         if not readable:
             return Calls(text, [])
         return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in readable])
@@ -74,6 +75,15 @@ class Detokenizer:
         if token < self.tokenizer.n_vocab:
             return self.tokenizer.token_bytes(token)
         return chat.decode([token], self.tokenizer).encode()
+
+    def offsets(self, ids: Sequence[int]) -> list[int]:
+        """Of each id of a plain text, the character of `text` in which its first byte is."""
+        decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+        for token in ids:
+            offsets.append(length)
+            if token != self.tokenizer.eot_id:
+                length += len(decoder.decode(self.piece(token)))
+        return offsets
 
     def _decoded(self, ids: Sequence[int]) -> str:
         if self.raw:

@@ -17,6 +17,7 @@ from codechat.inference.fitting_tools import goes_on, tools_for
 from codechat.inference.protocol import ApiError, Message, ServedModel, Strict, prompt_of
 from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
 from codechat.tasks.toolbox.catalogue import TOOLS, respond
+from codechat.text.tool_calls import escape_surrogates
 
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
@@ -70,7 +71,8 @@ def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
 
     @guarded.post("/page/call")
     def call(body: ToolRequest) -> Response:
-        return Response(respond(body.name, body.arguments), media_type="application/json")  # goes back to the model
+        result = escape_surrogates(respond(body.name, body.arguments))
+        return Response(result, media_type="application/json")  # goes back to the model
 
 
 def dropped(messages: list[Message], names: list[str], served: ServedModel) -> int:

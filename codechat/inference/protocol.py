@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.detokenizer import Detokenizer, StopStrings
@@ -65,7 +65,14 @@ def validation_error(error: Mapping[str, Any]) -> ApiError:
 
 # ---- the fields
 
-Text = Annotated[str, Field(min_length=1)]
+
+def encodable(value: Any) -> Any:
+    """Json without halves of characters."""
+    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError, which pydantic words
+    return value
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(encodable)]
 Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -110,7 +117,7 @@ class Message(Lenient):
 class Function(Lenient):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(encodable)] | None = None
     strict: bool | None = False
 
     @property
@@ -190,7 +197,7 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    keys: list[int | str] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
+    keys: list[int | Text] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool = False
     echo: bool | None = False

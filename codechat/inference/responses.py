@@ -9,11 +9,11 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 from codechat.inference.engine import Job
 from codechat.inference.protocol import ParsedRequest, ServedModel
+from codechat.text import chat
 
 Json = dict[str, Any]
 
@@ -59,7 +59,8 @@ class ResponseBuilder:
         return text, calls[:1] if self.parsed.one_call else calls
 
     def _calls(self, i: int, calls: Sequence[tuple[str, Json]]) -> list[Json]:
-        functions = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False)} for name, a in calls]
+        written = [(name, chat.escape_surrogates(json.dumps(a, ensure_ascii=False))) for name, a in calls]
+        functions = [{"name": name, "arguments": arguments} for name, arguments in written]
         return [
             {"id": f"call_{self.id[-12:]}_{i}_{k}", "type": "function", "function": f} for k, f in enumerate(functions)
         ]
@@ -110,14 +111,13 @@ class ResponseBuilder:
             return None
         if self.chat:
             return {"content": [self._entry(job, t) for t in range(start, stop)], "refusal": None}
-        tokens = [self._shown(token) for token in job.ids[:stop]]
-        offsets = list(accumulate(map(len, tokens), initial=0))
+        offsets = self.detokenizer.offsets(job.ids[:stop])
         top = [{self._shown(token): lp for token, lp in detail.top} for detail in job.details[start:stop]]
         return {
-            "tokens": tokens[start:],
+            "tokens": [self._shown(token) for token in job.ids[start:stop]],
             "token_logprobs": job.logprobs[start:stop],
             "top_logprobs": top if job.details else None,
-            "text_offset": offsets[start:stop],
+            "text_offset": offsets[start:],
         }
 
     def _entry(self, job: Job, t: int) -> Json:

@@ -41,6 +41,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     Call,
     check_style,
     described,
+    escape_surrogates,
     escape_tags,
     format_call,
     in_words,

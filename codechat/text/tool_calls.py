@@ -44,6 +44,7 @@ DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters")
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
@@ -89,7 +90,12 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 def escape_tags(text: str) -> str:
     """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads as the same value."""
-    return _TAG_IN_JSON.sub(r"\\u003c", text)
+    return _TAG_IN_JSON.sub(r"\\u003c", escape_surrogates(text))
+
+
+def escape_surrogates(text: str) -> str:
+    """JSON with halves of characters escaped, which no encoding can hold; it reads as the same value."""
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_words` for people

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from codechat.data import chat_formats
-from codechat.inference.app import error_response, JSONResponse as json_response
+from codechat.inference.app import AsciiJson, error_response
 from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Detail, Job, Request
 from codechat.inference.protocol import ApiError, Message, ParsedRequest, ServedModel, prompt_of
@@ -115,7 +115,7 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
     fine = chat.format_call("f", {"x": "日本 🎉"})
     named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
-    answer = json_response(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
+    answer = AsciiJson(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
     first, second, third = json.loads(answer.body)["choices"]
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a" + LONE, "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'

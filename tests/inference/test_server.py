@@ -471,9 +471,22 @@ def test_a_bad_request_is_400_and_names_the_field(up: Running) -> None:
     text = Path(__file__).with_name("bad_requests.json").read_text().replace('"TOOL"', json.dumps(TOOL))
     for change, field in json.loads(text):
         status, body = up.send("POST", "/v1/chat/completions", {"model": "tiny/sft", "messages": USER} | change)
+        assert status != 200, change
         error = body["error"]
         assert (status, error["param"], error["type"]) == (400, field, "invalid_request_error"), (change, body)
         assert field in error["message"]
+
+
+def test_half_a_character_is_read_and_answered(up: Running) -> None:
+    call = {"id": "a", "function": {"name": "square", "arguments": '{"x": "\\ud83d"}'}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "1"}]
+    body = {"model": "tiny/sft", "messages": messages, "max_tokens": 1, "return_token_ids": True}
+    status, answer = up.send("POST", "/v1/chat/completions", body)
+    assert status == 200 and "\\ud83d" in chat.decode(answer["choices"][0]["prompt_token_ids"], TOK)
+    for odd in ({"prompt": "\ud83d"}, {"prompt": "x", "keys": ["\ud83d"]}):
+        assert up.send("POST", "/v1/completions", {"model": "tiny/sft", "max_tokens": 1} | odd)[0] == 400
+    status, answer = up.send("POST", "/page/call", {"name": "reverse_text", "arguments": {"text": "ab\ud83d"}})
+    assert status == 200 and answer["result"] == "\ud83dba"
 
 
 def test_the_official_client_raises_what_it_means(up: Running) -> None:
