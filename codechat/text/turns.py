@@ -24,7 +24,10 @@ class Turn:
     def message(self) -> dict[str, str]:
         """Prose, then calls, one per line."""
         content = self.content.strip() if self.calls else self.content
-        return {"role": self.role, "content": "\n".join([*([content] if content or not self.calls else []), *self.calls])}
+        return {
+            "role": self.role,
+            "content": "\n".join([*([content] if content or not self.calls else []), *self.calls]),
+        }
 
 
 class Misplaced(DataError):

@@ -22,14 +22,21 @@ from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
 
 TOK = tokenizer.load("gpt2:512")
-LOADED = LoadedModel(GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path())
+LOADED = LoadedModel(
+    GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path()
+)
 SERVED = ServedModel(LOADED, "m", 0)
-USER, TOOL = {"role": "user", "content": "Rome and Oslo?"}, {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}
+USER, TOOL = (
+    {"role": "user", "content": "Rome and Oslo?"},
+    {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}},
+)
 
 
 def asks(*given: tuple[str, str], content: Any = None) -> dict[str, Any]:
     """An assistant's turn with calls, each an id and a value of x."""
-    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": x})}} for i, x in given]
+    calls = [
+        {"id": i, "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": x})}} for i, x in given
+    ]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
@@ -47,8 +54,22 @@ TWO = asks(("a", "Rome"), ("b", "Oslo"))
         [USER, TWO, result("a", "1"), result("b", "2")],
         [USER, TWO, result("b", "2"), result("a", "1")],
         [{"role": "system", "content": ""}, USER, asks(("a", "<|end|>"), content="Let me look.\n"), result("a", "1")],
-        [{"role": "developer", "content": "Be brief."}, USER, asks(("a", "é"), content=[{"type": "text", "text": "So: "}]), result("a", "1")],
-        [USER, TWO, result("b", "2"), result("a", "1"), {"role": "assistant", "content": " Both.\n"}, USER, asks(("a", "Bonn")), result("a", "3")],
+        [
+            {"role": "developer", "content": "Be brief."},
+            USER,
+            asks(("a", "é"), content=[{"type": "text", "text": "So: "}]),
+            result("a", "1"),
+        ],
+        [
+            USER,
+            TWO,
+            result("b", "2"),
+            result("a", "1"),
+            {"role": "assistant", "content": " Both.\n"},
+            USER,
+            asks(("a", "Bonn")),
+            result("a", "3"),
+        ],
     ],
 )
 def test_a_conversation_has_the_ids_that_training_gives_it(messages: list[dict[str, Any]], tools: list[Any]) -> None:
@@ -90,7 +111,9 @@ def test_every_call_has_one_result_by_its_id_here_and_in_training(messages: list
 
 def test_a_result_without_an_id_is_rejected() -> None:
     with pytest.raises(ApiError) as caught:
-        prompt_of([Message.model_validate(m) for m in (USER, asks(("a", "1")), {"role": "tool", "content": "1"})], [], LOADED)
+        prompt_of(
+            [Message.model_validate(m) for m in (USER, asks(("a", "1")), {"role": "tool", "content": "1"})], [], LOADED
+        )
     assert caught.value.param == "messages[2].tool_call_id"
 
 
@@ -105,7 +128,18 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
     jobs = []
     for ids in completions:
         details = [Detail(0.0, [])] * len(ids)
-        jobs.append(Job(Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, ids, [-1.0] * len(ids), details, "stop"))
+        jobs.append(
+            Job(
+                Request(prompt=[1], max_new_tokens=99, draws=0),
+                lambda: None,
+                False,
+                0.0,
+                ids,
+                [-1.0] * len(ids),
+                details,
+                "stop",
+            )
+        )
     parsed = ParsedRequest([], Detokenizer(TOK, "reserved" if chat_like else None, **how), 1, True)
     return ResponseBuilder(parsed, jobs, SERVED, chat=chat_like).body(False)
 
@@ -120,7 +154,10 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a" + LONE, "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
     assert third["message"]["content"] == named and "tool_calls" not in third["message"]
-    again = [Message.model_validate(m) for m in (USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1"))]
+    again = [
+        Message.model_validate(m)
+        for m in (USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1"))
+    ]
     (call,) = chat.parse_calls(chat.decode(prompt_of(again, [], LOADED), TOK))
     assert call.arguments == {"x": "a" + LONE, "\ude00": [1]}
 
@@ -133,7 +170,13 @@ def test_offsets_are_those_of_the_text_where_tokens_cut_characters() -> None:
     text = "日本 🎉 é\ud7ff!"
     cut = TOK.encode(text)
     half, eot = TOK.encode("🎉")[:-1], TOK.eot_id
-    for ids in (cut, [*half, *TOK.encode("ab")], [*half, *half, *TOK.encode("é")], [*TOK.encode("a"), eot, *cut], [*half, 513, *cut]):
+    for ids in (
+        cut,
+        [*half, *TOK.encode("ab")],
+        [*half, *half, *TOK.encode("é")],
+        [*TOK.encode("a"), eot, *cut],
+        [*half, 513, *cut],
+    ):
         (choice,) = body(ids, chat=False)["choices"]
         offsets = choice["logprobs"]["text_offset"]
         assert len(offsets) == len(ids) and offsets[0] == 0 and max(offsets) <= len(choice["text"])

@@ -479,7 +479,11 @@ def test_a_bad_request_is_400_and_names_the_field(up: Running) -> None:
 
 def test_half_a_character_is_read_and_answered(up: Running) -> None:
     call = {"id": "a", "function": {"name": "square", "arguments": '{"x": "\\ud83d"}'}}
-    messages = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "1"}]
+    messages = [
+        *USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
     body = {"model": "tiny/sft", "messages": messages, "max_tokens": 1, "return_token_ids": True}
     status, answer = up.send("POST", "/v1/chat/completions", body)
     assert status == 200 and "\\ud83d" in chat.decode(answer["choices"][0]["prompt_token_ids"], TOK)
