@@ -1,14 +1,11 @@
 """Collective desync detection: ranks that differ or diverge are named, with the rank and the line of code.
 
 - `agree` compares code and settings before the first collective, through the store.
-- `Watch` records every few seconds where each rank is; a collective that fails becomes an error with ranks and lines.
-- `Trace`, switched on by torch's own TORCH_DISTRIBUTED_DEBUG=INFO (or DETAIL), compares the operation, shapes and line of
-  every collective over the ranks of its group before it runs. Where they differ it raises on all ranks, with both places.
+- `Watch` records every few seconds where each rank is, so that a collective that fails names ranks and lines.
+- `Trace`, switched on by torch's TORCH_DISTRIBUTED_DEBUG=INFO, compares operation, shapes and line of every collective
+  over its ranks before it runs. torch's own DETAIL names no line and misses an additional collective of equal shape.
 
-torch's own DETAIL compares operations and shapes, but names no line, and misses an additional collective of equal shape;
-without it such a collective gives wrong sums or a timeout. torch's flight recorder lists operations for reading afterwards.
-
-Left out: point-to-point operations; collectives of the thread that writes checkpoints.
+Not compared: point-to-point operations; collectives of the thread that writes checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -33,6 +30,7 @@ import torch
 import torch.distributed as td
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import codechat
 from codechat.core.config import differences
@@ -41,7 +39,6 @@ from codechat.core.errors import RunError
 PACKAGE = Path(codechat.__file__).resolve().parent
 PLUMBING = {str(Path(__file__).resolve().with_name(name)) for name in ("desync.py", "dist.py")}
 SIGN_OF_LIFE_S = 5.0
-SILENT_AFTER_S = 4 * SIGN_OF_LIFE_S
 
 _sessions = 0
 
@@ -51,9 +48,8 @@ _sessions = 0
 def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
     """(store, rank, size) from torchrun's variables.
 
-    The store still holds the keys of an attempt before a restart, or of an earlier session of this process; reading them
-    again hangs the group, so each session has its own prefix. Over several hosts the number of restarts differs between
-    hosts: there torchrun's own rendezvous must be new (docs/distributed.md)."""
+    Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the
+    number of restarts differs: there torchrun's own rendezvous must be new (docs/distributed.md)."""
     global _sessions
     store, rank, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -64,65 +60,61 @@ def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
 
 def code_digest() -> str:
     """12 hex digits of the library's sources and torch's version."""
-    found = hashlib.sha256(torch.__version__.encode())
+    digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(PACKAGE.rglob("*.py")):
-        found.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any], remedy: str) -> None:
-    """RunError on every rank where `mine` differs between ranks; names the first rank that differs, and the values. No collective."""
+    """RunError on every rank where `mine` differs; names the first rank that differs, and the values. No collective."""
     store.set(f"{what}/{rank}", json.dumps([platform.node(), mine], sort_keys=True))
     try:
-        found = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
+        everyone = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
     except td.DistError as e:
         raise RunError(f"rank {rank} did not receive the {what} of all ranks ({e}); see the first error above") from e
-    for r, (host, other) in enumerate(found):
-        if other != found[0][1]:
-            listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(found[0][1], other).items())[:3])
-            raise RunError(f"rank 0 on {found[0][0]} and rank {r} on {host} have different {what}: {listed}; {remedy}")
+    first_host, first = everyone[0]
+    for r, (host, other) in enumerate(everyone):
+        if other != first:
+            listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
+            raise RunError(f"rank 0 on {first_host} and rank {r} on {host} have different {what}: {listed}; {remedy}")
 
 
 # ---- where a rank is
 
 
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
-    return not (name in PLUMBING or name.startswith("<") or installed)
-
-
 def _site(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The first of our lines among (frame, line) pairs: "pretrain.py:150 in train"."""
-    found = ((frame.f_code, line) for frame, line in frames if _is_ours(frame))
-    return next(
-        (f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in found), "a line outside the project"
-    )
+    """The first (frame, line) of this project, or of a script that uses it: "pretrain.py:150 in train"."""
+    for frame, line in frames:
+        name = frame.f_code.co_filename
+        installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
+        if not (name in PLUMBING or name.startswith("<") or installed):
+            return f"{Path(name).name}:{line} in {frame.f_code.co_name}"
+    return "a line outside the project"
 
 
 def call_site(frame: FrameType) -> str:
-    """The innermost line of this project, or of a script that uses it, on the stack of `frame`."""
+    """The innermost line of ours on the stack of `frame`."""
     return _site(traceback.walk_stack(frame))
 
 
 def is_dtensor_class(kind: type) -> bool:
-    """Whether it is DTensor; False, without importing it, where nothing has."""
-    found = sys.modules.get("torch.distributed.tensor")
-    return found is not None and issubclass(kind, found.DTensor)
+    """Whether it is DTensor; imports nothing, which takes a second: where nothing has imported it, there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(kind, module.DTensor)
 
 
 class Watch(threading.Thread):
-    """A daemon that tells the other ranks, through the store, where the main thread of this rank is: one small message
-    every few seconds."""
+    """A daemon that writes to the store every few seconds where the main thread of this rank is."""
 
-    def __init__(self, store: td.Store, rank: int, size: int, every_s: float = SIGN_OF_LIFE_S) -> None:
+    def __init__(self, store: td.Store, rank: int, size: int) -> None:
         super().__init__(name="watch", daemon=True)
-        self.store, self.rank, self.size, self.every_s = store.clone(), rank, size, every_s
+        self.store, self.rank, self.size = store.clone(), rank, size
         self.main, self.ended = threading.main_thread().ident, threading.Event()
         self.where, self.since = "", time.time()
 
     def run(self) -> None:
-        while not self.ended.wait(self.every_s):
+        while not self.ended.wait(SIGN_OF_LIFE_S):
             try:
                 self.tell()
             except (td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
@@ -133,9 +125,8 @@ class Watch(threading.Thread):
         where = f"{call_site(frame)} ({frame.f_code.co_name})" if frame else "its end"
         if where != self.where:
             self.where, self.since = where, time.time()
-        self.store.set(
-            f"watch/{self.rank}", json.dumps([self.where, self.since, time.time(), os.getpid(), platform.node()])
-        )
+        value = json.dumps([self.where, self.since, time.time(), os.getpid(), platform.node()])
+        self.store.set(f"watch/{self.rank}", value)
 
     def others(self) -> str:
         """Where each other rank was last seen; at most eight, silent ones first."""
@@ -146,7 +137,7 @@ class Watch(threading.Thread):
                 continue
             where, since, told, pid, host = json.loads(self.store.get(f"watch/{r}"))
             text = f"rank {r} (process {pid} on {host}) at {where}, since {time.time() - since:.0f} s"
-            if (age := time.time() - told) > SILENT_AFTER_S:
+            if (age := time.time() - told) > 4 * SIGN_OF_LIFE_S:
                 silent.append(f"{text}, no sign of life for {age:.0f} s")
             else:
                 seen.append(text)
@@ -154,7 +145,7 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         self.ended.set()
-        self.join(timeout=2 * self.every_s)
+        self.join(timeout=2 * SIGN_OF_LIFE_S)
 
 
 GROUP_FAILURE = re.compile(r"gloo|nccl|Connection (closed|reset|refused)|Timed out|Broken pipe", re.I)
@@ -189,16 +180,8 @@ def tracing_requested() -> bool:
     return os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() != "OFF"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _tensors(v)
-
-
 def _group_of(args: tuple[Any, ...]) -> td.ProcessGroup | None:
-    """The process group among a collective's arguments; None for operators that only wait for one or wrap its result."""
+    """The process group among a collective's arguments; None for operators that only wait for one."""
     for arg in args:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return td.ProcessGroup.unbox(arg)
@@ -207,7 +190,7 @@ def _group_of(args: tuple[Any, ...]) -> td.ProcessGroup | None:
 
 
 class Trace(TorchDispatchMode):
-    """Compares each collective with that of the other ranks of its group before it runs; RunError at the first that differs."""
+    """Compares each collective over the ranks of its group before it runs; RunError at the first that differs."""
 
     def __init__(self, store: td.Store, rank: int) -> None:
         super().__init__()
@@ -224,7 +207,8 @@ class Trace(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def compare(self, op: str, group: td.ProcessGroup, args: tuple[Any, ...]) -> None:
-        name, tensors = group.group_name, () if op in ONE_SIDED else _tensors(args)
+        name = group.group_name
+        tensors = [] if op in ONE_SIDED else [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         shapes = " ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
         mine = f"{op.strip('_')} {shapes} at {call_site(sys._getframe(1))}"
         number = self.counts[name]

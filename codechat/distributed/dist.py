@@ -1,10 +1,10 @@
 """The process group as a context manager, sums and agreements over ranks, this machine's compute dtype.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
-        dist.sum_(loss); stopping = dist.any(stop.requested)
+        dist.sum_(loss); stopping = any(dist.gather(stop.requested))
 
-Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
-the same order. With one process each returns its input at once.
+Every function is a collective where there are several ranks: all ranks call it, the same number of times, in the same
+order. With one process each returns its input at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from codechat.distributed import desync
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 TIMEOUT_S = 600.0  # longest that a rank waits for another
+BUCKET = 1 << 24  # numbers that `sum_gradients` adds at once
 
 
 @dataclass(frozen=True)
@@ -73,35 +74,30 @@ def device() -> torch.device:
 
 
 def send(x: Tensor, where: torch.device) -> Tensor:
-    """A tensor of the host on a device; through pinned memory to a GPU, so that the host does not wait until all work before it is done."""
+    """A tensor of the host on a device; to a GPU through pinned memory, so that the host does not wait."""
     if x.device.type != "cpu":
         return x.to(where)
     return (x.pin_memory() if where.type == "cuda" else x).to(where, non_blocking=True)
 
 
-def _check_devices(local_size: int) -> None:
-    """RunError where ranks would share a GPU, since NCCL then hangs rather than fails."""
-    if torch.cuda.is_available() and local_size > torch.cuda.device_count():
-        raise RunError(f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node")
-
-
 @cache
 def keep_freed_memory(device: torch.device) -> None:
-    """Let a process on a CPU keep the memory of freed tensors: glibc gives large blocks back, which costs up to 15 % of pretraining."""
+    """Let a process on a CPU keep freed memory: glibc returns large blocks, which costs up to 15 % of pretraining."""
     libc = ctypes.CDLL(None)
     if device.type == "cpu" and hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
+# ---- the session
+
 _watch: desync.Watch | None = None
-# A destroyed group that something still refers to keeps its threads, and where one of them meets the end of the interpreter, the process
-# ends with SIGABRT after all of its work.
 _droppers: list[Callable[[], None]] = []
 
 
 def when_destroyed(drop: Callable[[], None]) -> None:
-    """At the end of this session, call what drops a reference to the process group."""
+    """At the end of this session, call what drops a reference to the process group: a group that something still refers
+    to keeps its threads, and they abort the process at the end of the interpreter."""
     _droppers.append(drop)
 
 
@@ -109,12 +105,14 @@ def when_destroyed(drop: Callable[[], None]) -> None:
 def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[World]:
     """The process group for the time of the block. Inside another session it joins that one.
 
-    settings: a configuration that must be the same on all ranks; it and the library's code are compared before the first
-    collective. RunError where they differ, and where a collective fails or does not complete within `timeout_s`, with
-    this rank's call and where the others are."""
-    where = device()
+    settings: a configuration that must be the same on all ranks; it and the library's code are compared first. RunError
+    where they differ, and where a collective fails or does not complete within `timeout_s`, with this rank's call and
+    where the others are."""
+    where, local_size = device(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
-        _check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if local_size > torch.cuda.device_count():  # NCCL would hang
+            gpus = torch.cuda.device_count()
+            raise RunError(f"{local_size} ranks on a host with {gpus} GPUs; lower --nproc-per-node")
         torch.cuda.set_device(where)
     keep_freed_memory(where)
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -125,20 +123,18 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
 @contextmanager
 def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
     global _watch
-    # Its functions have the group of the moment of their import as a default argument: imported inside a session they would keep it.
+    # Its functions keep the group of the moment of their import as a default argument: import it before there is one.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
-    atexit.register(gc.collect)  # so does a sharded model, which lives in cycles
-
+    atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
     store, me, size = desync.join_store(timeout_s)
     sources = {"sources and torch": desync.code_digest()}
     desync.agree(store, me, size, "code", sources, "start all ranks from the same checkout and environment")
-    own = plain({} if settings is None else settings)
-    desync.agree(store, me, size, "settings", own, "start all ranks with the same command and config file")
+    mine = plain({} if settings is None else settings)
+    desync.agree(store, me, size, "settings", mine, "start all ranks with the same command and config file")
     gpu = where.type == "cuda"
-    # gloo beside nccl: python objects and agreements travel without the GPU
     td.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",  # objects and agreements travel without the GPU
         store=store,
         rank=me,
         world_size=size,
@@ -168,6 +164,9 @@ def explained(error: BaseException | None) -> BaseException | None:
     return desync.explained(error, _watch)
 
 
+# ---- collectives
+
+
 def barrier() -> None:
     if _grouped():
         td.barrier()
@@ -180,22 +179,6 @@ def sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
-    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before. A collective where
-    some are sharded."""
-    weights, limit = [p for p in weights if p.grad is not None], max_norm or math.inf
-    sharded = [p for p in weights if is_sharded_tensor(p)]
-    if len(sharded) in (0, len(weights)):
-        norm = nn.utils.clip_grad_norm_(weights, limit)
-        return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
-    kinds = [sharded, [p for p in weights if not is_sharded_tensor(p)]]  # torch takes no norm of both together
-    norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]
-    total = torch.stack([norm.full_tensor() if is_sharded_tensor(norm) else norm for norm in norms]).norm()
-    for part in kinds:
-        nn.utils.clip_grads_with_norm_(part, limit, total)
-    return float(total)
-
-
 def mean(values: dict[str, float]) -> dict[str, float]:
     """The mean over ranks of each value; every rank passes the same names."""
     if not _grouped():
@@ -205,47 +188,66 @@ def mean(values: dict[str, float]) -> dict[str, float]:
     return {n: total[i].item() / world_size() for i, n in enumerate(names)}
 
 
-def any(flag: bool) -> bool:  # noqa: A001
-    """True on every rank if it is true on one."""
-    return bool(sum_(torch.tensor(int(flag))).item())
-
-
-def all(flag: bool) -> bool:  # noqa: A001
-    """True on every rank if it is true on each."""
-    return not any(not flag)
-
-
-def broadcast_object(value: Any, source: int = 0) -> Any:
-    """The picklable `value` of rank `source`, on every rank."""
-    if not _grouped():
-        return value
-    box = [value]
-    td.broadcast_object_list(box, src=source, device=torch.device("cpu"))
-    return box[0]
-
-
-def all_gather_objects(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """The picklable values of all ranks, by rank, on every rank."""
-    found: list[Any] = [value] * world_size()
+    values: list[Any] = [value] * world_size()
     if _grouped():
-        td.all_gather_object(found, value)
-    return found
+        td.all_gather_object(values, value)
+    return values
 
 
 def raise_together(problem: Exception | None) -> None:
-    """Raise on every rank the first problem, by rank, that one of them found."""
-    if found := next((p for p in all_gather_objects(problem) if p is not None), None):
-        raise found
+    """Raise on every rank the first problem, by rank, that one of them met."""
+    if first := next((p for p in gather(problem) if p is not None), None):
+        raise first
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Add the gradients of replicas over ranks, after the backward pass; a parameter without one counts as zero on that
+    rank. `fully_shard` adds those of sharded weights itself."""
+    if world_size() == 1:
+        return
+    bucket: list[Tensor] = []
+    params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
+    for i, p in enumerate(params):
+        bucket.append(p)
+        if sum(p.numel() for p in bucket) < BUCKET and i + 1 < len(params):
+            continue
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        total = sum_(torch.cat([grad.reshape(-1) for grad in grads]))
+        for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
+            p.grad = grad.copy_(part.view_as(p))
+        bucket = []
+
+
+def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
+    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before.
+
+    A collective where some are sharded."""
+    weights, limit = [p for p in weights if p.grad is not None], max_norm or math.inf
+    sharded = [p for p in weights if is_sharded_tensor(p)]
+    kinds = [part for part in (sharded, [p for p in weights if not is_sharded_tensor(p)]) if part]
+    if len(kinds) < 2:
+        norm = nn.utils.clip_grad_norm_(weights, limit)
+        return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+    norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]  # torch takes no norm of both together
+    total = torch.stack([norm.full_tensor() if is_sharded_tensor(norm) else norm for norm in norms]).norm()
+    for part in kinds:
+        nn.utils.clip_grads_with_norm_(part, limit, total)
+    return float(total)
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Whether it is a DTensor. Without the import of that class, which takes a second: where nothing has imported it, there is none."""
+    """Whether it is a DTensor; imports nothing, since where nothing has imported that class there is none."""
     return desync.is_dtensor_class(type(value))
 
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: all of it, unless it is sharded."""
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor
+
+
+# ---- compute dtype
 
 
 def _cpu_has_bf16() -> bool:
@@ -262,9 +264,8 @@ def _cpu_has_bf16() -> bool:
 def _dtype(kind: str, requested: str | None) -> torch.dtype:
     if requested not in (None, "", "float32", "bfloat16"):
         raise ConfigError(f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16")
-    native = (
-        _cpu_has_bf16() if kind == "cpu" else kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
+    gpu = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    native = _cpu_has_bf16() if kind == "cpu" else gpu
     dtype = getattr(torch, requested) if requested else torch.bfloat16 if native else torch.float32
     why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():
@@ -273,8 +274,7 @@ def _dtype(kind: str, requested: str | None) -> torch.dtype:
 
 
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
-    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once per
-    process."""
+    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once."""
     return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE"))
 
 

@@ -1,20 +1,17 @@
-"""GPUs by name: memory and peak of matrix products, from the vendors' data sheets.
-
-Left out: consumer cards older than bfloat16, and accelerators of other vendors, which were not tried.
-"""
+"""GPUs by name: memory and peak of matrix products, from the vendors' data sheets (gpus.csv)."""
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, nearest
 
-# share of the memory as sold that CUDA reports: for an A800, 79.33 of 80 GiB were published; error correction takes 1/16
-HBM, GDDR_ECC = 0.99, 0.92
-
 
 class Gpu(NamedTuple):
-    """memory_gib as sold; bf16_flops dense, with float32 accumulation; `reports` are words of torch's name for the device."""
+    """memory_gib as sold; bf16_flops dense, with float32 accumulation; usable_share: what CUDA reports of the memory
+    (error correction of GDDR takes 1/16); reports: words of torch's name for the device."""
 
     memory_gib: float
     bf16_flops: float
@@ -27,28 +24,8 @@ class Gpu(NamedTuple):
         return self.memory_gib * self.usable_share
 
 
-GPUS = {
-    "a100-40gb": Gpu(40, 312e12, HBM, "A100", "NVIDIA A100 Tensor Core GPU data sheet"),
-    "a100-80gb": Gpu(80, 312e12, HBM, "A100", "NVIDIA A100 Tensor Core GPU data sheet"),
-    "a800-80gb": Gpu(80, 312e12, HBM, "A800", "an A100 with NVLink at 400 GB/s, not 600: NVIDIA A100 data sheet"),
-    "h100-80gb": Gpu(80, 989e12, HBM, "H100", "NVIDIA H100 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
-    "h100-pcie-80gb": Gpu(
-        80, 756e12, HBM, "H100 PCIe", "NVIDIA H100 Tensor Core GPU data sheet, PCIe; 1,513 with sparsity"
-    ),
-    "h100-nvl-94gb": Gpu(
-        94, 835e12, HBM, "H100 NVL", "NVIDIA H100 Tensor Core GPU data sheet, NVL; 1,671 with sparsity"
-    ),
-    "h800-80gb": Gpu(80, 989e12, HBM, "H800", "an H100 with NVLink at 400 GB/s, not 900: NVIDIA H100 data sheet, SXM"),
-    "h20-96gb": Gpu(96, 148e12, HBM, "H20", "NVIDIA H20 product brief"),
-    "h200-141gb": Gpu(141, 989e12, HBM, "H200", "NVIDIA H200 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
-    "b200-180gb": Gpu(180, 2250e12, HBM, "B200", "NVIDIA DGX B200 data sheet; 4,500 with sparsity"),
-    "l40s-48gb": Gpu(48, 362e12, GDDR_ECC, "L40S", "NVIDIA L40S data sheet; 733 with sparsity"),
-    "l4-24gb": Gpu(24, 121e12, GDDR_ECC, "L4", "NVIDIA L4 data sheet; 242 with sparsity"),
-    "a10-24gb": Gpu(24, 125e12, GDDR_ECC, "A10", "NVIDIA A10 data sheet; 250 with sparsity"),
-    "rtx4090-24gb": Gpu(
-        24, 165e12, HBM, "4090", "NVIDIA Ada architecture white paper, appendix A; float32 accumulation"
-    ),
-}
+with Path(__file__).with_name("gpus.csv").open(encoding="utf-8") as _file:
+    GPUS = {name: Gpu(*map(float, row[:3]), *row[3:]) for name, *row in list(csv.reader(_file))[1:]}
 
 
 def find(name: str) -> Gpu:

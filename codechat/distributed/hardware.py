@@ -1,7 +1,4 @@
-"""This machine's peak in matrix products (the denominator of MFU), and whether torch.compile pays.
-
-`gpu_specs` holds the stated peaks; an unknown GPU, or a CPU, is measured.
-"""
+"""This machine's peak in matrix products (the denominator of MFU), and where torch.compile is applied."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def _size(device: torch.device) -> int:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> float:
-    """FLOP/s of the best of so many products, measured now. On a busy machine only the best of several calls is near the peak."""
+    """FLOP/s of the best of so many products, measured now."""
     n = _size(device)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
@@ -50,20 +47,20 @@ def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> 
 
 
 def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16. In float32 a compiled step is no faster on a
-    CPU than the model's own slopes, and compiling takes 10 to 25 s."""
+    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16: in float32 a CPU
+    gains nothing over the model's own gradients, and compiling takes 10 to 25 s."""
     return (device.type == "cuda" or dtype == torch.bfloat16) if requested is None else requested
 
 
 def eager(method: Callable[..., T]) -> Callable[..., T]:
-    """Marks a method that torch.compile leaves out. `torch.compiler.disable` itself imports the compiler, which takes longer than torch: `maybe_compile`
-    applies it."""
+    """Marks a method that torch.compile leaves out; `leave_out_eager` applies it, since `torch.compiler.disable` imports
+    the compiler, which takes longer than torch."""
     method.eager = True  # type: ignore[attr-defined]
     return method
 
 
 def leave_out_eager(kind: type) -> None:
-    """Apply the marks of `eager` to a class of modules. What then calls such a method keeps its arguments until it returns."""
+    """Apply the marks of `eager` to a class of modules. Callers of such a method keep its arguments until it returns."""
     for base in kind.__mro__:
         for name, method in list(vars(base).items()):
             if getattr(method, "eager", False) and not hasattr(method, "_torchdynamo_disable"):
@@ -71,25 +68,21 @@ def leave_out_eager(kind: type) -> None:
 
 
 def compile_blocks(model: Any, **how: Any) -> None:
-    """Compile each block of `model.blocks` in place. All share one graph, so a deep model compiles as fast as a shallow one; what lies between
-    them (gathers of sharded weights, recomputation) stays outside. how: as torch.compile takes it."""
+    """Compile each block of `model.blocks` in place; all share one graph. What lies between them (gathers of sharded
+    weights, recomputation) stays outside. how: as torch.compile takes it."""
     for block in model.blocks:
         block.compile(**how)
 
 
 def maybe_compile(
-    fn: Callable[..., Any],
-    requested: bool | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    say: Callable[[str], None] = print,
+    fn: Callable[..., Any], requested: bool | None, device: torch.device, dtype: torch.dtype
 ) -> Callable[..., Any]:
-    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block (`compile_blocks`). A CPU
-    without a C++ compiler runs eagerly, with a message."""
+    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block. A
+    CPU without a C++ compiler runs eagerly, with a message."""
     if not compiles(requested, device, dtype):
         return fn
     if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
-        say("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
+        print("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
         return fn
     model = getattr(fn, "__self__", None)
     if sharding.is_sharded(model) or device.type == "cuda":

@@ -1,15 +1,13 @@
 """Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2).
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
-    loss = model.loss(...); loss.backward(); gradient_sums.finish(model); dist.clip_gradients(model.parameters(), 1.0)
+    loss = model.loss(...); loss.backward(); dist.sum_gradients(model); dist.clip_gradients(model.parameters(), 1.0)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
         ...
 
 Each rank has a replica where weights, gradients and optimizer states fit beside the activations. Otherwise the ranks of
-a node share one copy, and each node has its own (hybrid; `over` sets another number of ranks). Master weights are float32
-on the rank that owns them. Weights of blocks are gathered in the compute dtype, those of the root (embedding, last norm)
-in float32, and gradients are added in float32. So products run as under `dist.autocast`; only the gains of norms within
-blocks are rounded. Gradients are sums over ranks in both cases.
+a node share one copy (`over` sets another number of ranks). Master weights are float32 on the rank that owns them.
+Blocks are gathered in the compute dtype, the root (embedding, last norm) in float32; gradients are summed in float32.
 
 Forward and backward passes of a sharded model are collectives: every rank runs equally many (`in_step`).
 """
@@ -51,31 +49,27 @@ def fits(model: nn.Module, device: torch.device) -> bool:
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
-    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them share one copy; None = the ranks of a node.
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them share one copy; None = those of a node.
 
     ConfigError where `over` does not divide the number of ranks."""
     world = dist.world_size()
     over = over or int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    if over > world or world % over:
+    if world % over:
         valid = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-        raise ConfigError(
-            f"{over} ranks to a copy of the weights do not divide {world} ranks; set --shard-over to one of {valid}"
-        )
-    kind = dist.device().type
-    if over == world:
-        made = init_device_mesh(kind, (world,), mesh_dim_names=("shard",))
-    else:
-        made = init_device_mesh(kind, (world // over, over), mesh_dim_names=("replicate", "shard"))
-    # torch caches the specs of sharded tensors for the life of the process, they hold the mesh, and it holds its groups
-    dist.when_destroyed(lambda: getattr(made, "_pg_registry", {}).clear())
-    return made
+        got = f"{over} ranks to a copy of the weights do not divide {world} ranks"
+        raise ConfigError(f"{got}; set --shard-over to one of {valid}")
+    sizes, names = ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
+    ranks = init_device_mesh(dist.device().type, sizes, mesh_dim_names=names)
+    # torch caches the specs of sharded tensors for the life of the process; they hold the mesh, and it its groups
+    dist.when_destroyed(lambda: getattr(ranks, "_pg_registry", {}).clear())
+    return ranks
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
-    """Split the parameters of `model` over the mesh, in place: each block of `model.blocks` is gathered on its own, the rest as one.
+    """Split the parameters over the mesh, in place: each block of `model.blocks` is gathered on its own, the rest as one.
 
     The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in, default
-    `dist.compute_dtype()`. A block's weights are freed after its forward pass and gathered again for its backward pass."""
+    `dist.compute_dtype()`."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
@@ -100,13 +94,14 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None = None, over: int | None = None) -> M:
-    """The model that `make` returns, initialised from `seed` on this rank's device, whole or sharded; the same weights either way.
+    """The model that `make` returns, initialised from `seed` on this rank's device; the same weights whole or sharded.
 
-    seed: none = not initialised, for weights that are read next. shard_it: None = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
+    seed: none = not initialised, for weights that are read next. shard_it: None = where a replica does not fit. One
+    process never shards. No rank ever holds more than one whole parameter."""
     with torch.device("meta"):
         model = make()
     device = dist.device()
-    if dist.world_size() > 1 and (not dist.all(fits(model, device)) if shard_it is None else shard_it):
+    if dist.world_size() > 1 and (not all(dist.gather(fits(model, device))) if shard_it is None else shard_it):
         shard(model, mesh(over))
     model.to_empty(device=device)
     if seed is not None:
@@ -118,12 +113,12 @@ def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
     """Equally many batches on every rank, padded with `idle`, where forward and backward passes are collectives."""
     if not is_sharded(model):
         return batches
-    return batches + [idle] * (max(dist.all_gather_objects(len(batches))) - len(batches))
+    return batches + [idle] * (max(dist.gather(len(batches))) - len(batches))
 
 
 @torch.no_grad()
 def fill(p: Tensor, value: Tensor) -> None:
-    """Copy the whole `value`, equal on all ranks, into p; where p is sharded, this rank's part of it. No communication."""
+    """Copy the whole `value`, equal on all ranks, into p, or into this rank's part of it. No communication."""
     if not dist.is_sharded_tensor(p):
         p.copy_(value)
         return
@@ -137,8 +132,7 @@ def fill(p: Tensor, value: Tensor) -> None:
 def whole(model: M) -> Iterator[M]:
     """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once.
 
-    The copy computes what the sharded model does (block matrices in the compute dtype, the rest float32); forward passes on it need
-    no other rank, so ranks may run unequally many. Entering is a collective."""
+    The copy computes what the sharded model does, and its forward passes need no other rank. Entering is a collective."""
     if not is_sharded(model):
         was_training = model.training
         try:
@@ -149,7 +143,7 @@ def whole(model: M) -> Iterator[M]:
     with torch.device("meta"):
         copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
     dtype = dist.compute_dtype()
-    model.reshard()  # after a forward pass the root's weights are still gathered for a backward pass, which gathers them again
+    model.reshard()  # after a forward pass the root's weights are still gathered
     with torch.no_grad():
         state = {
             name: (p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p).full_tensor()

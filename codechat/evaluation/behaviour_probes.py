@@ -100,7 +100,7 @@ def behaviour_matrix(
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
         counts[cell_of(probes[i])][behaviour(text)] += 1
-    parts = dist.all_gather_objects(counts)
+    parts = dist.gather(counts)
     return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
 
 

@@ -97,7 +97,7 @@ def evaluate_task(
                 my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
             bar.update(len(chunk))
     model.train(was_training)
-    rows = _in_order(dist.all_gather_objects(my_rows), len(problems), n)
+    rows = _in_order(dist.gather(my_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
     return TaskResult(

@@ -137,7 +137,7 @@ class Learner:
             kl_weight=self.kl_coef,
         )
         # without it neither a KL term nor the value's errors nor momentum may move the policy
-        self.live = dist.any(bool(moves.any()))
+        self.live = any(dist.gather(bool(moves.any())))
 
     def updates(self) -> int:
         """Optimizer updates of this step; none where no draw is better than another."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import RunError
-from codechat.distributed import dist, gradient_sums, hardware, sharding
+from codechat.distributed import dist, hardware, sharding
 from codechat.launch.memory_tape import CATEGORIES, Tape
 from codechat.models import head, layers, optim
 from codechat.models.config import GPTConfig
@@ -163,7 +163,7 @@ def _run(step: Step) -> Moments:
             del loss
         passes = tape.reset_peak()
         after = list(tape.events)
-        gradient_sums.finish(model)
+        dist.sum_gradients(model)
         _update(model, optimizers)
         update = tape.reset_peak()
         with sharding.whole(model) as reader, torch.no_grad():
@@ -181,7 +181,7 @@ def _run_update(step: Step) -> Bytes:
             p.grad = torch.zeros_like(p)
             tape.see(p.grad, "gradients", sure=True)
         tape.reset_peak()
-        gradient_sums.finish(model)
+        dist.sum_gradients(model)
         _update(model, optimizers)
         return tape.peak()
 

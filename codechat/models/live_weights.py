@@ -34,7 +34,7 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
     """Write folder/live_<step> and remove what was there before it; (its path, its version). A collective.
 
     RunError, on every rank, where memory or disk is full: nothing partial stays."""
-    version = dist.broadcast_object(f"{folder.name}@{step}-{secrets.token_hex(6)}")
+    version = dist.gather(f"{folder.name}@{step}-{secrets.token_hex(6)}")[0]
     final, problem = folder / f"live_{step:06d}", None
     if sharding.is_sharded(model):
         cast(FSDPModule, model).reshard()  # after a forward pass the root's weights are still gathered

@@ -65,7 +65,7 @@ def rollout_metrics(
     added = RankMetrics(
         {**own.means, **means}, {**own.sums, **sums}, {**maxima}, {**own.ratios, **ratios}, {**own.stds}, own.ends
     )
-    return combine_ranks(dist.all_gather_objects(added))
+    return combine_ranks(dist.gather(added))
 
 
 def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | None = None) -> RankMetrics:
@@ -97,7 +97,7 @@ def live_completions(rewards: Tensor) -> Tensor:
     if rewards.shape[1] > 1:
         differ = bool((~zero_variance(rewards)).any())
     else:
-        differ = lone_differ(dist.all_gather_objects(ends_of_lone(rewards))) > 0
+        differ = lone_differ(dist.gather(ends_of_lone(rewards))) > 0
     return torch.full(rewards.shape, differ)
 
 

@@ -306,7 +306,7 @@ def save(
     settle()
     run_path, model = Path(run_path), unwrap(model)
     final = run_path / "checkpoints" / f"step_{step:06d}"
-    ranks = dist.all_gather_objects({"extra": dict(extra or {}), "rng": rng_state()})
+    ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:

@@ -58,15 +58,15 @@ def _ranks() -> Any:
 def _restarted(name: str) -> bool:
     """Whether torchrun restarted the ranks of this run (--max-restarts). A collective."""
     # over several hosts torchrun counts restarts only where a rank died
-    restarted = _ranks().any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-    return restarted and _ranks().broadcast_object(paths.same_launch(name))
+    restarted = any(_ranks().gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
+    return restarted and _ranks().gather(paths.same_launch(name))[0]
 
 
 def continues(cfg: Any) -> bool:
     """Whether `Run.create` will find the run of these settings with a checkpoint to continue from, which replaces all weights. A collective."""
     resume = _restarted(cfg.run_name) or cfg.resume
     found = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
-    return _ranks().broadcast_object(found)
+    return _ranks().gather(found)[0]
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
@@ -160,7 +160,7 @@ class Run:
                 problem = RunError(
                     f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
                 )
-        if problem := _ranks().broadcast_object(problem):
+        if problem := _ranks().gather(problem)[0]:
             raise problem
         run = cls(runs_dir() / name)
         run._writing = True
@@ -180,7 +180,7 @@ class Run:
                 self._tracker = Tracker(self.name, self.config, kind, self.path, continued=self.resumed)
             except RunError as e:
                 problem = e
-        if problem := _ranks().broadcast_object(problem):
+        if problem := _ranks().gather(problem)[0]:
             self.fail(str(problem))
             raise problem
 

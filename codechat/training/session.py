@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from codechat.core.errors import RunError
-from codechat.distributed import dist, gradient_sums, hardware
+from codechat.distributed import dist, hardware
 from codechat.models import lora, optim
 from codechat.models.gpt import GPT
 from codechat.rl.engines import EngineLost
@@ -112,9 +112,12 @@ class Session:
         """The steps to train. Before each what is due is evaluated and saved, once more after the last; ends early when interrupted, on all
         ranks together. A resumed run evaluates its first weights only if that was cut off."""
         self.pace = (self.start, time.perf_counter())
-        evaluated = self.run.resumed and dist.broadcast_object(self.start in set(self.run.evals()["step"]))
+        evaluated = self.run.resumed and dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
-            done, self.stopping = self.step == self.max_steps, dist.any(self.interrupt.requested or bool(self.why))
+            done, self.stopping = (
+                self.step == self.max_steps,
+                any(dist.gather(self.interrupt.requested or bool(self.why))),
+            )
             if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
                 self.run.log_eval(self.step, self.evaluate(self.model, self.step))
                 self.pace = (self.step, time.perf_counter())
@@ -140,7 +143,7 @@ class Session:
         are never saved, so the last checkpoint is good."""
         parts = (self.model, *self.heads)
         for part in parts:
-            gradient_sums.finish(part)
+            dist.sum_gradients(part)
         self.grad_norm = dist.clip_gradients([p for part in parts for p in part.parameters()], self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
             raise RunError(f"the gradient's norm is {self.grad_norm} at step {self.step + 1}; lower --lr or --muon-lr; "
@@ -152,7 +155,7 @@ class Session:
     def save(self, wait: bool) -> None:
         """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not finite."""
         finite = torch.stack([dist.local(p).isfinite().all() for p in self.model.parameters()]).all()
-        if dist.any(not finite):
+        if any(dist.gather(not finite)):
             raise RunError(
                 f"weights are not finite after step {self.step}; lower --lr or --muon-lr; the last checkpoint is kept"
             )

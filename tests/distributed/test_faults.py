@@ -4,7 +4,6 @@ rank named, and the run continues from its last good checkpoint on the curve it 
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +120,7 @@ def in_step(world):
     model = sharding.build(lambda: GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=16, vocab_size=60)), shard_it=True)
     model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
     dist.clip_gradients(model.parameters(), 1.0)
-    dist.all_gather_objects({"a": "x" * rank})
+    dist.gather({"a": "x" * rank})
     with sharding.whole(model):
         dist.mean({"a": 1.0})
 attempt("in step", in_step)
@@ -130,7 +129,7 @@ def out_of_step(world):
     dist.barrier()
     if rank == 1:
         dist.mean({"a": 1.0})  # one collective more than rank 0
-    dist.any(True)
+    dist.sum_(torch.ones(1, dtype=torch.long))
 attempt("out of step", out_of_step)
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
 
@@ -165,7 +164,7 @@ def hangs(world):
     dist.barrier()
     if rank == 1:
         slow_reward()
-    dist.any(True)
+    dist.sum_(torch.ones(1, dtype=torch.long))
 attempt("hang", hangs, timeout_s=12)
 """
 
@@ -189,7 +188,7 @@ EXPECTED = {  # error, and what its message names
     "settings": ("RunError", "rank 0", "rank 1", "settings", "model.depth 2 -> 3"),
     "code": ("RunError", "rank 0", "rank 1", "'code of 0' -> 'code of 1'"),
     "in step": ("no error",),
-    "out of step": ("RunError", "collective 1", "rank 0 calls allreduce () int64 at program0.py",
+    "out of step": ("RunError", "collective 1", "rank 0 calls allreduce (1,) int64 at program0.py",
                     "rank 1 calls allreduce (1,) float64 at program0.py", "in out_of_step"),
     "no space": ("CheckpointError", "step_000002", "--resume"),
     "missing shard": ("CheckpointError", "__1_0.distcp"),
@@ -217,33 +216,20 @@ def test_a_hang_names_the_rank_and_the_call(attempts: dict[tuple[str, int], tupl
 # ---- without processes of their own
 
 
-def test_the_place_of_a_rank_is_a_line_of_the_project_not_of_its_plumbing() -> None:
-    assert desync.call_site(sys._getframe()).startswith("test_faults.py:")
-    code = compile("import sys; here = sys._getframe()", desync.__file__, "exec")
-    scope: dict[str, object] = {}
-    exec(code, scope)
-    assert desync.call_site(scope["here"]).startswith("test_faults.py:")
-
-
 def test_only_a_failed_collective_is_explained() -> None:
-    error = ValueError("gloo")
-    assert desync.explained(error, None) is error
-    ours = RunError("Timed out, says an error of ours")
-
     class Nobody:
         rank = 0
 
         def others(self) -> str:
             return "rank 1 is elsewhere"
 
-    assert desync.explained(error, Nobody()) is error and desync.explained(ours, Nobody()) is ours
-    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert desync.explained(other, Nobody()) is other
+    for other in (ValueError("gloo"), RunError("Timed out"), RuntimeError("mat1 and mat2 cannot be multiplied")):
+        assert desync.explained(other, Nobody()) is other
     try:
         raise RuntimeError("[/build/gloo/pair.cc:534] Connection closed by peer")
     except RuntimeError as e:
-        found = desync.explained(e, Nobody())
-    assert isinstance(found, RunError)
+        error = desync.explained(e, Nobody())
+    assert isinstance(error, RunError)
     for part in (
         "rank 0",
         "test_faults.py",
@@ -251,4 +237,4 @@ def test_only_a_failed_collective_is_explained() -> None:
         "(Connection closed by peer)",
         "rank 1 is elsewhere",
     ):
-        assert part in str(found)
+        assert part in str(error)

@@ -192,29 +192,6 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
 
 
-PARENT = """
-import os, pathlib, sys
-from codechat import sft
-from codechat.core import config
-from codechat.runs import checkpoint, paths
-paths.ROOT, hashed, real = pathlib.Path(sys.argv[1]), [], checkpoint._damage
-checkpoint._damage = lambda path, listed, full: (full and hashed.append(path.name)) or real(path, listed, full)
-sft.train(config.resolve(sft.SFTConfig, file=sys.argv[2]))
-print(f"rank {os.environ['RANK']} hashed {' '.join(sorted(hashed))};")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_ranks_share_the_verification_of_the_checkpoint_they_start_from(home: Path) -> None:
-    base = replace(configs(home, 8)["sft"], max_steps=1, eval_every=0, run_name="base")
-    sft.train(base)
-    child = replace(base, init_from="base", run_name="child", device_batch_size=4, shard=True)
-    out = on_ranks(2, PARENT, home, str(home), written(home, child))
-    assert "rank 0 hashed model.pt;" in out and "rank 1 hashed ranks.pt;" in out
-    assert run.Run.open("child").status["status"] == "finished"
-
-
 FLAT = """
 import pathlib, sys
 from dataclasses import replace

@@ -232,7 +232,7 @@ def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
         seen.append(own)
         return [own, own._replace(means=dict.fromkeys(own.means, 5.0), ratios=other)]
 
-    monkeypatch.setattr(rollout_metrics, "dist", SimpleNamespace(all_gather_objects=with_a_rank_of_longer_completions))
+    monkeypatch.setattr(rollout_metrics, "dist", SimpleNamespace(gather=with_a_rank_of_longer_completions))
     if loop == "ppo":
         cfg, names = settings("ppo", run_name=loop, max_steps=1), ("adv_abs_mean",)
     else:
