@@ -31,7 +31,7 @@
 # | correct calls with arguments in single quotes, read here | 400 of 400 |
 # | the same calls, read by the original project's parser | 0 of 400 |
 #
-# **Runs/needs.** Frozen rows of trained runs (`python -m codechat.labs.reward_starts` trains them again, about 20
+# **Runs/needs.** Frozen rows of trained runs (`python tools/reward_rows.py starts` trains them again, about 20
 # seconds of one core each). A model of 135,488 weights is trained here for some seconds.
 #
 # Previous: [05 sft](05_sft.ipynb) · Next: [07 reinforce](07_reinforce.ipynb)
@@ -131,11 +131,10 @@ pd.DataFrame({what: {shape: reshaped(score_call(text, request), shape) for shape
 # *poor* start of seed 0, trained now. The same completions under each reward:
 
 # %%
-cfg = reward_starts.StartsConfig()
-early = reward_starts.StartsConfig(sft_steps=tuple(cfg.sft_steps[1] + i for i in range(-1, 3)))
-setting = reward_starts.Setting(early)
+poor = reward_starts.Setting().sft_steps[1]
+setting = reward_starts.Setting(sft_steps=tuple(poor + i for i in range(-1, 3)))
 policy = reward_starts.start_policies(setting, seed)["poor"]
-batch = setting.sampled(policy, setting.held_out[:groups], group_size=cfg.group_size, seed=seed)
+batch = setting.sampled(policy, setting.held_out[:groups], group_size=8, seed=seed)
 rewards_of = {shape: batch.rewards.new_tensor([reshaped(s, shape) for s in batch.scores]).view_as(batch.rewards) for shape in SHAPES}
 verdicts = {shape: diagnose.judge(reward, batch.correct) for shape, reward in rewards_of.items()}
 kinds = {"verdict": "verdict", "frac_with_variance": "groups with variance", "reward_mean": "mean reward", "correct_share": "exact"}

@@ -23,7 +23,7 @@
 # sampling at temperature 0.5 costs 10 points against temperature 1, and groups of 24 cost 5 against groups of 8 (the
 # interval just excludes 0) although more of them carry a gradient. So the share of groups with variance cannot choose.
 #
-# **Runs/needs.** Committed rows of 33 short runs (`python -m codechat.labs.rates --out reports/frozen/rates.jsonl`); a few
+# **Runs/needs.** Committed rows of 33 short runs (`python tools/reward_rows.py rates --out reports/frozen/rates.jsonl`); a few
 # seconds of one core.
 #
 # Where a gradient comes from: [why RL on MBPP died](12_why_mbpp_died.ipynb). A learning rate that is too high or too low, as metrics:
@@ -41,7 +41,7 @@ import numpy as np
 import pandas as pd
 
 from codechat.core.atomic_files import read_rows
-from codechat.labs import rates
+from codechat.labs import reward_starts
 from codechat.reports import dense_rewards, frozen_rows
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -63,7 +63,7 @@ print(f"{len(rows)} runs: {len(cells)} choices x {len(rows) // len(cells)} seeds
 # loss; every policy is tested at temperature 1, four answers to each held-out request.
 
 # %%
-print(inspect.getsource(rates.reinforce))
+print(inspect.getsource(reward_starts.reinforce))
 
 # %% [markdown]
 # ## Before training: what a group can teach

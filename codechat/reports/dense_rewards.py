@@ -32,7 +32,7 @@ def frozen(path: Path | None = None, baseline: str = "mean") -> list[dict[str, A
     """The committed rows of one baseline. MissingFile if there are none."""
     path = path or frozen_rows.frozen_dir() / "thesis.jsonl"
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; train it: python -m codechat.labs.reward_starts --out {path}")
+        raise MissingFile(f"{path} does not exist; train it: python tools/reward_rows.py starts --out {path}")
     return [row for row in read_rows(path) if row["baseline"] == baseline]
 
 

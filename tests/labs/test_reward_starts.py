@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from raising import raising
 
-from codechat.core.errors import ConfigError
 from codechat.labs import reward_starts
-from codechat.labs.reward_starts import SHAPES, Setting, StartsConfig
+from codechat.labs.reward_starts import RL, SHAPES, Setting
 from codechat.models import optim
 from codechat.rl.advantages import group_advantages
 
-TINY: dict[str, Any] = dict(
-    seeds=(0,), starts=("base", "strong"), rewards=("binary", "staircase"), steps=2, sft_steps=(1, 2, 3, 12), problems=2, group_size=3, held_out=4, samples=2, width=16,
-)  # fmt: skip
-KEPT = ("seed", "start", "reward", "baseline", "before", "after", "curve")
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import reward_rows  # noqa: E402
 
-
-def kept(row: dict[str, Any]) -> dict[str, Any]:
-    """What another execution repeats: all but the time."""
-    return {name: row[name] for name in KEPT}
+TINY: dict[str, Any] = dict(held_out_requests=4, samples=2, sft_steps=(1, 2, 3, 12), width=16)
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    return path, reward_starts.compare_rewards(StartsConfig(out=str(path), **TINY))
+def setting() -> Setting:
+    return Setting(**TINY)
+
+
+def plan() -> Any:
+    """Four runs of two updates: the binary and the staircase reward from two starts."""
+    for name, start, rl in reward_rows.plan_starts([0]):
+        if start in ("base", "strong") and rl.shape in ("binary", "staircase"):
+            yield name, start, RL(rl.shape, rl.baseline, updates=2, problems=2, group_size=3)
 
 
 def test_requests_have_two_numbers_below_100_and_no_split_shares_a_pair_of_a_tool() -> None:
@@ -41,68 +43,53 @@ def test_requests_have_two_numbers_below_100_and_no_split_shares_a_pair_of_a_too
     assert [p.messages for p in train[:9]] == [p.messages for p in reward_starts.requests("train", 9)]
 
 
-def test_the_vocabulary_spells_every_request_and_every_correct_answer_is_exact() -> None:
-    setting = Setting(StartsConfig(**TINY))
+def test_the_vocabulary_spells_every_request_and_every_correct_answer_is_exact(setting: Setting) -> None:
     for problem in setting.train[:200]:
         text = problem.messages[0]["content"]
         assert setting.tokenizer.decode(setting.tokenizer.encode(text)) == text
         assert setting.task.score(problem, setting.task.gold(problem)).correct
 
 
-def test_a_run_records_every_held_out_request_and_every_step(rows: tuple[Path, list[dict[str, Any]]]) -> None:
-    path, made = rows
-    assert [(r["start"], r["reward"]) for r in made] == [
-        (s, r) for s in ("base", "strong") for r in ("binary", "staircase")
-    ]
-    for row in made:
+def test_rows_have_every_request_and_a_second_start_trains_only_what_was_cut(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    rows = reward_rows.train(path, setting, plan(), 5, "reinforce")
+    assert [(r["start"], r["reward"]) for r in rows] == [*itertools.product(("base", "strong"), ("binary", "staircase"))]
+    for row in rows:
         assert len(row["after"]["greedy"]) == len(row["after"]["correct"]) == 4
         assert all(0 <= c <= 2 for c in row["after"]["correct"]) and sum(row["after"]["tiers"].values()) == 8
         assert {len(v) for v in row["curve"].values()} == {1} and all(0 <= v[0] <= 1 for v in row["curve"].values())
-    assert made[0]["before"] == made[1]["before"]  # one start, whatever the reward
-    assert [json.loads(line) for line in path.read_text().splitlines()] == made
+    assert rows[0]["before"] == rows[1]["before"]  # one start, whatever the reward
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:50])
+    again = reward_rows.train(path, setting, plan(), 5, "reinforce")
+    assert again[:3] == rows[:3] and again[3] | {"seconds": 0} == rows[3] | {"seconds": 0}
+    assert [json.loads(line) for line in path.read_text().splitlines()] == again
 
 
-def test_finished_runs_are_skipped_and_a_cut_row_is_trained_again(
-    rows: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, made = rows
-    again, lines = tmp_path / "again.jsonl", path.read_text().splitlines(keepends=True)
-    again.write_text("".join(lines[:2]) + lines[2][:50])
-    trained, real = [], reward_starts.train_one
-    monkeypatch.setattr(reward_starts, "train_one", lambda s, *run: trained.append(run) or real(s, *run))
-    found = reward_starts.compare_rewards(StartsConfig(out=str(again), **TINY))
-    assert trained == [(0, "strong", "binary", "mean"), (0, "strong", "staircase", "mean")]
-    assert list(map(kept, found)) == list(map(kept, made))
-    assert reward_starts.compare_rewards(StartsConfig(out=str(again), **TINY)) == found and len(trained) == 2
+def test_temperature_varies_at_the_middle_and_every_run_has_the_same_completions() -> None:
+    runs = list(reward_rows.plan_rates((3, 4)))
+    assert len(runs) == 2 * 11 and [name["seed"] for name, _, _ in runs] == [3] * 11 + [4] * 11
+    assert {(rl.lr, rl.group_size) for _, _, rl in runs if rl.temperature != 1} == {(1e-3, 8)}
+    assert {rl.updates * rl.problems * rl.group_size for _, _, rl in runs} == {reward_rows.COMPLETIONS}
 
 
-def test_other_settings_do_not_enter_the_same_file(rows: tuple[Path, list[dict[str, Any]]]) -> None:
-    before = rows[0].read_bytes()
-    with raising(ConfigError, "settings", "--out"):
-        reward_starts.compare_rewards(StartsConfig(out=str(rows[0]), **TINY | dict(lr=0.5)))
-    assert rows[0].read_bytes() == before
+def test_the_loss_is_taken_at_the_temperature_of_sampling(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log-probabilities of the loss are those of the sampler: the ratio of the update is 1."""
+    policy, seen = reward_starts.GPT(setting.model, seed=0), []
+    batch = setting.sampled(policy, setting.train[:2], group_size=4, temperature=2.0, seed=1)
+    real = reward_starts.losses.policy_gradient_loss
+    monkeypatch.setattr(reward_starts.losses, "policy_gradient_loss", lambda *a, **k: seen.append(a) or real(*a, **k))
+    reward_starts.backward(policy, batch, torch.ones(2, 4), 2.0)
+    logprobs, sampled = seen[0][0], torch.tensor(batch.completions[0].logprobs)
+    torch.testing.assert_close(logprobs[0, : len(sampled)].detach(), sampled, rtol=1e-4, atol=1e-5)
 
 
-def test_seeds_are_outermost() -> None:
-    plan = reward_starts.planned(StartsConfig(seeds=(3, 4)))
-    assert [run[0] for run in plan] == [3] * 16 + [4] * 16 and len(set(plan)) == 32
-
-
-@pytest.mark.parametrize(
-    "wrong", [dict(starts=("bad",)), dict(rewards=("binry",)), dict(baselines=("none",)), dict(sft_steps=(3, 2, 9, 10))]
-)
-def test_what_does_not_exist_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        StartsConfig(**wrong)
-
-
-def test_only_rewards_that_differ_move_the_policy() -> None:
-    setting = Setting(StartsConfig(**TINY | dict(steps=1)))
+def test_only_rewards_that_differ_move_the_policy(setting: Setting) -> None:
     first = reward_starts.start_policies(setting, 0)["base"]  # after one step of SFT no answer is exact
     moved = {}
     for shape in SHAPES:
-        policy = reward_starts.copy.deepcopy(first)
-        (step,) = reward_starts.reinforce(setting, policy, shape, "mean", 0)
+        policy = copy.deepcopy(first)
+        (step,) = reward_starts.reinforce(setting, RL(shape, updates=1, problems=2, group_size=3), policy, 0)
         moved[shape] = any(not torch.equal(a, b) for a, b in zip(first.parameters(), policy.parameters()))
         assert moved[shape] == (step["live"] > 0)
     assert not moved["binary"]
@@ -127,13 +114,3 @@ def test_zscore_gives_every_group_with_variance_the_same_weight() -> None:
     rewards = torch.tensor([[1.0, 0, 0, 0], [0.35, 0.55, 0.35, 0.55], [1.0, 1, 1, 1]])
     norms = group_advantages(rewards, "zscore").norm(dim=1)
     torch.testing.assert_close(norms, torch.tensor([3.0, 3.0, 0.0]).sqrt(), rtol=1e-4, atol=0)
-
-
-def test_the_command_reads_its_flags_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, flags = tmp_path / "new" / "rows.jsonl", []
-    for name, value in (TINY | dict(starts=("base",), rewards=("tiered",))).items():
-        flags += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
-    reward_starts.main(["--out", str(out), *flags])
-    (row,) = map(json.loads, out.read_text().splitlines())
-    assert reward_starts.name_of(row) == (0, "base", "tiered", "mean")
-    assert "0 base tiered mean" in capsys.readouterr().out

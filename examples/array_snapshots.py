@@ -1,7 +1,7 @@
 """Snapshots of arrays for tests of your own: NAME.npz holds what a function gave once, and a test compares what it gives now.
 
     import pytest
-    from codechat.labs.array_snapshots import ArraySnapshots
+    from array_snapshots import ArraySnapshots
 
     @pytest.fixture
     def numpy_snapshot(request):
