@@ -44,7 +44,7 @@ from IPython.display import HTML
 
 from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, reinforce, rollout, tokenizer
 from codechat.models.generate import Completion
-from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure
+from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
 from codechat.reports.token_attribution import gradient_share, xray_values
 from codechat.tasks import load, toolbox
 
@@ -246,8 +246,13 @@ fig
 # %%
 in_rollouts = broken["no call, or a broken one"](metrics)
 title = f"No call, or a broken one: {in_rollouts[:6].mean():.0%} of training rollouts, then {in_rollouts[-6:].mean():.0%}"
-fig = plots.tier_flow(run, metrics, task.tiers, title)
-fig.set_size_inches(6.4, 2.4)
+tier_shares = pd.DataFrame({tier: metrics.get(f"tier/{tier}", 0.0) for tier in task.tiers}).fillna(0.0)
+smooth = tier_shares.ewm(span=6).mean()
+fig, axes = new_figure(title, size=(6.4, 2.4))
+axes[0, 0].stackplot(metrics["step"], *smooth.to_numpy().T, labels=task.tiers, colors=plots.tier_colours(len(task.tiers)), linewidth=0)
+axes[0, 0].set(ylim=(0, 1), xlim=(metrics["step"].min(), metrics["step"].max()))
+finish(axes[0, 0], x="step", y="rollouts (share), smoothed", legend=False)
+outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
 fig
 
 # %% [markdown]

@@ -119,7 +119,13 @@ rates, row, references = frames["per_problem"], frames["evals"].iloc[-1], frames
 
 # %%
 tries = int(row["n_problems"] * row["n_samples"])
-plots.tier_histogram(row, TIERS, f"Of {tries} completions none is correct, {row['parseable_frac'] * tries:.0f} are Python")
+shares = [row[f"tier/{tier}"] for tier in TIERS]
+fig, axes = new_figure(f"Of {tries} completions none is correct, {row['parseable_frac'] * tries:.0f} are Python")
+bars = axes[0, 0].barh(TIERS, shares, color=plots.tier_colours(len(TIERS)))
+axes[0, 0].bar_label(bars, fmt="{:.1%}", padding=3, fontsize=8)
+axes[0, 0].set_xlim(0, 1)
+finish(axes[0, 0], x=f"completions (share), temperature {row['temperature']:g}", y=None, legend=False)
+fig
 
 # %%
 with pd.option_context("display.max_colwidth", 300):

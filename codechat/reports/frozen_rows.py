@@ -5,8 +5,6 @@
 A walk-through reads the rows of a stage from a source. Source "frozen" is what is committed, so that its numbers hold
 on any machine. Any other source is the prefix of run names (`nano` for runs/nano/sft), so that a copy shows the runs
 just made. Both give the same frames.
-
-Left out: weights and training text, which are too large to commit; notebooks show what needs them at toy size.
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from codechat.core import config
 from codechat.core.atomic_files import read_json, read_rows
-from codechat.core.config import opt
 from codechat.core.errors import MissingFile
 from codechat.reports import run_frames
 from codechat.reports.run_frames import Frames
@@ -140,20 +135,10 @@ def _manifest(recipe: str, data: str) -> dict[str, Any]:
     return read_json(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FreezeConfig:
-    """Which runs to freeze."""
-
-    recipe: str = opt("nano", "recipe whose finished runs are frozen", positional=True)
-
-
 def main(argv: list[str] | None = None) -> None:
     """`python -m codechat.reports.frozen_rows nano`."""
-    argv = sys.argv[1:] if argv is None else argv
-    cfg = config.parse(FreezeConfig, argv, prog="python -m codechat.reports.frozen_rows", epilog=__doc__)
-    frames = freeze(cfg.recipe)
-    size = sum(path.stat().st_size for path in frozen_dir().iterdir())
-    print(f"{', '.join(frames['runs']['run'])}: {size:,} bytes in {frozen_dir()}")
+    frames = freeze(*(sys.argv[1:] if argv is None else argv))
+    print(f"{', '.join(frames['runs']['run'])} in {frozen_dir()}")
 
 
 if __name__ == "__main__":

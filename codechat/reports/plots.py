@@ -4,7 +4,6 @@ A metrics frame is what `Run.metrics()` returns (a row per logged step); an eval
 returns. A title states the finding; most functions derive one from the data when none is given. `style` defines how
 figures look.
 
-Left out: interactive figures, and bands over many seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
+from codechat.evaluation.behaviour_probes import EXPECTED
 from codechat.evaluation.intervals import wilson_interval
 from codechat.reports.style import (
     GREY,
@@ -27,19 +26,16 @@ from codechat.reports.style import (
     add_note,
     change,
     colour_of,
-    dash_of,
     draw_points,
     draw_smoothed,
     errors_of,
     finish,
-    first_and_last,
     label_of,
     label_of_run,
     label_of_tier,
     new_figure,
     outer_legend,
     seeds_note,
-    span_of,
 )
 from codechat.reports.style import save as save  # a notebook saves what it draws
 
@@ -49,39 +45,11 @@ SHAPE_COLOURS = {
     "tiered": OKABE_ITO["orange"],
     "staircase": OKABE_ITO["green"],
 }
-BEHAVIOUR_COLOURS = {"call": OKABE_ITO["blue"], "code": OKABE_ITO["vermilion"], "neither": "#9a9a9a"}
 
 
 # ---------------------------------------------------------------- training
 
 
-def curves(
-    metrics: Mapping[str, pd.DataFrame],
-    y: str,
-    *,
-    x: str = "step",
-    evals: Mapping[str, pd.DataFrame] | None = None,
-    eval_y: str | None = None,
-    baseline: tuple[str, float] | None = None,
-    log_y: bool = False,
-    title: str | None = None,
-) -> Plot:
-    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label,
-    value)."""
-    first = next(iter(metrics))
-    fig, axes = new_figure(title or f"{first}: {change(metrics[first], y, 3)}")
-    ax, point_y = axes[0, 0], eval_y or y
-    for run, frame in metrics.items():
-        draw_smoothed(ax, frame[x], frame[y], colour=colour_of(run), label=run, dash=dash_of(run))
-        if evals and run in evals:
-            points = with_tokens(evals[run], frame) if x == "tokens" else evals[run]
-            draw_points(ax, points, point_y, x=x, colour=colour_of(run), label=f"{run} {point_y}")
-    if baseline:
-        ax.axhline(baseline[1], color=GREY, linestyle="--", linewidth=1, label=baseline[0])
-    if log_y:
-        ax.set_yscale("log")
-    finish(ax, x=x, y=label_of(y) + (", log scale" if log_y else ""), note=seeds_note(metrics))
-    return fig
 
 
 def with_tokens(evals: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -119,9 +87,6 @@ def heldout_losses(run: str, evals: pd.DataFrame, title: str | None = None) -> P
     return fig
 
 
-# ---------------------------------------------------------------- published runs and the scaling law
-
-
 # ---------------------------------------------------------------- rewards and tiers
 
 
@@ -144,24 +109,6 @@ def tier_colours(count: int) -> list[Any]:
     return [matplotlib.colormaps["cividis"](x) for x in np.linspace(0, 1, count)]
 
 
-def _stack_tiers(ax: Axes, metrics: pd.DataFrame, tiers: Sequence[str]) -> None:
-    shares = pd.DataFrame({t: metrics[f"tier/{t}"] if f"tier/{t}" in metrics else 0.0 for t in tiers}).fillna(0.0)
-    smooth, colours = shares.ewm(span=span_of(len(shares))).mean(), tier_colours(len(tiers))
-    ax.stackplot(metrics["step"], *[smooth[t] for t in tiers], labels=tiers, colors=colours, linewidth=0)
-    ax.set_ylim(0, 1)
-    ax.margins(x=0)
-
-
-def tier_flow(run: str, metrics: pd.DataFrame, tiers: Sequence[str], title: str | None = None) -> Plot:
-    """Stacked shares of the reward's tiers over the steps, the worst at the bottom."""
-    a, b = first_and_last(metrics, f"tier/{tiers[-1]}")
-    fig, axes = new_figure(title or f"{run}: {tiers[-1]} goes from {a:.0%} to {b:.0%} of rollouts")
-    _stack_tiers(axes[0, 0], metrics, tiers)
-    finish(axes[0, 0], x="step", y=f"{label_of('tier/*')}, smoothed", note=seeds_note([run]), legend=False)
-    outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
-    return fig
-
-
 def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
     """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst tier
     at the bottom."""
@@ -178,21 +125,6 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
     return fig
 
 
-def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | None = None) -> Plot:
-    """Shares of the tiers in one diagnosis or evaluation row, worst to best."""
-    shares = [float(row[f"tier/{t}"]) for t in tiers]
-    counts = f"N={int(row['n_problems'])}, n={int(row['n_samples'])}, temperature {row['temperature']:g}"
-    verdict = f"{row['verdict']}: " if isinstance(row.get("verdict"), str) else ""
-    fig, axes = new_figure(title or f"{verdict}{shares[-1]:.0%} of completions are correct, {counts}")
-    ax = axes[0, 0]
-    ax.barh(range(len(tiers)), shares, color=tier_colours(len(tiers)), height=0.8)
-    for i, share in enumerate(shares):
-        ax.text(share + 0.01, i, f"{share:.1%}", va="center", fontsize=8)
-    ax.set_yticks(range(len(tiers)), tiers)
-    ax.set_xlim(0, 1)
-    ax.grid(False)
-    finish(ax, x="completions (share)", y=None, legend=False)
-    return fig
 
 
 def stack_bars(ax: Axes, shares: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
@@ -341,36 +273,12 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
 # ---------------------------------------------------------------- behaviour probes
 
 # Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
-_GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
+GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
          "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
 
 
-def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools
-    present)."""
-    default = f"{run}: {_behaviour_finding(evals)}"
-    fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
-    for cell in CELLS:
-        _draw_cell(axes[_GRID[cell]], evals, cell)
-        axes[_GRID[cell]].set_title(f"{cell_in_words(cell)}:\n{EXPECTED[cell]} expected", fontsize=7.5, loc="left")
-    axes[1, 1].set_axis_off()  # no such cell: the place holds the legend
-    axes[0, 0].set_ylim(-0.03, 1.03)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("share of completions", fontsize=8.5)
-    for ax in axes[1]:
-        ax.set_xlabel("optimizer step", fontsize=8.5)
-    axes[0, 1].tick_params(labelbottom=True)
-    options = dict(loc="center", fontsize=8, title_fontsize=7.5, frameon=False, title=_probes_note(evals))
-    for line in axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), **options).get_lines():
-        line.set_linewidth(1.6)
-    return fig
 
 
-def _probes_note(evals: pd.DataFrame) -> str:
-    """How many prompts a point rests on, and what the bands are."""
-    counts = {int(evals[f"probe/{c}/n"].dropna().iloc[-1]) for c in CELLS if f"probe/{c}/n" in evals}
-    several = "-".join(f"{n}" for n in (min(counts), max(counts))[: len(counts)]) if counts else "no"
-    return f"{several} prompts a point,\n95 % bands"
 
 
 def cell_in_words(cell: str) -> str:
@@ -378,48 +286,10 @@ def cell_in_words(cell: str) -> str:
     return f"{asked} requested, {present.replace('_', ' ')}"
 
 
-def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
-    if f"probe/{cell}/n" not in evals:
-        return
-    rows = evals[evals[f"probe/{cell}/n"].notna()]
-    n = rows[f"probe/{cell}/n"].astype(int)
-    for which in BEHAVIOURS:
-        share, colour = rows[f"probe/{cell}/{which}"], BEHAVIOUR_COLOURS[which]
-        bands = [wilson_interval(round(p * k), k) for p, k in zip(share, n)]
-        width, size = (2.0, 4) if which == EXPECTED[cell] else (1.1, 2.5)
-        ax.fill_between(
-            rows["step"], [b.lo for b in bands], [b.hi for b in bands], color=colour, alpha=0.15, linewidth=0
-        )
-        ax.plot(rows["step"], share, "o-", color=colour, linewidth=width, markersize=size, label=which)
 
 
-def _behaviour_finding(evals: pd.DataFrame) -> str:
-    """The cell whose expected behaviour is rarest at the last evaluation, in words."""
-    shares = {c: evals[f"probe/{c}/{EXPECTED[c]}"].dropna() for c in CELLS if f"probe/{c}/{EXPECTED[c]}" in evals}
-    if not shares:
-        return "no behaviour probes"
-    worst = min(shares, key=lambda c: shares[c].iloc[-1])
-    return f"expected behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {cell_in_words(worst)}"
 
 
-def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
-    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour,
-    its interval and n.
-
-    A cell that was not probed stays empty."""
-    size = (6.4, 0.7 + 1.7 * len(rows))
-    fig, axes = new_figure(title or "share of completions with the expected behaviour", rows=len(rows), size=size)
-    for ax, (name, row) in zip(axes[:, 0], rows.items()):
-        share = np.full((2, 3), np.nan)
-        for cell, at in _GRID.items():
-            share[at] = write_share(
-                ax, row, cell, at, f"{EXPECTED[cell]} {{p:.0%}}\n[{{lo:.0%}}, {{hi:.0%}}] n={{n}}", 8
-            )
-        finish_heat(ax, share)
-        ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
-        ax.set_yticks((0, 1), ("tool\nrequested", "code\nrequested"))
-        ax.set_title(name, fontsize=9, loc="left")
-    return fig
 
 
 def write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
@@ -429,7 +299,7 @@ def write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int]
         return np.nan
     n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{EXPECTED[cell]}"]
     shown, colour = wilson_interval(round(p * n), n), "black" if p > 0.55 else "white"
-    words = text.format(p=p, lo=shown.lo, hi=shown.hi, n=n)
+    words = text.format(expected=EXPECTED[cell], p=p, lo=shown.lo, hi=shown.hi, n=n)
     ax.text(at[1], at[0], words, ha="center", va="center", fontsize=fontsize, color=colour)
     return p
 

@@ -65,7 +65,7 @@ def test_the_figure_shows_each_reward_at_each_start_and_the_published_runs() -> 
 
 
 def test_no_rows_name_the_command(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="reward_starts"):
+    with pytest.raises(MissingFile, match="reward_rows"):
         dense_rewards.frozen(tmp_path / "none.jsonl")
 
 

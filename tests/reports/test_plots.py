@@ -150,25 +150,17 @@ def draw(name: str) -> plots.Plot:
     """One figure of each kind, from the runs of `root`."""
     (pre, pre_evals), (sft, sft_evals), (rl, rl_evals) = map(frames_of, ("pretrain", "sft", "rl"))
     scores = frames_of("evaluate")[1]
-    test = {row["checkpoint"]: row for row in scores.to_dict("records") if row["split"] == "test"}
     return {
         "pretraining": lambda: plots.pretraining("nano/pretrain", pre, pre_evals),
-        "curves": lambda: plots.curves(
-            {"nano/sft": sft}, "train_loss", x="tokens", log_y=True, baseline=("start", 5.0)
-        ),
         "held_out": lambda: plots.heldout_losses("nano/sft", sft_evals),
-        "behaviour": lambda: plots.behaviour_over_training("nano/sft", sft_evals),
-        "heat": lambda: plots.behaviour_heatmap(test),
         "rl": lambda: plots.rl_progress("nano/rl", rl, rl_evals),
-        "tiers": lambda: plots.tier_flow("nano/rl", rl, TIERS),
-        "diagnosis": lambda: plots.tier_histogram(frames_of("diagnose")[1].iloc[0], TIERS),
         "staircase": lambda: plots.staircase({"none": (0, 0), "partial": (0.5, 0.9), "full": (1, 1)}),
         "signal": lambda: plots.group_signal("nano/rl", rl),
         "pass": lambda: plots.pass_at_k(scores, (1, 8)),
     }[name]()
 
 
-KINDS = """pretraining curves held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
+KINDS = "pretraining held_out rl staircase signal pass".split()
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +182,7 @@ def test_every_figure_states_a_finding(figures: dict[str, plots.Plot]) -> None:
     assert {name: f.get_suptitle() for name, f in figures.items() if len(f.get_suptitle()) < 15} == {}
 
 
-@pytest.mark.parametrize("name", ["rl", "behaviour", "pass"])  # lines, bands and error bars
+@pytest.mark.parametrize("name", ["rl", "pass"])  # lines and error bars
 def test_a_saved_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         plots.save(draw(name), name, tmp_path / folder)
@@ -200,14 +192,6 @@ def test_a_saved_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -
 
 
 def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
-    frame = pd.DataFrame({"step": range(1, 31), "train_loss": np.linspace(6, 2, 30)})
-    assert "train_loss falls from 5.862 to 2.138" in plots.curves({"a": frame}, "train_loss").get_suptitle()
-    assert (
-        "rises"
-        in plots.curves(
-            {"a": frame.assign(train_loss=frame["train_loss"][::-1].to_numpy())}, "train_loss"
-        ).get_suptitle()
-    )
     assert "no domain" in figures["held_out"].get_suptitle()
     worse = pd.DataFrame({"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 2.5], "heldout_loss/calls": [3.0, 2, 1]})
     assert "code ends above" in plots.heldout_losses("nano/sft", worse).get_suptitle()
@@ -215,7 +199,7 @@ def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
 
 def test_labels_carry_units_spans_counts_and_seeds(figures: dict[str, plots.Plot]) -> None:
     text = {name: words(figure) for name, figure in figures.items()}
-    assert "training loss (nats/token), log scale" in text["curves"] and "(EMA, span 4)" in text["curves"]
+    assert "training loss (nats/token)" in text["pretraining"] and "(EMA, span 4)" in text["pretraining"]
     assert "n = 1 seed" in text["rl"] and "(N=64, n=8, 95 %)" in text["rl"]
     assert "n=8 samples, temperature 1" in text["pass"] and "N=50" in text["pass"]
     assert style.label_of("val_bpb") == f"validation loss ({metrics.METRICS['val_bpb'].unit})"
@@ -261,18 +245,6 @@ def test_words_of_runs_tiers_and_counts() -> None:
     assert style.label_of_tier("bad_json") == "bad JSON"
     counts = (365_120, 4_213_504, 34_816, 999_999, 7, 3.93e9)
     assert [style.short_number(n) for n in counts] == ["370k", "4.2M", "35k", "1M", "7", "3.9B"]
-
-
-def test_the_place_of_the_cell_that_is_not_probed_holds_the_legend_and_the_counts(
-    figures: dict[str, plots.Plot],
-) -> None:
-    axes = figures["behaviour"].axes
-    (empty,) = [ax for ax in axes if not ax.axison]
-    assert "20 prompts" in empty.get_legend().get_title().get_text() and not figures["behaviour"].legends
-    assert not [text for ax in axes for text in ax.texts], "no count is printed over the lines"
-    figures["behaviour"].canvas.draw()
-    titles = [ax._left_title.get_window_extent() for ax in axes if ax.axison]
-    assert not any(a.overlaps(b) for i, a in enumerate(titles) for b in titles[:i])
 
 
 def test_differences_are_in_points() -> None:
