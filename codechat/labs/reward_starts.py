@@ -194,7 +194,9 @@ class RL:
     temperature: float = 1.0
 
 
-def reinforce(setting: Setting, rl: RL, policy: GPT, seed: int, stream: str = "reinforce") -> Iterator[dict[str, float]]:
+def reinforce(
+    setting: Setting, rl: RL, policy: GPT, seed: int, stream: str = "reinforce"
+) -> Iterator[dict[str, float]]:
     """REINFORCE in place; yields the mean reward, the share of exact answers and of groups with variance of each update.
 
     Requests and sampling seeds depend on seed and update only, so all rewards meet the same requests."""

@@ -50,8 +50,6 @@ SHAPE_COLOURS = {
 # ---------------------------------------------------------------- training
 
 
-
-
 def with_tokens(evals: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     """Evaluations with a column of tokens seen, interpolated between logged steps."""
     known = metrics[metrics["tokens"].notna()]
@@ -123,8 +121,6 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
         finish(ax, x="step", y="answers to validation problems (share)" if ax is axes[0, 0] else None, legend=False)
     outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
     return fig
-
-
 
 
 def stack_bars(ax: Axes, shares: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
@@ -277,19 +273,9 @@ GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_withou
          "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
 
 
-
-
-
-
 def cell_in_words(cell: str) -> str:
     asked, _, present = cell.partition("_")
     return f"{asked} requested, {present.replace('_', ' ')}"
-
-
-
-
-
-
 
 
 def write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
