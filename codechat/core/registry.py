@@ -59,7 +59,7 @@ PREPARATIONS = {entry.id: entry for entry in (
     _stage("data.corpus", "data.prepare_corpus", "CorpusConfig", "prepare_corpus", "source text -> shards of token ids for pretraining"),
     _stage("data.sft", "tasks.coding.prepare", "SftConfig", "prepare_sft", "code questions and plain chat -> conversations"),
     _stage("data.calls", "tasks.toolbox.prepare", "CallsConfig", "prepare_calls", "function calls -> conversations, problems and behaviour probes"),
-    _stage("data.apps", "tasks.apps.prepare", "AppsConfig", "prepare_apps", "pocket apps -> experts' episodes and problems of several turns"),
+    _stage("data.apps", "tasks.apps.task", "AppsConfig", "prepare_apps", "pocket apps -> experts' episodes and problems of several turns"),
     _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "public sets of instructions and programs -> conversations, filtered"),
     _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "word problems of our own, or GSM8K -> worked solutions and problems"),
     _stage("data.micro", "tasks.micro", "MicroConfig", "prepare_micro", "small code problems of our own -> worked solutions and problems with tests"),

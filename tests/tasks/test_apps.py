@@ -1,21 +1,27 @@
-"""Pocket apps: the tools, what counts as a change, and experts that solve every problem."""
+"""Pocket apps: the tools, what counts as a change, experts that solve every problem, and the commands."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from raising import raising
 
+from codechat import grpo, ppo, reinforce
+from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import command, conversations
+from codechat.evaluation import evaluate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import episodes
 from codechat.tasks import apps, base, check_reference_solutions, load
-from codechat.tasks.apps import catalogue, generator, store
-from codechat.tasks.apps.catalogue import TOOLS, Desk
-from codechat.tasks.apps.store import AppError, Store, compare
-from codechat.text import chat
+from codechat.tasks.apps import tools
+from codechat.tasks.apps.store import Store, compare
+from codechat.text import chat, tokenizer
 
 WORLD: dict[str, list[dict[str, Any]]] = {
     "contacts": [{"id": 10, "name": "Ann", "phone": "12", "email": "ann@home.org"}, {"id": 11, "name": "Bo"}],
@@ -113,317 +119,254 @@ SHOWN: list[tuple[str, dict[str, Any], Any]] = [
     ("files_size", {"path": "a/b.txt"}, 5),
     ("files_count", {}, 1),
 ]
-REJECTED: list[tuple[str, Any, tuple[object, ...]]] = [
-    ("notes_read", {"id": 99}, (99, "notes")),
-    ("notes_read", {}, ("id",)),
-    ("notes_read", {"id": "40"}, ("id", "integer")),
-    ("notes_read", {"id": True}, ("id", "integer")),
-    ("notes_read", {"id": 40.0}, ("id", "integer")),
-    ("notes_read", {"id": 2**70}, ("id",)),
-    ("notes_read", {"id": 40, "self": 1}, ("'self'",)),
-    ("notes_add", {"title": "x" * 3000, "text": ""}, ("title", 3000, 2000)),
-    ("notes_add", {"title": "\ud800", "text": ""}, ("title",)),
-    ("notes_read", 40, ("int", "object")),
-    ("notes_read", None, ("NoneType", "object")),
-    ("notes_read", ["id"], ("list", "object")),
-    ("notes_read", "id", ("str", "object")),
-    ("shop_checkout", [], ("list", "object")),
-    ("notes_fly", {}, ("'notes_fly'",)),
-    ("notes__find", {"query": ""}, ("'notes__find'",)),
-    ("mail_move", {"id": 20, "folder": "nowhere"}, ("folder", "inbox", "trash")),
-    ("mail_send", {"to": "Bo", "subject": "", "body": ""}, ("'Bo'",)),
-    ("calendar_set_length", {"id": 30, "minutes": 0}, (0, "minutes", 1, 1440)),
-    ("calendar_uninvite", {"id": 30, "guest": "Bo"}, ("'Bo'", "guest")),
-    ("calendar_invite", {"id": 30, "guest": "Ann"}, ("'Ann'", "guest")),
-    ("shop_add_to_cart", {"product": 50, "quantity": 6}, ("quantity", 6, 5)),
-    ("shop_add_to_cart", {"product": 50, "quantity": -1}, ("quantity", -1, 5)),
-    ("shop_checkout", {}, ("cart",)),
-    ("shop_return_order", {"id": 60}, (60, "placed", "delivered")),
-    ("shop_unwish", {"product": 50}, (50, "wishes")),
-    ("files_write", {"path": "a/b.txt", "text": ""}, ("'a/b.txt'",)),
-    ("files_write", {"path": " ", "text": ""}, ("' '",)),
-    ("files_move", {"path": "nope", "to": "x"}, ("'nope'",)),
+# A call that is an error and changes nothing.
+REJECTED: list[tuple[str, dict[str, Any]]] = [
+    ("notes_read", {"id": 99}),
+    ("notes_read", {}),
+    ("notes_read", {"id": "40"}),
+    ("notes_read", {"id": True}),
+    ("notes_read", {"id": 40.0}),
+    ("notes_read", {"id": 2**70}),
+    ("notes_read", {"id": 40, "self": 1}),
+    ("notes_add", {"title": "x" * 3000, "text": ""}),
+    ("notes_add", {"title": "\ud800", "text": ""}),
+    ("notes_fly", {}),
+    ("notes__find", {"query": ""}),
+    ("mail_move", {"id": 20, "folder": "nowhere"}),
+    ("mail_send", {"to": "Bo", "subject": "", "body": ""}),
+    ("calendar_set_length", {"id": 30, "minutes": 0}),
+    ("calendar_uninvite", {"id": 30, "guest": "Bo"}),
+    ("calendar_invite", {"id": 30, "guest": "Ann"}),
+    ("shop_add_to_cart", {"product": 50, "quantity": 6}),
+    ("shop_add_to_cart", {"product": 50, "quantity": -1}),
+    ("shop_checkout", {}),
+    ("shop_return_order", {"id": 60}),
+    ("shop_unwish", {"product": 50}),
+    ("files_write", {"path": "a/b.txt", "text": ""}),
+    ("files_write", {"path": " ", "text": ""}),
+    ("files_move", {"path": "nope", "to": "x"}),
+    ("files_copy", {"path": "a/b.txt", "to": "a/b.txt"}),
+    ("mail_reply", {"id": 21, "body": "x"}),
+    ("calendar_add", {"title": "x", "day": "x", "start": "x", "minutes": 1441}),
 ]
 
 
 @pytest.fixture
-def desk() -> Desk:
-    made = Store()
-    made.reset(WORLD)
-    return Desk(made)
+def store() -> Store:
+    store = Store()
+    store.reset(WORLD)
+    return store
 
 
-def diff(desk: Desk) -> list[list[Any]]:
-    return desk.apps["notes"].store.diff()
+def test_every_tool_makes_its_change_shows_its_rows_or_refuses(store: Store) -> None:
+    for name, arguments, changes in CHANGES:
+        tools.call(store, name, arguments)
+        assert store.diff() == changes, name
+        store.reset(WORLD)
+    for name, arguments, result in SHOWN:
+        assert tools.call(store, name, arguments) == result, name
+    for name, rejected in REJECTED:
+        with pytest.raises(tools.AppError, match=r"\w"):
+            tools.call(store, name, rejected)
+    assert store.diff() == []
+    ordered = {"shop_remove_from_cart", "shop_set_quantity", "shop_checkout", "shop_unwish"}  # the next test
+    assert {row[0] for row in (*CHANGES, *SHOWN)} | set(NEW) | ordered == set(tools.TOOLS)
 
 
-def test_there_are_enough_tools_and_each_has_a_schema() -> None:
-    assert len(TOOLS) >= 60 and len({tool.app for tool in TOOLS.values()}) == 7
-    for name, tool in TOOLS.items():
-        assert tool.schema["name"] == name and tool.schema["description"]
-        assert all(p["type"] in catalogue.KINDS for p in tool.schema["parameters"]["properties"].values())
-    assert "self" not in json.dumps([t.schema for t in TOOLS.values()])
+NEW: dict[str, dict[str, Any]] = {
+    "contacts_add": {"name": "Cy", "phone": "1"},
+    "mail_send": {"to": "a@b", "subject": "s", "body": "t"},
+    "mail_reply": {"id": 20, "body": "yes"},
+    "mail_forward": {"id": 20, "to": "c@d"},
+    "calendar_add": {"title": "t", "day": "d", "start": "s"},
+    "notes_add": {"title": "t", "text": "x"},
+}
 
 
-@pytest.mark.parametrize(("name", "arguments", "changes"), CHANGES, ids=[c[0] for c in CHANGES])
-def test_a_tool_makes_its_change_and_no_other(
-    desk: Desk, name: str, arguments: dict[str, Any], changes: list[list[Any]]
-) -> None:
-    desk.call(name, arguments)
-    assert diff(desk) == changes
-
-
-@pytest.mark.parametrize(("name", "arguments", "result"), SHOWN, ids=[f"{s[0]}-{i}" for i, s in enumerate(SHOWN)])
-def test_reading_changes_nothing(desk: Desk, name: str, arguments: dict[str, Any], result: Any) -> None:
-    assert desk.call(name, arguments) == result and diff(desk) == []
-
-
-@pytest.mark.parametrize(("name", "arguments", "named"), REJECTED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REJECTED)])
-def test_an_invalid_call_names_what_is_wrong_and_changes_nothing(
-    desk: Desk, name: str, arguments: Any, named: tuple[object, ...]
-) -> None:
-    with raising(AppError, *named):
-        desk.call(name, arguments)
-    assert diff(desk) == []
-
-
-def test_every_tool_is_tried_here() -> None:
-    tried = {row[0] for row in (*CHANGES, *SHOWN)} | {
-        "contacts_add",
-        "mail_send",
-        "mail_reply",
-        "mail_forward",
-        "calendar_add",
-        "notes_add",
-    }
-    assert tried | {"shop_remove_from_cart", "shop_set_quantity", "shop_checkout", "shop_unwish"} == set(TOOLS)
-
-
-def test_new_rows_have_the_given_values(desk: Desk) -> None:
-    made = {
-        "contacts_add": {"name": "Cy", "phone": "1"},
-        "mail_send": {"to": "a@b", "subject": "s", "body": "t"},
-        "mail_reply": {"id": 20, "body": "yes"},
-        "mail_forward": {"id": 20, "to": "c@d"},
-        "calendar_add": {"title": "t", "day": "d", "start": "s"},
-        "notes_add": {"title": "t", "text": "x"},
-    }
-    for name, arguments in made.items():
-        assert isinstance(desk.call(name, arguments), int)
-    rows = [c[2] for c in diff(desk)]
-    assert [r["recipient"] for r in rows if "recipient" in r] == ["a@b", "bo@work.org", "c@d"]
-    assert [r["subject"] for r in rows if "recipient" in r] == ["s", "Re: tea", "Fwd: tea"]
+def test_new_rows_and_an_order_that_takes_the_cart_and_the_stock(store: Store) -> None:
+    ids = {name: tools.call(store, name, arguments) for name, arguments in NEW.items()}
+    assert ids["contacts_add"] == 12 and ids["mail_forward"] == 23
+    rows = [change[2] for change in store.diff()]
+    mails = [(r["folder"], r["recipient"], r["subject"], r["body"]) for r in rows if "recipient" in r]
+    assert [mail[1:3] for mail in mails] == [("a@b", "s"), ("bo@work.org", "Re: tea"), ("c@d", "Fwd: tea")]
+    assert mails[1][3] == "yes" and mails[2][3] == "at four" and {mail[0] for mail in mails} == {"sent"}
     assert {r["minutes"] for r in rows if "minutes" in r} == {60}
-
-
-def test_an_order_takes_the_cart_and_the_stock(desk: Desk) -> None:
+    store.reset(WORLD)
     for name, arguments in [
         ("shop_add_to_cart", {"product": 50}),
         ("shop_add_to_cart", {"product": 50, "quantity": 2}),
         ("shop_set_quantity", {"product": 50, "quantity": 4}),
     ]:
-        desk.call(name, arguments)
-    assert desk.call("shop_checkout", {}) == 1
-    assert diff(desk) == [
-        ["set", "products", 50, "stock", 1],
-        ["added", "orders", {"product": 50, "quantity": 4, "status": "placed"}],
-    ]
-    desk.call("shop_wish", {"product": 50})
-    desk.call("shop_unwish", {"product": 50})
-    desk.call("shop_add_to_cart", {"product": 50})
-    desk.call("shop_remove_from_cart", {"product": 50})
-    assert len(diff(desk)) == 2
+        tools.call(store, name, arguments)
+    with pytest.raises(tools.AppError):
+        tools.call(store, "shop_add_to_cart", {"product": 50, "quantity": 2})
+    assert tools.call(store, "shop_checkout", {}) == 1
+    order = ["added", "orders", {"product": 50, "quantity": 4, "status": "placed"}]
+    assert store.diff() == [["set", "products", 50, "stock", 1], order]
+    for name in ("shop_wish", "shop_unwish", "shop_add_to_cart", "shop_remove_from_cart"):
+        tools.call(store, name, {"product": 50})
+    assert len(store.diff()) == 2
 
 
-def test_restore_returns_to_the_snapshot(desk: Desk) -> None:
-    held = desk.apps["notes"].store
-    desk.call("notes_pin", {"id": 40})
-    held.snapshot()
-    before = held.dump()
-    desk.call("notes_delete", {"id": 40})
-    desk.call("notes_add", {"title": "a", "text": "b"})
-    held.snapshot()
-    desk.call("notes_delete", {"id": 41})
-    held.restore()
-    assert len(diff(desk)) == 2
-    held.restore()
-    assert held.dump() == before and diff(desk) == [["set", "notes", 40, "pinned", 1]]
-    held.reset(WORLD)
-    assert diff(desk) == []
-
-
-def test_changes_are_compared_as_a_multiset_and_named() -> None:
-    a, b, c = (
-        ["removed", "notes", 4],
-        ["set", "mails", 2, "starred", 1],
-        ["added", "notes", {"title": "x", "text": "", "tag": "", "pinned": 0}],
-    )
-    assert compare([a, b], [b, a]) == (2, [], [])
-    assert compare([a], [a, b, c]) == (1, [], ["mails 2: starred = 1", "notes added: title 'x'"])
-    assert compare([c, c], [c]) == (1, ["notes added: title 'x'"], []) and compare([c], [c, c])[2] == [
-        "notes added: title 'x'"
-    ]
-
-
-def test_rewards_rise_with_the_tiers() -> None:
+def test_changes_are_compared_as_a_multiset_and_rewards_rise_with_the_tiers() -> None:
+    new = ["added", "notes", {"title": "x", "text": "", "tag": "", "pinned": 0}]
     a, b, c, d = (["removed", "notes", i] for i in range(4))
-    found = [apps.score_changes([a, b], changes) for changes in ([c], [], [a, c], [a], [a, b, c, d], [a, b, c], [b, a])]
-    assert [s.tier for s in found] == ["harm", "idle", "partial", "partial", "collateral", "collateral", "done"]
-    assert [s.reward for s in found] == [0, 0, 0.125, 0.25, 0.125, 0.25, 1] and [s.correct for s in found] == [
-        False
-    ] * 6 + [True]
-    assert found[2].parts == {
-        "matched": 1,
-        "required": 2,
-        "missing": ["notes 1 removed"],
-        "collateral": ["notes 2 removed"],
-    }
+    assert compare([a, b], [b, a]) == (2, [], [])
+    assert compare([new, new], [new, ["set", "mails", 2, "starred", 1]]) == (
+        1, ["notes added: title 'x'"], ["mails 2: starred = 1"],
+    )  # fmt: skip
+    cases = ([c], [], [a, c], [a], [a, b, c, d], [a, b, c], [b, a])
+    scores = [apps.score_changes([a, b], changes) for changes in cases]
+    tiers = ["harm", "idle", "partial", "partial", "collateral", "collateral", "done"]
+    assert [s.tier for s in scores] == tiers and [s.correct for s in scores] == [t == "done" for t in tiers]
+    assert [s.reward for s in scores] == [0, 0, 0.125, 0.25, 0.125, 0.25, 1]
+    named = {"missing": ["notes 1 removed"], "collateral": ["notes 2 removed"]}
+    assert scores[2].parts == {"matched": 1, "required": 2} | named
 
 
 # ------------------------------------------------------------------ problems
 
 
-@pytest.mark.parametrize("level", apps.LEVELS)
-def test_every_expert_solves_its_problem(level: int) -> None:
-    task = apps.AppsTask(levels=[level])
-    found = task.problems("train", 40)
-    assert (
-        check_reference_solutions(task, found).ok
-        and {p.meta["level"] for p in found} == {level}
-        and len({p.id for p in found}) == 40
-    )
-    world = task.environment()
-    for problem in found:
-        messages = apps.trajectory(problem, world)
-        assert (
-            world.score().correct
-            and world.state_diff() == problem.gold["changes"]
-            and messages[: len(problem.messages)] == problem.messages
-        )
-        assert not any("error" in m["content"] for m in messages if m["role"] == "function")
-        declined = any(c["name"] == "task_decline" for c in problem.gold["calls"])
-        assert declined == (level == 5) and set(TOOLS) >= set(problem.meta["tools"]) >= {
-            c["name"] for c in problem.gold["calls"]
-        }
+def test_every_expert_solves_its_problem_and_each_level_has_its_kind_of_request() -> None:
+    calls, spread = {}, []
+    for level in apps.LEVELS:
+        task = apps.AppsTask(levels=[level])
+        problems, world = task.problems("train", 40), task.environment()
+        assert check_reference_solutions(task, problems).ok and len({p.id for p in problems}) == 40
+        for problem in problems:
+            messages = apps.trajectory(problem, world)
+            assert world.score().correct and world.state_diff() == problem.gold["changes"]
+            assert messages[: len(problem.messages)] == problem.messages and messages[-1]["role"] == "assistant"
+            assert not any("error" in m["content"] for m in messages if m["role"] == "function")
+            used = {c["name"] for c in problem.gold["calls"]}
+            assert ("task_decline" in used) == (level == 5) and set(problem.meta["tools"]) >= used
+            spread += [len({name.partition("_")[0] for name in used})] if level == 3 else []
+            assert level != 4 or len(problem.meta["tools"]) >= 10
+        calls[level] = {len(p.gold["calls"]) for p in problems}
+    assert calls[1] == {1} and min(calls[2] | calls[3]) >= 2 and max(calls[3]) >= 4 and set(spread) == {2}
 
 
-def test_each_level_has_its_kind_of_request() -> None:
-    calls = {level: [len(p.gold["calls"]) for p in apps.problems("select", 20, 1, [level])] for level in (1, 2)}
-    calls[3] = [len(p.gold["calls"]) for p in apps.problems("select", 40, 1, [3])]
-    assert set(calls[1]) == {1} and min(calls[2]) >= 2 and min(calls[3]) >= 2 and max(calls[3]) >= 4
-    spread = [{c["name"].partition("_")[0] for c in p.gold["calls"]} for p in apps.problems("select", 40, 1, [3])]
-    assert all(len(names) == 2 for names in spread)
-    assert all(len(p.meta["tools"]) >= 10 for p in apps.problems("select", 10, 1, [4]))
-
-
-def test_problems_depend_on_the_seed_alone_and_a_shorter_list_begins_a_longer_one() -> None:
-    found = apps.problems("train", 60, 3)
-    assert apps.problems("train", 12, 3) == found[:12] != apps.problems("train", 12, 4)
-    assert not {m["id"].removeprefix("episodes-") for m in apps.dialogues("train", 20, 3)} & {p.id for p in found}
-
-
-def test_levels_1_and_2_can_be_limited_to_some_apps() -> None:
+def test_problems_depend_on_the_seed_alone_and_test_shares_no_value_with_training() -> None:
+    problems = apps.problems("train", 60, 3)
+    assert apps.problems("train", 12, 3) == problems[:12] != apps.problems("train", 12, 4)
+    assert not {m["id"].removeprefix("episodes-") for m in apps.dialogues("train", 20, 3)} & {p.id for p in problems}
     for problem in load('apps:levels=[1,2],apps=["notes","contacts"]').problems("train", 20):
         assert {name.partition("_")[0] for name in problem.meta["tools"]} <= {"notes", "contacts", "task"}
 
+    def values(split: str) -> set[str]:
+        calls = [c["arguments"] for p in apps.problems(split, 40, 0, [1, 2]) for c in p.gold["calls"]]
+        return {str(c[key]).lower() for c in calls for key in ("query", "title", "name", "phone", "day") if key in c}
 
-def test_test_requests_share_no_word_with_training() -> None:
-    def words(split: str) -> set[str]:
-        problems = apps.problems(split, 40, 0, [1, 2])
-        return {
-            str(v).lower()
-            for p in problems
-            for c in p.gold["calls"]
-            for k, v in c["arguments"].items()
-            if k in ("query", "title", "name", "phone", "day")
-        }
-
-    assert len(words("test")) > 20 and not words("test") & words("train")
+    assert len(values("test")) > 20 and not values("test") & values("train")
 
 
-def test_the_gold_answer_is_not_in_the_prompt() -> None:
-    for problem in apps.problems("train", 100, 0, [2, 3]):
-        said = "".join(m["content"] for m in problem.messages)
-        assert "functioncall" not in said and "changes" not in said
-
-
-def test_a_conversation_reads_as_an_episode_and_ends_with_the_assistant() -> None:
-    for row in apps.dialogues("train", 20):
-        roles = [m["role"] for m in row["messages"]]
-        assert roles[:3] == ["system", "user", "assistant"] and roles[-1] == "assistant" and row["domain"] == "episodes"
-        assert all(a != b for a, b in zip(roles, roles[1:]))
-
-
-def test_invalid_settings_and_files_are_user_errors(tmp_path: Any) -> None:
-    for make, why in (
-        [lambda: apps.problems("train", 1, 0, [6]), "levels"],
-        [lambda: apps.problems("dev", 1), "split"],
-        [lambda: apps.problems("train", 1, 0, [1], only=["bank"]), "apps"],
-        [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "notes"],
-        [lambda: load("apps:max_turns=0"), "max_turns 0"],
+def test_invalid_settings_and_files_are_user_errors(tmp_path: Path) -> None:
+    for make in (
+        lambda: apps.problems("train", 1, 0, [6]),
+        lambda: apps.problems("dev", 1),
+        lambda: apps.problems("train", 1, 0, [1], only=["bank"]),
+        lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]),
+        lambda: load("apps:max_turns=0"),
     ):
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError):
             make()
-    with pytest.raises(MissingFile, match="apps.train.jsonl"):
+    with pytest.raises(MissingFile):
         load("apps", source=str(tmp_path)).problems("train")
-    (tmp_path / "apps.train.jsonl").write_text(
-        '{"id": "x", "messages": [], "gold": {}, "split": "train", "meta": {}}\n'
-    )
+    row = {"id": "x", "messages": [], "gold": {}, "split": "train", "meta": {}}
+    (tmp_path / "apps.train.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match="apps.train.jsonl:1"):
         load("apps", source=str(tmp_path)).problems("train")
-
-
-def test_the_environment_follows_the_protocol() -> None:
     assert isinstance(apps.AppsTask().environment(), base.Environment) and isinstance(apps.AppsTask(), base.Task)
 
 
-# ------------------------------------------------------------------ reach
+def test_five_thousand_calls_a_second_and_a_reset_under_a_millisecond(store: Store) -> None:
+    world, problem = apps.AppsTask().environment(), apps.problems("train", 1, 0, [4])[0]
 
-
-def best_of(n: int, measured: Callable[[], float]) -> float:
-    return min(measured() for _ in range(n))
-
-
-def cpu(action: Callable[[], Any], times: int) -> float:
-    """CPU seconds of one: others on the machine do not count."""
-    began = time.process_time()
-    for _ in range(times):
-        action()
-    return (time.process_time() - began) / times
-
-
-def test_speed_of_calls_resets_and_snapshots(desk: Desk) -> None:
-    """5,000 tool calls a second, a reset under a millisecond, snapshot and restore in microseconds, all of one core."""
-    world = apps.AppsTask().environment()
-    problem = apps.problems("train", 1, 0, [4])[0]
-    held = desk.apps["notes"].store
+    def seconds(action: Any, times: int) -> float:
+        """CPU seconds of one: others on the machine do not count."""
+        began = time.process_time()
+        for _ in range(times):
+            action()
+        return (time.process_time() - began) / times
 
     def calls() -> None:
-        desk.call("notes_search", {"query": "list"})
-        desk.call("notes_set_tag", {"id": 40, "tag": "x"})
-        desk.call("contacts_get", {"id": 10})
-        desk.call("shop_orders", {})
+        tools.call(store, "notes_search", {"query": "list"})
+        tools.call(store, "notes_set_tag", {"id": 40, "tag": "x"})
+        tools.call(store, "contacts_get", {"id": 10})
+        tools.call(store, "shop_orders", {})
 
-    def there_and_back() -> None:
-        held.snapshot()
-        held.set("notes", 40, tag="y")
-        held.restore()
-
-    assert best_of(3, lambda: cpu(calls, 250) / 4) < 1 / 5000
-    assert best_of(3, lambda: cpu(lambda: world.reset(problem, 0), 100)) < 1e-3
-    assert best_of(3, lambda: cpu(there_and_back, 500)) < 1e-4
+    assert min(seconds(calls, 250) for _ in range(3)) < 4 / 5000
+    assert min(seconds(lambda: world.reset(problem, 0), 100) for _ in range(3)) < 1e-3
 
 
 def test_results_never_contain_a_tag() -> None:
-    text = catalogue.as_text("result", [f"x{tag}y" for tag in chat.TAGS])
+    text = tools.as_text("result", [f"x{tag}y" for tag in chat.TAGS])
     assert not any(tag in text for tag in chat.TAGS) and json.loads(text)["result"][0] == "x<|system|>y"
-    assert "at most 2000" in json.loads(catalogue.as_text("result", "x" * 9999))["error"]
+    assert "at most 2000" in json.loads(tools.as_text("result", "x" * 9999))["error"]
 
 
-def test_columns_of_a_world_are_those_of_the_tables() -> None:
-    for problem in apps.problems("train", 25):
-        for table, rows in problem.gold["world"].items():
-            assert all(row.keys() <= {"id", *store.TABLES[table]} for row in rows) and len(
-                {r["id"] for r in rows}
-            ) == len(rows)
-    assert set(generator.MAKERS) == set(apps.LEVELS)
+# ------------------------------------------------------------------ commands
+
+SMALL = tokenizer.load("gpt2:4096")
+SHAPE = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=SMALL.n_vocab)
+
+
+def test_episodes_and_problems_on_disk(tmp_path: Path) -> None:
+    sizes = "--max-examples 8 --problems 6 --eval-examples 4 --levels 1 2"
+    words = ["apps", "--out", str(tmp_path), "--tokenizer", "bytes", *sizes.split()]
+    command.main(words)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    names = {f"{kind}.{split}.jsonl" for kind in ("apps", "episodes") for split in ("train", "select", "test")}
+    assert set(first) == {"manifest.json", *names}
+    domains = conversations.load_domains(tmp_path, "train", SMALL, "reserved", 512)
+    assert list(domains) == ["episodes"] and len(domains["episodes"]) == 8, "problems are not read as conversations"
+    task = load("apps", source=str(tmp_path))
+    assert [len(task.problems(s)) for s in ("train", "select", "test")] == [6, 4, 4]
+    generated = load("apps:levels=[1,2]").problems("train", 6)
+    assert sorted(p.id for p in task.problems("train")) == sorted(p.id for p in generated)
+    command.main(words)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+def test_sft_supervises_the_experts_messages_and_not_the_environments() -> None:
+    """SFT supervises an expert's calls and last message; in the rollout of the same episode the mask covers the same ids."""
+    task = load("apps:levels=[2]")
+    problem = task.problems("train", 1)[0]
+    rendered = chat.render(apps.trajectory(problem, task.environment()), SMALL)
+    taught = [i for i, on in zip(rendered.ids, rendered.loss_mask) if on]
+    played = episodes.replay(task, problem, apps.gold_steps(problem), SMALL, block_size=512)
+    assert [i for i, on in zip(played.completion.ids, played.completion.written) if on] == taught
+    assert played.prompt + played.completion.ids == rendered.ids[: len(played.prompt) + len(played.completion.ids)]
+    assert played.score.correct and sum(t.reward for t in played.turns) == 1.0 and played.completion.stop == "stop"
+
+
+def settings(module: ModuleType, cls: type, **more: Any) -> Any:
+    names = dict(task="apps:levels=[1,2]", tokenizer="gpt2:4096", model=SHAPE, run_name="apps")
+    sizes = dict(device_batch_size=2, group_size=2, max_steps=1, max_new_tokens=6, eval_examples=2, diagnose_groups=0)
+    rows = dict(row_tokens=512, rows=2, log_rollouts_every=1)
+    return config.resolve(cls, None, overrides=names | sizes | rows | more, presets=module.RUN_PRESETS)
+
+
+@pytest.mark.slow
+def test_the_loops_train_on_episodes_unchanged(home: Path) -> None:
+    for module, cls, more in (
+        (reinforce, reinforce.ReinforceConfig, {}),
+        (grpo, grpo.GRPOConfig, dict(kl_coef=0.1, inner_epochs=2)),
+        (ppo, ppo.PPOConfig, {}),
+    ):
+        run = module.train(settings(module, cls, run_name=f"apps-{module.__name__.rpartition('.')[2]}", **more))
+        assert run.status["status"] == "finished"
+        row = run.metrics().sort_values("step").iloc[-1]
+        assert row["tier/idle"] == 1.0 and row["logprob_mismatch"] < 1e-4
+        samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
+        assert any(s["turns"][0]["tokens"] for s in samples if "turns" in s)
+
+
+def test_evaluation_plays_episodes_and_keeps_their_turns() -> None:
+    task = load("apps:levels=[1]")
+    result = evaluate.evaluate_task(
+        GPT(SHAPE), SMALL, "reserved", task, task.problems("test", 3), n=2, max_new_tokens=6
+    )
+    assert result.pass_at[1].value == 0 and len(result.examples) == 6 and all(row["turns"] for row in result.examples)
+    assert all(row["tokens"] == sum(t["tokens"] for t in row["turns"]) for row in result.examples)
+    assert result.truncated_frac == sum(row["stop"] in ("length", "context") for row in result.examples) / 6

@@ -8,16 +8,12 @@ world.reset(task.problems("train", 1)[0], seed=0)
 world.step({"role": "assistant", "content": "..."})
 """
 
-from codechat.core.lazy import attach
+from codechat.tasks.apps.environment import TIERS, AppsEnvironment, score_changes
+from codechat.tasks.apps.generator import DOMAIN, LEVELS, dialogues, gold_steps, problems, trajectory
+from codechat.tasks.apps.task import AppsTask
+from codechat.tasks.apps.tools import TOOLS
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    ["app", "catalogue", "easy", "environment", "generator", "hard", "people", "plans", "prepare", "store"]
-    + ["task", "things", "world"],
-    {
-        "catalogue": ["TOOLS"],
-        "environment": ["TIERS", "AppsEnvironment", "score_changes"],
-        "generator": ["DOMAIN", "LEVELS", "dialogues", "gold_steps", "problems", "trajectory"],
-        "task": ["AppsTask"],
-    },
-)
+__all__ = [
+    "DOMAIN", "LEVELS", "TIERS", "TOOLS", "AppsEnvironment", "AppsTask", "dialogues", "gold_steps", "problems",
+    "score_changes", "trajectory",
+]  # fmt: skip

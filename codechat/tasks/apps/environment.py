@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk, as_text
-from codechat.tasks.apps.store import AppError, Change, Store, compare
+from codechat.tasks.apps import tools
+from codechat.tasks.apps.store import Change, Store, compare
 from codechat.tasks.base import Message, Problem, Score
 from codechat.text import chat
 
@@ -24,18 +24,17 @@ TIERS = ("harm", "idle", "partial", "collateral", "done")
 MAX_CALLS = 16  # of one message
 
 
-def score_changes(required: list[Change], found: list[Change]) -> Score:
+def score_changes(required: list[Change], changes: list[Change]) -> Score:
     """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter
     two in words."""
-    matched, missing, collateral = compare(required, found)
+    matched, missing, collateral = compare(required, changes)
     parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
     if not missing and not collateral:
         return Score(1.0, "done", parts, True)
     if not matched:
         return Score(0.0, "harm" if collateral else "idle", parts, False)
-    return Score(
-        0.5 * matched / len(required) * 0.5 ** len(collateral), "partial" if missing else "collateral", parts, False
-    )
+    reward = 0.5 * matched / len(required) * 0.5 ** len(collateral)
+    return Score(reward, "partial" if missing else "collateral", parts, False)
 
 
 class AppsEnvironment:
@@ -43,17 +42,11 @@ class AppsEnvironment:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.desk = Desk(self.store)
         self.closed = True
 
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
         """Start an episode. The problem holds the whole world; the seed has no effect."""
         self.problem, self.closed = problem, False
-        self.offered = {
-            name: tuple(TOOLS[name].schema["parameters"]["properties"])
-            for name in problem.meta["tools"]
-            if name in TOOLS
-        }
         self.store.reset(problem.gold["world"])
         self._judge()
         return problem.messages
@@ -75,26 +68,25 @@ class AppsEnvironment:
     def score(self) -> Score:
         return self.verdict
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """One call of the policy. AppError for a tool that is not offered, and after the end."""
-        if self.closed:
-            raise AppError("the episode has ended")
-        if name not in self.offered:
-            raise AppError(f"there is no function {name[:60]!r}")
-        result = self.desk.call(name, arguments)
-        self.closed = name in CLOSING
-        return result
-
     def _calls(self, text: str) -> list[Message]:
         return [{"role": "function", "content": self._respond(call)} for call in chat.parse_calls(text)[:MAX_CALLS]]
 
     def _respond(self, call: chat.Call) -> str:
         if call.form not in chat.READABLE or call.name is None or call.arguments is None:
-            return as_text("error", f"this call cannot be read ({call.form})")
+            return tools.as_text("error", f"this call cannot be read ({call.form})")
         try:
-            return as_text("result", self.call(call.name.strip(), call.arguments))
-        except AppError as error:
-            return as_text("error", str(error))
+            return tools.as_text("result", self._call(call.name.strip(), call.arguments))
+        except tools.AppError as error:
+            return tools.as_text("error", str(error))
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> Any:
+        if self.closed:
+            raise tools.AppError("the episode has ended")
+        if name not in self.problem.meta["tools"]:
+            raise tools.AppError(f"there is no function {name[:60]!r}")
+        result = tools.call(self.store, name, arguments)
+        self.closed = name in tools.CLOSING
+        return result
 
     def _judge(self) -> None:
         self.changes = self.store.diff()

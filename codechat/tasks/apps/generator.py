@@ -18,16 +18,15 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
-from codechat.tasks.apps import easy, hard
-from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk
+from codechat.tasks.apps import requests, tools
 from codechat.tasks.apps.environment import AppsEnvironment
 from codechat.tasks.apps.store import Store
-from codechat.tasks.apps.world import Draw, Rows
+from codechat.tasks.apps.tools import CLOSING, TOOLS
+from codechat.tasks.apps.world import World
 from codechat.tasks.base import Message, Problem, check_levels, check_split
 from codechat.text import chat
 
 LEVELS = (1, 2, 3, 4, 5)
-MAKERS = {1: easy.one_call, 2: easy.look_up, 3: hard.across, 4: hard.distracted, 5: hard.impossible}
 SIZES = {1: 3, 2: 3, 3: 4, 4: 6, 5: 4}  # rows of a table
 OFFERED = {1: 2, 2: 2, 3: 3, 4: 8, 5: 2}  # tools beside those that are needed
 EASY = ("mail", "calendar", "contacts", "notes", "shop")  # apps that levels 1 and 2 can be limited to
@@ -66,42 +65,26 @@ def problems(
 
 def make(level: int, split: str, rng: random.Random, store: Store, only: Collection[str] = ()) -> Problem:
     """One problem with its expert's calls and changes. store: where the expert works."""
-    draw = Draw(rng, split)
-    rows = Rows(draw, SIZES[level])
-    draft = MAKERS[level](draw, rows, only) if only else MAKERS[level](draw, rows)
-    store.reset(rows.tables)
-    desk, calls = Desk(store), []
+    world = World(rng, split, SIZES[level])
+    draft = requests.draft(level, world, only)
+    store.reset(world.tables)
+    calls: list[dict[str, Any]] = []
 
-    def call(tool: str, /, **arguments: Any) -> Any:
+    def call(tool: str, arguments: dict[str, Any]) -> Any:
         calls.append({"name": tool, "arguments": arguments})
-        return desk.call(tool, arguments)
+        return tools.call(store, tool, arguments)
 
     draft.expert(call)
-    others = [
-        name
-        for name, tool in TOOLS.items()
-        if name not in draft.tools and name not in CLOSING and (not only or tool.app in only)
-    ]
+    closed = {*draft.tools, *CLOSING}
+    others = [name for name, tool in TOOLS.items() if name not in closed and (not only or tool.app in only)]
     offered = [*draft.tools, *rng.sample(others, OFFERED[level])]
     rng.shuffle(offered)
-    messages = [
-        {"role": "system", "content": system([*offered, *CLOSING])},
-        {"role": "user", "content": draft.request},
-    ]
-    gold = {"world": rows.tables, "calls": calls, "changes": store.diff()}
-    number = digest(f"{draft.request}{rows.tables}")[:12]
-    return Problem(
-        f"apps-{level}-{number}",
-        messages,
-        gold,
-        split,
-        {"level": level, "tools": [*offered, *CLOSING]},
-    )
-
-
-def system(tools: Sequence[str]) -> str:
-    """The system prompt: the tools on offer."""
-    return chat.tools_prompt([TOOLS[name].schema for name in tools])
+    offered += CLOSING
+    system = chat.tools_prompt([TOOLS[name].schema for name in offered])
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": draft.request}]
+    gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
+    number = digest(f"{draft.request}{world.tables}")[:12]
+    return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
 
 
 def gold_steps(problem: Problem) -> list[str]:

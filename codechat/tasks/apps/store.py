@@ -1,24 +1,20 @@
-"""The state of an episode: an in-memory SQLite database that is refilled, rolled back and compared in microseconds.
+"""The state of an episode: an in-memory SQLite database that is refilled and compared in microseconds.
 
 All work is in one transaction that is never committed. A reset rolls back to the empty tables and inserts the world's
-rows. A snapshot is a savepoint; a restore rolls back to it. Connection, tables and prepared statements stay for the
-next episode.
+rows. Connection, tables and prepared statements stay for the next episode.
 
 A change is JSON data: ["added", table, {column: value}], ["removed", table, id] or ["set", table, id, column, value].
 The id of an added row is omitted: it depends on the order of insertions, which no task specifies.
-
-Left out: what the tools do with the rows (mail, calendar, contacts, notes, shop, files).
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-World = Mapping[str, Sequence[Row]]
 Change = list[Any]
 
 # Columns beside `id`, with their defaults.
@@ -34,11 +30,6 @@ TABLES: dict[str, dict[str, Any]] = {
     "files": {"path": "", "text": "", "shared": ""},
     "outcome": {"kind": "", "text": ""},
 }
-COLUMNS = {table: ("id", *columns) for table, columns in TABLES.items()}
-
-
-class AppError(Exception):
-    """An invalid request to a tool. The caller reads the message."""
 
 
 def _create(table: str) -> str:
@@ -49,75 +40,46 @@ def _create(table: str) -> str:
     return f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
 
 
+def _is_address(text: str) -> bool:
+    name, at, domain = text.partition("@")
+    return bool(name and at and domain) and " " not in text
+
+
+# What the tools' statements may call beside SQLite's functions.
+FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "is_address": (1, _is_address),
+    "joined": (2, lambda text, more: f"{text} {more}".strip()),
+    "plain": (1, lambda text: " ".join(text.casefold().split()).rstrip(".")),
+}
+
+
 class Store:
-    """Tables of one episode, filled by `reset`. Column names come from TABLES; values are always bound."""
+    """Tables of one episode, filled by `reset`."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
+        for name, (arguments, function) in FUNCTIONS.items():
+            self.db.create_function(name, arguments, function, deterministic=True)
         # Before the transaction: one that creates tables rolls back ten times slower.
         self.db.executescript(";".join(map(_create, TABLES)))
         self.db.execute("BEGIN")
         self.db.execute("SAVEPOINT empty")
-        self.start: dict[str, dict[int, tuple[Any, ...]]] = {}
 
-    def reset(self, world: World) -> None:
+    def reset(self, world: Mapping[str, Sequence[Row]]) -> None:
         """Hold the rows of `world` and nothing else. Missing columns get their default."""
         self.db.execute("ROLLBACK TO empty")
         for table, rows in world.items():
-            defaults, names = TABLES[table], COLUMNS[table]
-            full = [({"id": i} | defaults | row) for i, row in enumerate(rows, 1)]
+            columns = {"id": 0} | TABLES[table]
             self.db.executemany(
-                f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})",
-                [tuple(row[n] for n in names) for row in full],
+                f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})",
+                [tuple((columns | row)[name] for name in columns) for row in rows],
             )
-        self.start = self.dump()
-
-    def snapshot(self) -> None:
-        """Save the state. Snapshots nest."""
-        self.db.execute("SAVEPOINT snapshot")
-
-    def restore(self) -> None:
-        """Return to the last snapshot and drop it."""
-        self.db.execute("ROLLBACK TO snapshot")
-        self.db.execute("RELEASE snapshot")
+        self.start = self._rows()
 
     def close(self) -> None:
         self.db.close()
 
-    # ---- rows
-
-    def all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self.db.execute(query, values).fetchall()
-
-    def one(self, query: str, *values: Any) -> tuple[Any, ...] | None:
-        return self.db.execute(query, values).fetchone()
-
-    def insert(self, table: str, **values: Any) -> int:
-        """Add a row. Returns its id."""
-        query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
-        return self.db.execute(query, tuple(values.values())).lastrowid or 0
-
-    def row(self, table: str, id: int) -> Row:
-        """The row with this id. AppError where there is none."""
-        found = self.one(f"SELECT * FROM {table} WHERE id = ?", id)
-        if found is None:
-            raise AppError(f"nothing has id {id} in {table}")
-        return dict(zip(COLUMNS[table], found, strict=True))
-
-    def set(self, table: str, id: int, **values: Any) -> None:
-        """Change columns of a row. AppError where there is none."""
-        query = f"UPDATE {table} SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?"
-        if not self.db.execute(query, (*values.values(), id)).rowcount:
-            raise AppError(f"nothing has id {id} in {table}")
-
-    def remove(self, table: str, id: int) -> None:
-        """Delete a row. AppError where there is none."""
-        if not self.db.execute(f"DELETE FROM {table} WHERE id = ?", (id,)).rowcount:
-            raise AppError(f"nothing has id {id} in {table}")
-
-    # ---- differences
-
-    def dump(self) -> dict[str, dict[int, tuple[Any, ...]]]:
+    def _rows(self) -> dict[str, dict[int, tuple[Any, ...]]]:
         """Every row of every table, by id."""
         return {table: {row[0]: row for row in self.db.execute(f"SELECT * FROM {table}")} for table in TABLES}
 
@@ -125,35 +87,29 @@ class Store:
         """The changes since the reset, in order of tables and rows."""
         return [
             change
-            for table, now in self.dump().items()
+            for table, now in self._rows().items()
             if now != self.start[table]
             for change in _changes(table, self.start[table], now)
         ]
 
 
 def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, tuple[Any, ...]]) -> Iterable[Change]:
-    names = COLUMNS[table]
+    names = ("id", *TABLES[table])
     for id in sorted(was.keys() | now.keys()):
         if id not in now:
             yield ["removed", table, id]
         elif id not in was:
             yield ["added", table, dict(zip(names[1:], now[id][1:], strict=True))]
         else:
-            yield from (
-                ["set", table, id, name, new]
-                for name, old, new in zip(names, was[id], now[id], strict=True)
-                if old != new
-            )
+            columns = zip(names, was[id], now[id], strict=True)
+            yield from (["set", table, id, name, new] for name, old, new in columns if old != new)
 
 
-def compare(required: Iterable[Change], found: Iterable[Change]) -> tuple[int, list[str], list[str]]:
-    """(number of required changes made, missing changes, changes that were not required), the latter two in words."""
-    due, made = (Counter(map(_key, changes)) for changes in (required, found))
-    return (
-        (due & made).total(),
-        sorted(map(describe, (due - made).elements())),
-        sorted(map(describe, (made - due).elements())),
-    )
+def compare(required: Iterable[Change], changes: Iterable[Change]) -> tuple[int, list[str], list[str]]:
+    """(number of required changes among the changes, missing ones, those not required), the latter two in words."""
+    due, done = (Counter(map(_key, some)) for some in (required, changes))
+    missing, more = (sorted(map(describe, rest.elements())) for rest in (due - done, done - due))
+    return (due & done).total(), missing, more
 
 
 def _key(change: Change) -> tuple[Any, ...]:

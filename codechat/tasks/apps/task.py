@@ -1,15 +1,20 @@
-"""The task of the pocket apps. Its problems are episodes."""
+"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and experts'
+episodes. In these the environment's messages carry no loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.tasks.apps import generator
 from codechat.tasks.apps.environment import TIERS, AppsEnvironment
-from codechat.tasks.base import Message, Problem, Score
-from codechat.tasks.preparation import GeneratedTask
+from codechat.tasks.base import Message, Problem, Score, check_levels
+from codechat.tasks.preparation import HELD_OUT, GeneratedConfig, GeneratedTask, prepare_generated
 
 
 class AppsTask(GeneratedTask):
@@ -54,3 +59,26 @@ class AppsTask(GeneratedTask):
     def gold(self, problem: Problem) -> str:
         """The expert's calls in one answer; they do not depend on the responses in between."""
         return "\n".join(generator.gold_steps(problem))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppsConfig(GeneratedConfig):
+    """Pocket apps -> episodes.SPLIT.jsonl (experts' episodes), apps.SPLIT.jsonl (problems)."""
+
+    out: str = default("data/apps")
+    max_examples: int = default(500)
+    levels: tuple[int, ...] = default(generator.LEVELS)
+    apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
+
+    def __post_init__(self) -> None:
+        check_levels(self.levels, generator.LEVELS)
+
+
+def prepare_apps(cfg: AppsConfig) -> dict[str, Any]:
+    """Write episodes and problems; training problems are none of the experts'. Returns the manifest of the directory."""
+
+    def episodes(split: str, n: int) -> Any:
+        return generator.dialogues(split, n, cfg.seed, cfg.levels, cfg.apps)
+
+    task = AppsTask(levels=cfg.levels, apps=cfg.apps)
+    return prepare_generated(cfg, task, generator.DOMAIN, episodes, splits=("train", *HELD_OUT))

@@ -1,0 +1,109 @@
+"""Requests of five levels (`requests.jsonl`): their text, the tools that they need, and an expert that solves them.
+
+A row has `says`, wordings of which one is chosen; `draws`, name -> kind of a value, a table whose row is picked,
+"table.column" of such a row, or a `twin`; `sets`, columns of drawn rows that get another value; and `calls`, the
+expert's tools with the fields of their arguments: "phone" is a drawn value, "contacts_search[0][id]" a part of a
+result. Tools behind `task_decline` are only offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from string import Formatter
+from typing import Any, NamedTuple
+
+from codechat.data.sources import read_jsonl
+from codechat.tasks.apps.tools import CLOSING
+from codechat.tasks.apps.world import COLUMNS, World
+
+REQUESTS: dict[int, list[dict[str, Any]]] = {}
+for _, _row in read_jsonl(Path(__file__).with_name("requests.jsonl")):
+    REQUESTS.setdefault(_row["level"], []).append(_row)
+TALK = (
+    "It rains and I slept badly.",
+    "My sister says hello.",
+    "Yesterday I lost my keys, but that is another story.",
+    "I am on the train.",
+    "Do not worry about the shop today.",
+    "First coffee, then work.",
+)
+
+
+class Draft(NamedTuple):
+    """A request before its problem is built. tools: those that it needs, besides the closing ones. expert: solves it
+    with call(tool, arguments)."""
+
+    request: str
+    tools: tuple[str, ...]
+    expert: Callable[[Callable[[str, dict[str, Any]], Any]], None]
+
+
+def draft(level: int, world: World, apps: Collection[str] = ()) -> Draft:
+    """A request of this level in the world. apps: those that it may use; empty = all."""
+    rows = REQUESTS[level]
+    if apps:
+        rows = [row for row in rows if next(iter(row["calls"])).partition("_")[0] in apps]
+    row = world.rng.choice(rows)
+    if how := row.get("look_up"):  # a request of level 2, made harder
+        return _talk(draft(2, world), world) if how == "in small talk" else _missing(world)
+    return _draft(row, world)
+
+
+def _talk(plain: Draft, world: World) -> Draft:
+    first, last = world.rng.sample(TALK, 2)
+    return plain._replace(request=f"{first} {plain.request} {last}")
+
+
+def _missing(world: World) -> Draft:
+    """A request of level 2 that names a row that is not there."""
+    row = world.rng.choice(REQUESTS[2])
+    kind = "name" if row["draws"]["key"] == "contacts.name" else "word"
+    return _draft(row | {"draws": row["draws"] | {"key": kind}}, world)
+
+
+def _draft(row: Mapping[str, Any], world: World) -> Draft:
+    values: dict[str, Any] = {}
+    for name, kind in row["draws"].items():
+        values[name] = _drawn(kind, values, world)
+    for name, columns in row.get("sets", {}).items():
+        values[name] |= {column: text.format(**values) for column, text in columns.items()}  # of the world's row
+    says = row["says"] if isinstance(row["says"], str) else world.rng.choice(row["says"])
+    tools = tuple(tool for tool in row["calls"] if tool not in CLOSING)
+    return Draft(says.format(**values), tools, lambda call: _solve(row["calls"], dict(values), call))
+
+
+def _drawn(kind: str | dict[str, str], values: Mapping[str, Any], world: World) -> Any:
+    if isinstance(kind, dict):
+        return world.twin(kind["twin"], {column: other for column, other in kind.items() if column != "twin"})
+    if kind == "more_than_stock":
+        return values["product"]["stock"] + world.rng.randint(1, 40)
+    table, _, column = kind.partition(".")
+    if table not in COLUMNS:
+        return world.draw(kind)
+    return world.pick(table)[column] if column else world.pick(table)
+
+
+def _solve(
+    calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Callable[[str, dict[str, Any]], Any]
+) -> None:
+    """Make the calls. `values` grows by their results. A search without a result is declined."""
+
+    def value(field: str) -> Any:
+        return Formatter().get_field(field, (), values)[0]
+
+    for tool, fields in calls.items():
+        if "each" in fields:  # look at the rows that were found until one is the row of the request
+            right = value(fields["is"])
+            values[tool] = next(
+                r for r in value(fields["each"]) if call(tool, {"id": r["id"]})[fields["until"]] == right
+            )
+            continue
+        arguments = {name: value(field) for name, field in fields.items()}
+        if tool == "task_answer":
+            arguments["text"] = str(arguments["text"])
+        values[tool] = call(tool, arguments)
+        if values[tool] == []:
+            call("task_decline", {})
+        if tool in CLOSING or values[tool] == []:
+            return
