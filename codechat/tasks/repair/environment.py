@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codechat.tasks.apps.catalogue import as_text
+from codechat.tasks.apps.tools import as_text
 from codechat.tasks.base import Message, Problem, Score
 from codechat.tasks.coding.task import pool_of
 from codechat.tasks.repair import edits, scoring
