@@ -320,7 +320,7 @@ def read_or_sample(
     block = cfg.model.block_size
     if cfg.data_dir is None:
         assert task is not None
-        problems, local = task.problems("train", seed=cfg.seed), engines.Local()
+        problems, local = task.problems("train", seed=cfg.seed), engines.Engine()
         sample = RolloutSampler(cfg, local, model, task, problems, tok)
         return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
     read = preference_data.read_preferences

@@ -1,25 +1,13 @@
-"""The engine that samples the rollouts of a training run: this process, or a server that gets new weights after each step.
+"""The engine that samples rollouts: this process, or a server that gets new weights after each step.
 
     local   `generate.sample` on the policy itself
-    http    `codechat serve`; it draws the same tokens as `local`, because seed and keys travel with each request
+    http    `codechat serve --reload-from DIR`; it draws the same tokens as `local`, because seed and keys travel with each request
     vllm    vLLM's OpenAI server on GPUs; it has its own random generator, so the curve differs but has the same distribution
 
-    codechat serve --ckpt nano/sft --reload-from runs/weights
-    codechat grpo --init-from nano/sft --engine http --engine-url http://127.0.0.1:8000 --engine-dir runs/weights ...
-
-    codechat export --ckpt nano/sft --out runs/weights/hf         vLLM reads this directory again after each step; that endpoint needs DEV_MODE
-    VLLM_SERVER_DEV_MODE=1 vllm serve runs/weights/hf --model-impl transformers --generation-config vllm --logprobs-mode processed_logprobs
-    codechat grpo --init-from nano/sft --engine vllm --engine-url http://127.0.0.1:8000 --engine-dir runs/weights ...
-
-Weights travel through --engine-dir, which trainer and server both see: as a complete checkpoint, with --engine-weights memory as plain tensors
-(`live_weights`), or for vLLM as an export of the checkpoint. Our server reports with every completion which weights sampled it. Completions of other weights, as after a restart of the server, are discarded: the
-server gets the weights and the request again. While no server answers, finished completions are kept and the rest is retried for
---engine-patience-s. Then EngineLost is raised, on which a loop saves and stops.
-
-DEV_MODE lets anyone who reaches vLLM call its methods: keep such a server on a trusted network. A resumed run starts with fresh weights,
-so with --max-off-policy above 0 its curve differs from that of the uninterrupted run.
-
-Left out: weights over the network (NCCL).
+Weights travel through --engine-dir, which trainer and server both see: as a checkpoint, as plain tensors in memory (`live_weights`), or as an
+export for vLLM. Our server reports with every completion which weights sampled it; completions of other weights, as after a restart, are
+discarded, and weights and request are sent again. While no server answers, the rest of a batch is retried for --engine-patience-s; then
+EngineLost is raised, on which a loop saves and stops. docs/engines.md has the commands.
 """
 
 from __future__ import annotations
@@ -32,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,13 +28,12 @@ from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.models import export, generate, live_weights, lora
+from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.rl.engine_settings import HF, EngineSettings, Kind, check
+from codechat.rl.engine_settings import HF
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.tokenizer import Tokenizer
-
-__all__ = ["HF", "Engine", "EngineLost", "EngineSettings", "Http", "Kind", "Local", "VLLM", "check", "open_engine"]
 
 BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request may succeed
 PARALLEL = 32  # concurrent requests
@@ -57,71 +44,51 @@ T = TypeVar("T")
 
 
 class EngineLost(RunError):
-    """The server did not come back in time. The run loses nothing: it can be resumed at this step."""
+    """The server did not come back in time. The run can be resumed at this step."""
 
 
-class Engine(Protocol):
-    """Where completions come from. `sample` takes the arguments of `generate.sample`. A server's engine also has `step`, that of the weights it was
-    sent last, and `sampled_from`, that of the weights behind a batch which was sampled ahead."""
+class Engine:
+    """Samples in this process; the interface of the others."""
 
-    step: int | None
-    sampled_from: int | None
-
-    def policy(self, model: GPT) -> Any:
-        """A context that gives the policy to pass to `sample`. A UserError inside it on one rank is raised on all. Collectives at both ends."""
-
-    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        """Send the weights of `step` to the engine if its own would be more than `max_off_policy` steps old where its samples are learned from:
-        at `step`, or later. A collective."""
-
-    def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[generate.Completion]:
-        """Completions in the order of `generate.sample`. No collective: ranks may call it unequally often."""
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """What to log of the step; resets the counts."""
-
-
-def open_engine(cfg: EngineSettings, tokenizer: Tokenizer, give_up: Callable[[], bool] = lambda: False) -> Engine:
-    """The engine of a run. give_up: called while waiting for a server; True ends the wait with EngineLost."""
-    return Local() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer, give_up)
-
-
-class Local:
-    """This process."""
-
-    step: int | None = None
-    sampled_from: int | None = None
-    sample = staticmethod(generate.sample)
+    step: int | None = None  # of the weights that a server was sent last
+    sampled_from: int | None = None  # step of the weights behind a batch that was sampled ahead
 
     @contextmanager
-    def policy(self, model: GPT) -> Iterator[GPT]:
+    def policy(self, model: GPT) -> Iterator[Any]:
+        """The policy to pass to `sample`. A UserError inside on one rank is raised on all. Collectives at both ends."""
         with sharding.whole(model) as policy, torch.no_grad(), dist.autocast():
             yield policy
 
     def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        pass
+        """Send the weights of `step` if the server's would be more than `max_off_policy` steps old when its samples are learned from, at `step`
+        or later. A collective."""
+
+    def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Completion]:
+        """Completions in the order of `generate.sample`, whose arguments it takes. No collective."""
+        return generate.sample(policy, prompts, **sampling)
 
     def metrics(self, step: int) -> dict[str, float]:
+        """What to log of the step; resets the counts."""
         return {}
 
 
-class Http:
+def open_engine(cfg: Any, tokenizer: Tokenizer, give_up: Callable[[], bool] = lambda: False) -> Engine:
+    """The engine of a run. give_up: called while waiting for a server; True ends the wait with EngineLost."""
+    return Engine() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer, give_up)
+
+
+class Http(Engine):
     """A `codechat serve --reload-from`."""
 
-    def __init__(self, cfg: EngineSettings, tokenizer: Tokenizer, give_up: Callable[[], bool]) -> None:
-        assert cfg.engine_dir is not None
+    def __init__(self, cfg: Any, tokenizer: Tokenizer, give_up: Callable[[], bool]) -> None:
+        self.cfg, self.shape, self.give_up = cfg, cfg.model, give_up
         self.link = Link(cfg.engine_url, cfg.engine_key_file, flag="--engine-url")
-        self.folder, self.run_name, self.shape = Path(cfg.engine_dir), cfg.run_name, cfg.model
+        self.folder = Path(cfg.engine_dir)
         self.live = cfg.engine_weights == "memory"
         if self.live and dist.is_main():  # memory is given back; a checkpoint stays
-            weakref.finalize(self, live_weights.withdraw, self.folder / self.run_name)
+            weakref.finalize(self, live_weights.withdraw, self.folder / cfg.run_name)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
-        self.patience_s, self.max_off_policy, self.give_up = cfg.engine_patience_s, cfg.max_off_policy, give_up
-        self.step: int | None = None  # of the weights that were pushed last
-        self.sampled_from: int | None = (
-            None  # step of the weights behind a batch that was sampled ahead; none = those pushed last
-        )
-        self.version, self.path = "", Path()
+        self.version, self.path = "", Path()  # of the weights that were pushed last
         self.model = ""  # the server's name of the model
         self.pushed_s, self.retries = 0.0, 0
         self._reload_lock = threading.Lock()
@@ -133,9 +100,9 @@ class Http:
             yield model
 
     def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        if self.step is not None and (learned_at or step) - self.step <= self.max_off_policy:
+        if self.step is not None and (learned_at or step) - self.step <= self.cfg.max_off_policy:
             return
-        began, target = time.perf_counter(), self.folder / self.run_name
+        began, target = time.perf_counter(), self.folder / self.cfg.run_name
         if self.live:
             self.path, self.version = live_weights.publish(target, step, lora.merged(model), self.meta)
         else:
@@ -160,29 +127,25 @@ class Http:
         seed: int = 0,
         samples_per_prompt: int = 1,
         keys: Sequence[int | str] | None = None,
-        prefix_tokens: Sequence[int] | None = None,
         on_overflow: generate.OnOverflow = "stop",
-    ) -> list[generate.Completion]:
-        """As `generate.sample`, from the weights that were pushed last. Ignores `policy`, and prefix_tokens: the server finds shared prefixes itself.
-
-        EngineLost if the server does not come back."""
+        prefix_tokens: Sequence[int] | None = None,  # ignored: the server finds shared prefixes itself
+    ) -> list[Completion]:
+        """From the weights that were pushed last. EngineLost if the server does not come back."""
         self._lost.clear()
         common = dict(n=samples_per_prompt, temperature=temperature, return_token_ids=True, logprobs=0, ignore_eos=True)
         common |= self._stop_and_top_k(stop, top_k)
+        block = self.shape.block_size
 
-        def completions(prompt: Sequence[int], key: int | str) -> list[generate.Completion]:
-            room = self.shape.block_size - len(prompt)
+        def completions(prompt: Sequence[int], key: int | str) -> list[Completion]:
+            room = block - len(prompt)
             if room < max_new_tokens and on_overflow == "raise":
-                raise ConfigError(
-                    f"a prompt of {len(prompt)} tokens and max_new_tokens {max_new_tokens} exceed the block of {self.shape.block_size}"
-                )
+                problem = f"a prompt of {len(prompt)} tokens and max_new_tokens {max_new_tokens}"
+                raise ConfigError(f"{problem} exceed the block of {block}")
             if room < 1:
-                return [generate.Completion([], [], "context")] * samples_per_prompt
+                return [Completion([], [], "context")] * samples_per_prompt
             body = {**common, "prompt": list(prompt), "max_tokens": min(room, max_new_tokens), **self._seed(seed, key)}
-            return [
-                self._completion(choice, prompt, max_new_tokens)
-                for choice in self._retried(lambda: self._choices(body))
-            ]
+            choices = self._retried(lambda: self._choices(body))
+            return [self._completion(choice, prompt, max_new_tokens) for choice in choices]
 
         names = range(len(prompts)) if keys is None else keys
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -196,9 +159,7 @@ class Http:
 
     def metrics(self, step: int) -> dict[str, float]:
         source = self.step if self.sampled_from is None else self.sampled_from
-        row = dict(
-            off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s, engine_retries=float(self.retries)
-        )
+        row = dict(off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s, engine_retries=float(self.retries))  # fmt: skip
         self.pushed_s, self.retries, self.sampled_from = 0.0, 0, None
         return row
 
@@ -217,13 +178,10 @@ class Http:
         except Refused as error:
             if error.status in BUSY:
                 raise
-            raise Refused(
-                f"{error}; it must serve the same model with --reload-from, the --engine-dir here", error.status
-            ) from None
+            remedy = "serve the same model with --reload-from, the --engine-dir here"
+            raise Refused(f"{error}; {remedy}", error.status) from None
         if answer["version"] != self.version:
-            raise RunError(
-                f"the server at {self.link.url} loaded {answer['version']}, not {self.version}; its --reload-from must be --engine-dir"
-            )
+            raise self._wrong(f"loaded {answer['version']}, not {self.version}; its --reload-from must be --engine-dir")
 
     def _choices(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The choices of one request, all sampled from the weights that were pushed last."""
@@ -232,9 +190,8 @@ class Http:
             with self._reload_lock:  # the first of many threads that notice
                 if self.link.ask("/health")["version"] != self.version:
                     self._load_weights()
-            raise NoAnswer(
-                f"the server at {self.link.url} sampled from {', '.join(sorted(others))}, not {self.version}; does another run use it?"
-            )
+            named = ", ".join(sorted(others))
+            raise NoAnswer(f"{self.link.url} sampled from {named}, not {self.version}; does another run use it?")
         return choices
 
     def _complete(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -242,23 +199,22 @@ class Http:
         answer = self.link.ask("/v1/completions", {"model": self.model, **body})
         return sorted(answer["choices"], key=lambda choice: choice["index"])
 
-    def _completion(self, choice: Mapping[str, Any], prompt: Sequence[int], max_new_tokens: int) -> generate.Completion:
+    def _completion(self, choice: Mapping[str, Any], prompt: Sequence[int], max_new_tokens: int) -> Completion:
         """A checked choice: training needs exactly the ids that were sampled."""
         ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
         if not ids or not logprobs or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
-            raise RunError(
-                f"the server at {self.link.url} answers without token_ids or logprobs; it must support return_token_ids and logprobs"
-            )
+            raise self._wrong("answers without token_ids or logprobs; it must support return_token_ids and logprobs")
         if list(choice.get("prompt_token_ids") or prompt) != list(prompt):
-            raise RunError(f"the server at {self.link.url} changed prompt_token_ids; rollouts need them unchanged")
+            raise self._wrong("changed prompt_token_ids; rollouts need them unchanged")
         if not 0 <= min(ids) <= max(ids) < self.shape.n_ids or len(ids) > max_new_tokens:
-            raise RunError(
-                f"the server at {self.link.url} sampled ids up to {max(ids)} in {len(ids)} tokens; the policy has ids "
-                f"0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}; serve the same model"
-            )
+            limits = f"the policy has ids 0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}"
+            raise self._wrong(f"sampled ids up to {max(ids)} in {len(ids)} tokens; {limits}; serve the same model")
         stopped = choice.get("finish_reason") == "stop"
         stop = "stop" if stopped else "length" if len(ids) == max_new_tokens else "context"
-        return generate.Completion(list(ids), list(logprobs), stop)
+        return Completion(list(ids), list(logprobs), stop)
+
+    def _wrong(self, problem: str) -> RunError:
+        return RunError(f"the server at {self.link.url} {problem}")
 
     def _retried(self, request: Callable[[], T]) -> T:
         """The result of `request`, retried while no server answers or it is busy."""
@@ -271,7 +227,7 @@ class Http:
                     raise
                 self.model = ""  # a restarted server may serve it under another name
                 waited = time.monotonic() - began
-                if self._lost.is_set() or self.give_up() or waited > self.patience_s:
+                if self._lost.is_set() or self.give_up() or waited > self.cfg.engine_patience_s:
                     raise EngineLost(f"{error}; waited {waited:.0f} s for it") from None
             self.retries += 1
             time.sleep(pause)
@@ -294,18 +250,12 @@ class VLLM(Http):
 
     def _stop_and_top_k(self, stop: Sequence[Sequence[int]], top_k: int | None) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
-        if (
-            stop and not single
-        ):  # of several endings those of more tokens only save time: completions are cut at stop texts
-            raise ConfigError(
-                "vLLM stops at single ids, but a turn of this model ends with several; use --tags reserved, or --engine http"
-            )
-        padding = range(self.shape.n_ids, self.shape.padded_vocab)  # unused rows of the vocabulary
-        return {
-            "stop_token_ids": single,
-            "top_k": top_k or -1,
-            "logit_bias": {str(i): BANNED for i in padding} or None,
-        }
+        if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
+            problem = "vLLM stops at single ids, but a turn of this model ends with several"
+            raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
+        unused = range(self.shape.n_ids, self.shape.padded_vocab)
+        bias = {str(i): BANNED for i in unused} or None
+        return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias}
 
     def _seed(self, seed: int, key: int | str) -> dict[str, Any]:
         return {"seed": generate.row_key(seed, key, 0) & (2**63 - 1)}

@@ -9,14 +9,12 @@ An episode ends when its environment ends it ("stop"), after `task.max_turns` an
 model's block has no room for what was said and one more token ("context"). It always ends with what the policy wrote.
 
 The prompt of a group is run once per turn for all its episodes, the rest of each episode once per turn.
-
-Left out: keeping the key-value cache between turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from codechat.models import generate
@@ -30,8 +28,7 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the environment's reply, and the state the episode has
-    changed so far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed so far."""
 
     start: int
     end: int
@@ -103,7 +100,7 @@ def play(
 
     def play_groups(groups: list[tuple[Problem, int | str]]) -> list[Episode]:
         running = [
-            _Running(task.environment(), problem, seed, f"{name} {g}", tokenizer, tags)
+            _Running(task, problem, seed, f"{name} {g}", tokenizer, tags)
             for problem, name in groups
             for g in range(group_size)
         ]
@@ -132,9 +129,8 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn; answers after its end are ignored. Log-probabilities are 0: nothing
-    was sampled."""
-    running = _Running(task.environment(), problem, 0, "replay", tokenizer, tags)
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its end are ignored."""
+    running = _Running(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         ids = chat.completion_ids(text, tokenizer, tags)
         answer = generate.Completion(ids, [0.0] * len(ids), "stop")
@@ -144,46 +140,41 @@ def replay(
     return running.finished()
 
 
-@dataclass
 class _Running:
     """An episode in progress."""
 
-    world: Environment
-    problem: Problem
-    seed: int
-    name: str
-    tokenizer: Tokenizer
-    tags: str
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    stop: str = ""
-
-    def __post_init__(self) -> None:
-        self.prompt = chat.prompt(self.world.reset(self.problem, self.seed), self.tokenizer, self.tags)
+    def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
+        self.world: Environment = task.environment()
+        self.problem, self.name, self.format = problem, name, (tokenizer, tags)
+        self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.mask: list[bool] = []
+        self.turns: list[Turn] = []
+        self.stop = ""
 
     def _append(self, ids: list[int], logprobs: list[float], written: bool) -> None:
-        self.ids, self.logprobs = self.ids + ids, self.logprobs + logprobs
-        self.mask = self.mask + [written] * len(ids)
+        self.ids += ids
+        self.logprobs += logprobs
+        self.mask += [written] * len(ids)
 
     def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
         """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
         start = len(self.ids)
         self._append(answer.ids, answer.logprobs, True)
-        text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
+        text = chat.completion_text(answer.ids, *self.format)
         told, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
         if done or last or answer.stop != "stop":
             self.stop = answer.stop if done or answer.stop != "stop" else "turns"
             return
-        said = chat.between_turns(told, self.tokenizer, self.tags)
-        if len(self.prompt) + len(self.ids) + len(said) >= room:
+        reply = chat.between_turns(told, *self.format)
+        if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
-        self._append(said, [0.0] * len(said), False)
+        self._append(reply, [0.0] * len(reply), False)
 
     def finished(self) -> Episode:
         completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
-        text = chat.completion_text(self.ids, self.tokenizer, self.tags)
+        text = chat.completion_text(self.ids, *self.format)
         return Episode(self.problem, self.prompt, completion, text, self.turns, self.world.score())

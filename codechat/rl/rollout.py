@@ -2,9 +2,8 @@
 
 A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. The G completions of a group share their
 prompt: a packed row holds the prompt once, and each completion as a branch that sees only the prompt and itself. That costs P + G x C tokens
-per group instead of G x (P + C).
-
-Where the task has environments, a completion is a whole episode (`episodes`): what the environment said is input, never a target.
+per group instead of G x (P + C). Where the task has environments, a completion is a whole episode (`episodes`): what the environment said is
+input, never a target.
 
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R rows of T tokens.
 """
@@ -25,6 +24,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
 from codechat.tasks.base import Problem, Score, Task, score_all
@@ -34,12 +34,12 @@ from codechat.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judge`. turns: N lists of an episode's
+    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judged`. turns: N lists of an episode's
     turns, empty without environments. longest_row: tokens of the longest training row that this run can need; 0 = unknown."""
 
     problems: list[Problem]
     prompts: list[list[int]]
-    completions: list[generate.Completion]
+    completions: list[Completion]
     texts: list[str]
     scores: list[Score]
     group_size: int
@@ -73,6 +73,10 @@ class RolloutBatch:
         """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy wrote nothing."""
         return pad_sequence([torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True)
 
+    def cut_off(self) -> Tensor:
+        """(P, G) bool: completions that ended before their stop sequence."""
+        return torch.tensor([c.cut_off for c in self.completions]).view(-1, self.group_size)
+
     def numbers(self, groups: Sequence[int]) -> list[int]:
         """The completions of these groups, as indices into N."""
         return [p * self.group_size + g for p in groups for g in range(self.group_size)]
@@ -80,10 +84,11 @@ class RolloutBatch:
     def take(self, groups: Sequence[int]) -> RolloutBatch:
         """The batch of these groups, in this order."""
         rows = self.numbers(groups)
-        problems, prompts = ([values[p] for p in groups] for values in (self.problems, self.prompts))
-        per_completion = (self.completions, self.texts, self.scores, self.turns)
-        completions, texts, scores, turns = ([values[i] for i in rows] if values else [] for values in per_completion)
-        return RolloutBatch(problems, prompts, completions, texts, scores, self.group_size, turns, self.longest_row)
+        taken: dict[str, Any] = {name: [getattr(self, name)[p] for p in groups] for name in ("problems", "prompts")}
+        for name in ("completions", "texts", "scores", "turns"):
+            values = getattr(self, name)
+            taken[name] = [values[i] for i in rows] if values else []
+        return replace(self, **taken)
 
     def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
         """The batch with `groups` replaced by the groups of `other`, in order."""
@@ -91,15 +96,10 @@ class RolloutBatch:
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of sampling this batch and training on `trained` tokens of it: a forward pass of each prompt and completion token,
-        forward and backward of each trained token, attention at the mean length."""
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained` tokens, at the mean length."""
         prompts, completions = sum(map(len, self.prompts)), int(self.lengths().sum())
         per_token = shape.flops_per_token(prompts // len(self.prompts) + completions // len(self.completions))
         return per_token * ((prompts + completions) / 3 + trained)
-
-    def cut_off(self) -> Tensor:
-        """(P, G) bool: completions that ended before their stop sequence."""
-        return torch.tensor([c.cut_off for c in self.completions]).view(-1, self.group_size)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
         """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""
@@ -137,30 +137,29 @@ def draw(
     tags: str,
     *,
     group_size: int,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    keys: Sequence[int | str] | None = None,
     sampler: episodes.Sampler = generate.sample,
+    **sampling: Any,
 ) -> RolloutBatch:
-    """Sample `group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has environments.
+    """`group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has environments.
 
-    max_new_tokens: of a completion, or of one turn of an episode. keys: one per problem; sampling depends on the seed and the key (default:
-    the problem's index). sampler: `generate.sample`, or that of an engine."""
-    sampling: dict[str, Any] = dict(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, keys=keys
-    )
+    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, seed and keys, one per problem (default: its index), on which
+    the draws depend. sampler: `generate.sample`, or that of an engine."""
     if episodes.made_by(task):
-        sampling |= dict(group_size=group_size, sampler=sampler)
-        played = episodes.play(policy, task, problems, tokenizer, tags, **sampling)
+        how = sampling | dict(group_size=group_size, sampler=sampler)
+        played = episodes.play(policy, task, problems, tokenizer, tags, **how)
         prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]
         texts, scores, turns = ([getattr(e, name) for e in played] for name in ("text", "score", "turns"))
         return RolloutBatch(list(problems), prompts, completions, texts, scores, group_size, turns)
     prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
-    stop = episodes.stop_sequences(task, tokenizer, tags)
-    completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
-    completions, texts = _cut_at_stop_texts(completions, episodes.stop_texts(task, tags), tokenizer, tags)
+    how = dict(stop=episodes.stop_sequences(task, tokenizer, tags), samples_per_prompt=group_size, on_overflow="stop")
+    completions = sampler(policy, prompts, **how, **sampling)
+    stops, texts = episodes.stop_texts(task, tags), []
+    for i, c in enumerate(completions):
+        if stops and (
+            cut := chat.cut_after(c.ids, stops, tokenizer)
+        ):  # the end was sampled last: the rest keeps its probability
+            completions[i] = Completion(c.ids[: cut[0]], c.logprobs[: cut[0]], "stop")
+        texts.append(cut[1] if stops and cut else chat.completion_text(c.ids, tokenizer, tags))
     return RolloutBatch(list(problems), prompts, completions, texts, [], group_size)
 
 
@@ -172,8 +171,8 @@ def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
     finite = batch.rewards.isfinite()
     if not finite.all():
         p, g = finite.logical_not().nonzero()[0].tolist()
-        raise RunError(f"task {task.name} gave problem {batch.problems[p].id} the reward {batch.rewards[p, g]}; "
-                       "a finite number is required; correct its score")  # fmt: skip
+        reward = f"the reward {batch.rewards[p, g]}; a finite number is required; correct its score"
+        raise RunError(f"task {task.name} gave problem {batch.problems[p].id} {reward}")
     return batch
 
 
@@ -184,23 +183,10 @@ def collect(
     return judged(task, draw(policy, task, problems, tokenizer, tags, **how))
 
 
-def _cut_at_stop_texts(
-    completions: Sequence[generate.Completion], stops: Sequence[str], tokenizer: Tokenizer, tags: str
-) -> tuple[list[generate.Completion], list[str]]:
-    """Completions, cut behind the first stop text, and their texts. What is cut off was sampled last, so the rest keeps its probability."""
-    cuts = [chat.cut_after(c.ids, stops, tokenizer) if stops else None for c in completions]
-    kept = [
-        generate.Completion(c.ids[: cut[0]], c.logprobs[: cut[0]], "stop") if cut else c
-        for c, cut in zip(completions, cuts)
-    ]
-    texts = [cut[1] if cut else chat.completion_text(c.ids, tokenizer, tags) for c, cut in zip(completions, cuts)]
-    return kept, texts
-
-
 # ---------------------------------------------------------------- packed rows
 
 EMPTY = dict(ids=0, targets=-100, positions=0, docs=-1, branches=0)  # padding of an (R, T) field
-OUTSIDE = dict(completion=-1, offset=-1)  # which token of which completion is the target here: none
+FIELDS = EMPTY | dict(completion=-1, offset=-1)  # and which token of which completion is the target here
 
 
 @dataclass(frozen=True)
@@ -252,21 +238,56 @@ def pack(
 
     keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient and may be left out, so
     counts that normalise the loss must come from the batch, not from what is packed."""
-    kept = torch.ones(len(batch.problems), batch.group_size, dtype=torch.bool) if keep is None else keep
-    chunks = [c for p in range(len(batch.problems)) for c in _group_chunks(batch, kept[p].tolist(), p, row_tokens)]
-    chunks.sort(key=lambda c: -len(c["ids"]))
+    kept = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
+    chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, kept, p, row_tokens)]
     bins: list[dict[str, list]] = []
-    for chunk in chunks:  # first fit, longest first
-        row = next((b for b in bins if len(b["ids"]) + len(chunk["ids"]) <= row_tokens), None)
+    for chunk in sorted(chunks, key=_tokens, reverse=True):  # first fit, longest first
+        row = next((b for b in bins if _tokens(b) + _tokens(chunk) <= row_tokens), None)
         if row is None:
-            bins.append(row := {name: [] for name in EMPTY | OUTSIDE})
-        chunk["docs"] = [row["docs"][-1] + 1 if row["docs"] else 0] * len(chunk["ids"])
+            bins.append(row := {name: [] for name in FIELDS})
+        chunk["docs"] = [row["docs"][-1] + 1 if row["docs"] else 0] * _tokens(chunk)
         for name in row:
-            row[name].extend(chunk[name])
-    bins.sort(key=lambda b: -len(b["ids"]))
-    whole = -(-len(bins[0]["ids"]) // row_tokens) * row_tokens if bins and fixed else 0
+            row[name] += chunk[name]
+    bins.sort(key=_tokens, reverse=True)
+    length = -(-_tokens(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
     for at in range(0, len(bins), rows):
-        yield _pad(bins[at : at + rows], whole, rows if fixed else 0)
+        yield _pad(bins[at : at + rows], length, rows if fixed else 0)
+
+
+def _tokens(row: dict[str, list]) -> int:
+    return len(row["ids"])
+
+
+def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
+    prompt, head = batch.prompts[p], len(batch.prompts[p]) - 1
+    opening = {name: [empty] * head for name, empty in FIELDS.items()}
+    opening |= dict(ids=prompt[:-1], positions=list(range(head)))
+    chunk: dict[str, list] = {}
+    for number in batch.numbers([p]):
+        ids, written = batch.completions[number].ids, batch.completions[number].written
+        n = len(ids)
+        if not keep[number] or not n:
+            continue
+        if chunk and _tokens(chunk) + n > row_tokens:
+            yield chunk
+            chunk = {}
+        branch = (chunk["branches"][-1] if chunk and chunk["branches"] else 0) + 1
+        chunk = chunk or {name: list(values) for name, values in opening.items()}
+        chunk["ids"] += [prompt[-1], *ids[:-1]]
+        chunk["targets"] += [token if mine else -100 for token, mine in zip(ids, written, strict=True)]
+        chunk["positions"] += range(head, head + n)
+        chunk["branches"] += [branch] * n
+        chunk["completion"] += [number if mine else -1 for mine in written]
+        chunk["offset"] += range(n)
+    if chunk:
+        yield chunk
+
+
+def row_length(row_tokens: int, longest_row: int) -> int:
+    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take, in whole blocks of flex attention."""
+    block = packed_attention.BLOCK
+    return max(row_tokens, -(-longest_row // block) * block)
 
 
 def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> dict[str, Any]:
@@ -276,65 +297,22 @@ def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.de
     return dict(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
 
 
-def row_length(row_tokens: int, longest_row: int) -> int:
-    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take, in whole blocks of flex attention."""
-    block = packed_attention.BLOCK
-    return max(row_tokens, -(-longest_row // block) * block)
-
-
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
     """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
-    return _pad([{name: [] for name in EMPTY | OUTSIDE}], row_tokens, rows)
+    return _pad([{name: [] for name in FIELDS}], row_tokens, rows)
 
 
-def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
-    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
-    prompt, chunk, branch = batch.prompts[p], None, 0
-    head = len(prompt) - 1
-    for g in range(batch.group_size):
-        number = p * batch.group_size + g
-        completion = batch.completions[number]
-        n, written = len(completion.ids), completion.written
-        if not keep[g] or not n:
-            continue
-        if chunk is not None and len(chunk["ids"]) + n > row_tokens:
-            yield chunk
-            chunk = None
-        if chunk is None:
-            branch = 0
-            chunk = {name: [empty] * head for name, empty in (EMPTY | OUTSIDE).items()}
-            chunk |= dict(ids=prompt[:-1], positions=list(range(head)))
-        branch += 1
-        added = dict(
-            ids=[prompt[-1], *completion.ids[:-1]],
-            targets=[token if mine else -100 for token, mine in zip(completion.ids, written, strict=True)],
-            positions=range(head, head + n),
-            branches=[branch] * n,
-            completion=[number if mine else -1 for mine in written],
-            offset=range(n),
-        )
-        for name, values in added.items():
-            chunk[name].extend(values)
-    if chunk is not None:
-        yield chunk
-
-
-def _pad(bins: list[dict[str, list]], length: int = 0, rows: int = 0) -> Packed:
+def _pad(bins: list[dict[str, list]], length: int, rows: int) -> Packed:
     """The bins as rows of one length, at least `length`; padding up to so many rows."""
-    T = max(length, *(len(b["ids"]) for b in bins))
-    bins = bins + [{name: [] for name in bins[0]}] * (rows - len(bins))
-
-    def table(name: str, empty: int) -> Tensor:
-        return torch.tensor([b[name] + [empty] * (T - len(b[name])) for b in bins])
-
-    tokens = {name: table(name, empty) for name, empty in EMPTY.items()}
-    completion, offset = (table(name, -1).flatten() for name in OUTSIDE)
+    T = max(length, *map(_tokens, bins))
+    bins = bins + [{name: [] for name in FIELDS}] * (rows - len(bins))
+    table = {name: torch.tensor([b[name] + [fill] * (T - _tokens(b)) for b in bins]) for name, fill in FIELDS.items()}
+    completion, offset = table.pop("completion").flatten(), table.pop("offset").flatten()
     flat = (completion >= 0).nonzero()[:, 0]
     numbers, row = completion[flat].unique(return_inverse=True)
     offset = offset[flat]
-    longest = int(offset.max()) + 1 if len(numbers) else 1
-    n_tokens = int((tokens["docs"] >= 0).sum())
-    return Packed(**tokens, flat=flat, row=row, offset=offset, numbers=numbers, longest=longest, n_tokens=n_tokens)
+    longest, n_tokens = int(offset.max()) + 1 if len(numbers) else 1, int((table["docs"] >= 0).sum())
+    return Packed(**table, flat=flat, row=row, offset=offset, numbers=numbers, longest=longest, n_tokens=n_tokens)
 
 
 @torch.no_grad()

@@ -1,16 +1,11 @@
 """What a loop logs of the rollouts that it trains on: one definition of each metric, global over ranks.
 
-`rollout_metrics` describes the batch as it is trained on, so after resampling. A loop passes its own values along (losses, clipping,
-timings), each under the rule by which ranks are combined, and one collective reduces everything:
-
-    row = rollout_metrics(batch, task.tiers, sums=dict(policy_loss=policy_loss), maxima=dict(logprob_mismatch=mismatch))
-
-    reward_mean, reward_std    over all completions; the task's own reward, without penalties
-    exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
-    frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many groups differ, on all ranks
-    completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share cut off within an answer
-    entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
-                               expectation is the mean entropy of the distributions sampled from, and every engine returns it
+reward_mean, reward_std    over all completions; the task's own reward, without penalties
+exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
+frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many groups differ, on all ranks
+completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share cut off within an answer
+entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
+                           expectation is the mean entropy of the distributions sampled from, and every engine returns it
 """
 
 from __future__ import annotations
@@ -33,10 +28,9 @@ Pairs = Mapping[str, tuple[float, float]]
 class RankMetrics(NamedTuple):
     """Values of one rank, by the rule that combines ranks.
 
-    means: over equally many items on each rank, so the mean over ranks is the mean over all items. sums: added. maxima: the largest, NaN if
-    any is. ratios: (sum, count), the sum of sums over the sum of counts, which is at least 1. stds: (mean, variance) of equally many
-    items on each rank; the standard deviation over all items. ends: least and greatest reward where groups have one completion, which
-    are judged as one group of all ranks."""
+    means: over equally many items on each rank. sums: added. maxima: the largest, NaN if any is. ratios: (sum, count), the sum of sums over the
+    sum of counts, at least 1. stds: (mean, variance) of equally many items. ends: least and greatest reward where groups have one completion:
+    these are one group of all ranks."""
 
     means: Values = {}
     sums: Values = {}
@@ -56,21 +50,19 @@ def rollout_metrics(
     maxima: Values = {},
     ratios: Pairs = {},
 ) -> dict[str, float]:
-    """Metrics of the batch that all ranks train on, and those that the loop adds. A collective; every rank passes the same names and
+    """Metrics of the batch that all ranks train on, and the loop's own values, see `RankMetrics`. A collective; every rank passes the same names and
     equally many groups.
 
-    rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which groups differ.
-    means, sums, maxima, ratios: the loop's own values, see `RankMetrics`."""
+    rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which groups differ."""
     own = rank_metrics(batch, tiers, rewards)
-    added = RankMetrics(
-        {**own.means, **means}, {**own.sums, **sums}, {**maxima}, {**own.ratios, **ratios}, {**own.stds}, own.ends
+    added = own._replace(
+        means={**own.means, **means}, sums={**own.sums, **sums}, maxima=maxima, ratios={**own.ratios, **ratios}
     )
     return combine_ranks(dist.gather(added))
 
 
 def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | None = None) -> RankMetrics:
-    """The metrics of this rank's batch. Groups of one completion are judged as one group of all of them: of all ranks' once they
-    are combined."""
+    """The metrics of this rank's batch."""
     rewards = batch.rewards if rewards is None else rewards  # (P, G)
     equal = zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
     logged = batch.rewards.double()
@@ -113,23 +105,18 @@ def lone_differ(ends: Sequence[tuple[float, ...]]) -> float:
 
 def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
     """One value of each name, from the values of every rank. Of one rank: its own values, unchanged."""
-    first = ranks[0]
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(ranks)
-
-    row = {name: mean([r.means[name] for r in ranks]) for name in first.means}
+    first, n = ranks[0], len(ranks)
+    row = {name: sum(r.means[name] for r in ranks) / n for name in first.means}
     row |= {name: sum(r.sums[name] for r in ranks) for name in first.sums}
-    row |= {
-        name: float(torch.tensor([r.maxima[name] for r in ranks], dtype=torch.float64).max()) for name in first.maxima
-    }
+    for name in first.maxima:
+        row[name] = float(torch.tensor([r.maxima[name] for r in ranks], dtype=torch.float64).max())
     for name in first.ratios:
         total, count = (sum(part) for part in zip(*(r.ratios[name] for r in ranks)))
         row[name] = total / max(1.0, count)
     for name in first.stds:  # the law of total variance; the second term is exactly 0 of one rank
-        centres, variances = zip(*(r.stds[name] for r in ranks))
-        between = mean([m * m for m in centres]) - mean(centres) * mean(centres)
-        row[name] = math.sqrt(mean(variances) + max(0.0, between))
+        means, variances = zip(*(r.stds[name] for r in ranks))
+        between = sum(m * m for m in means) / n - (sum(means) / n) * (sum(means) / n)
+        row[name] = math.sqrt(sum(variances) / n + max(0.0, between))
     if first.ends:
         live = lone_differ([r.ends for r in ranks])
         row |= dict(effective_groups=live, frac_zero_std_groups=1.0 - live)

@@ -21,7 +21,7 @@ from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforc
 from codechat.core import config
 from codechat.evaluation import domain_loss
 from codechat.models.generate import Completion
-from codechat.rl.engines import Local
+from codechat.rl.engines import Engine
 from codechat.tasks.base import Score
 from codechat.tasks.toy import ToyTask
 from codechat.training import opening
@@ -44,7 +44,7 @@ def scored(self: ToyTask, problem: Any, text: str) -> Score:
 def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored weight would come from."""
     load_task = opening.load_task
-    monkeypatch.setattr(Local, "sample", staticmethod(drawn))
+    monkeypatch.setattr(Engine, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
     monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model: {}))
     monkeypatch.setattr(Session, "save", lambda self, wait: None)

@@ -15,7 +15,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
-from codechat.rl.engines import Local
+from codechat.rl.engines import Engine
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
@@ -183,7 +183,7 @@ class Judged(ToyTask):
 
 
 def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
-    task, engine = Judged(), Local()
+    task, engine = Judged(), Engine()
 
     def sample(*args: object, **how: object) -> list[generate.Completion]:
         task.sampling.release()
@@ -195,7 +195,7 @@ def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
     parts = RolloutSampler(cfg, engine, policy, task, problems, tok)(1, 6, seed=7, key=4)
     assert task.parts == 3
     at_once = replace(cfg, device_batch_size=6, grad_accum=1)
-    whole = RolloutSampler(at_once, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
+    whole = RolloutSampler(at_once, Engine(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
     assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
     assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems
 
@@ -210,7 +210,7 @@ def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
     cfg = ReinforceConfig(group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
 
     def shapes() -> list[set[tuple[int, ...]]]:
-        sample, found = RolloutSampler(cfg, Local(), policy, task, [*short, long], tok), []
+        sample, found = RolloutSampler(cfg, Engine(), policy, task, [*short, long], tok), []
         for at in (0, len(short)):
             batch = sample(at, 1, seed=at)
             how = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, torch.device("cpu"))
