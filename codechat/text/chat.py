@@ -48,6 +48,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     offered_names,
     offered_schemas,
     parse_calls,
+    read_call,
     tools_prompt,
 )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,12 +23,12 @@ CALL_TAG = "<functioncall>"
 TAGS = ("<|system|>", "<|user|>", "<|assistant|>", "<|function_response|>", "<|end|>", CALL_TAG)
 # How a readable call was written; where several fit, the first counts.
 READABLE = (
-    "no_arguments",  # absent, null or an empty string: read as {}
+    "no_arguments",  # absent, null or an empty string, and no other object in the call: read as {}
     "single_quoted",  # "arguments": '{"q": "You've won"}', as glaive's original rows have it
     "json_string",  # "arguments": "{\"q\": 1}"
     "python_literal",  # {'name': 'f', 'arguments': {'q': None}}
     "trailing_comma",  # {"a": 1,}
-    "parameters",  # the object stands under "parameters"
+    "parameters",  # the object stands under "parameters", "args" or "input"
     "object",  # canonical
 )
 FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
@@ -41,7 +40,8 @@ STYLES = ("compact", "described", "json")  # of `tools_prompt`
 NOTHING = "none"
 NOTHING_FITS = f"Nothing fits: {NOTHING}()"
 DECLINED = "None of my functions can do that."
-ARGUMENT_KEYS = ("arguments", "parameters")
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+_QUOTED_KEYS = tuple(f'"{key}"' for key in ARGUMENT_KEYS)
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -51,13 +51,13 @@ _COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
 _NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\(|([^(]+)\(")  # compact, described, a name with spaces
 _NEXT_ARGUMENT = re.compile(r", (?=[^\s,:]+: )")
 _JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
-_DOUBLE = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-# An apostrophe ends a single-quoted string only before punctuation, so that 'You've won' is one string.
-_SINGLE = re.compile(r"'((?:[^'\\]++|\\.|'(?!\s*[,:}\]]))*+)'", re.DOTALL)
-_ATOM = re.compile(r"[A-Za-z]+|-?[0-9][0-9.eE+-]*")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+# a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
+_TOKEN = re.compile(
+    r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""", re.DOTALL
+)
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED = dict(zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', "\a", "\b", "\f", "\n", "\r", "\t", "\v")))
 
 
 class Call(NamedTuple):
@@ -154,7 +154,7 @@ def offered_schemas(prompt: str) -> list[dict[str, Any]]:
         return [{"name": m[m.lastindex], "parameters": _parameters(line[m.end() :])} for m, line in named if m]
     schemas, at = [], prompt.find("{")
     while at >= 0:
-        schema, end = _strict(prompt, at, len(prompt)) or (None, at + 1)
+        schema, end = _strict(prompt, at) or (None, at + 1)
         if isinstance(schema, dict) and isinstance(schema.get("name"), str):
             schemas.append(schema)
         at = prompt.find("{", end)
@@ -221,13 +221,17 @@ def parse_calls(text: str) -> list[Call]:
     tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
     calls, n = [], 0
     while n < len(tags) - 1:
-        value, end, form = _read_call(text, tags, n)
-        items = value if isinstance(value, list) and value else [value]
-        calls += [_call_of(item, form) for item in items]
+        value, end, form = _value_after(text, tags, n)
+        calls += [_call_of(item, form) for item in (value if isinstance(value, list) and value else [value])]
         n = max(n + 1, bisect_left(tags, end))
         if calls[-1].form != "bad_json":
             calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
     return [call for call in calls if call.name != NOTHING]
+
+
+def read_call(item: Any) -> Call:
+    """The call of an object, as data sets hold it in fields; parse_calls reads the same from text."""
+    return _call_of(item, "object")
 
 
 def in_words(text: str) -> str:
@@ -236,10 +240,10 @@ def in_words(text: str) -> str:
     return DECLINED if tagged and not parse_calls(text) else text
 
 
-def _read_call(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
+def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
     """(value after tag n or None, its end, form of its JSON). tags: where they begin, and the end of the text."""
     start = _after_space(text, tags[n] + len(CALL_TAG))
-    if text[start : start + 1] not in ("{", "["):
+    if not text.startswith(("{", "["), start):
         return None, start, "bad_json"
     stop = n + 1
     while True:
@@ -249,46 +253,53 @@ def _read_call(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
         except json.JSONDecodeError as error:
             # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
             if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
-                return _tolerant(text, start, tags[n + 1])
+                return _literal(text, start, tags[n + 1])
             stop = min(n + 2 * (stop - n), len(tags) - 1)
         except (ValueError, RecursionError):
-            return _tolerant(text, start, tags[n + 1])
+            return _literal(text, start, tags[n + 1])
 
 
 def _call_of(item: Any, form: str) -> Call:
-    if not isinstance(item, dict):
+    if not isinstance(item, Mapping):
         return Call(None, None, "bad_json")
-    key = next((key for key in ARGUMENT_KEYS if key in item), None)
-    arguments, special = _arguments_of(item.get(key))
+    arguments, form = _arguments_of(item, form)
     name = item.get("name")
-    if not isinstance(name, str) or not name.strip():
-        return Call(None, arguments, "no_name")
-    if (key, form) == ("parameters", "object"):
+    named = isinstance(name, str) and bool(name.strip())
+    return Call(name, arguments, form) if named else Call(None, arguments, "no_name")
+
+
+def _arguments_of(item: Mapping[str, Any], form: str) -> tuple[dict[str, Any] | None, str]:
+    """(arguments or None, form): what stands under the known keys, where they agree. An object under another key may
+    be the arguments, so a call that holds one is not read as a call without arguments."""
+    given = {key: item[key] for key in ARGUMENT_KEYS if item.get(key) is not None and str(item[key]).strip()}
+    others = [value for key, value in item.items() if key not in ARGUMENT_KEYS]
+    if not given:
+        return (None, "bad_arguments") if any(_holds_object(v, True) for v in others) else ({}, "no_arguments")
+    first, *rest = (_object(value) for value in given.values())
+    if first is None or any(value != first for value in rest) or not first and any(map(_holds_object, others)):
+        return None, "bad_arguments"
+    key, value = next(iter(given.items()))
+    if isinstance(value, str):
+        form = form if form == "single_quoted" else "json_string"
+    elif form == "object" and key != "arguments":
         form = "parameters"
-    return Call(name, arguments, special or form)
+    return first, form
 
 
-def _arguments_of(raw: Any) -> tuple[dict[str, Any] | None, str | None]:
-    """(arguments, form if they are not simply an object)."""
-    if isinstance(raw, _Quoted):
-        return dict(raw), "single_quoted"
-    if isinstance(raw, dict):
-        return raw, None
-    if raw is None or (isinstance(raw, str) and not raw.strip()):
-        return {}, "no_arguments"
-    inner = _whole_object(raw) if isinstance(raw, str) else None
-    return inner, "bad_arguments" if inner is None else "json_string"
+def _object(value: Any) -> dict[str, Any] | None:
+    """An object, or the one that a text consists of."""
+    if not isinstance(value, str):
+        return dict(value) if isinstance(value, Mapping) else None
+    text = value.strip()
+    value, end = _strict(text) or _literal(text, 0, len(text))[:2]
+    return value if isinstance(value, dict) and end == len(text) else None
 
 
-def _whole_object(text: str) -> dict[str, Any] | None:
-    """The object that a text consists of, or None."""
-    start = _after_space(text)
-    value, end = _strict(text, start, len(text)) or _tolerant(text, start, len(text))[:2]
-    return value if isinstance(value, dict) and _after_space(text, end) == len(text) else None
-
-
-def _after_space(text: str, start: int = 0, stop: int = sys.maxsize) -> int:
-    return _SPACE.match(text, start, stop).end()
+def _holds_object(value: Any, empty: bool = False) -> bool:
+    """Whether a value is, spells or lists an object; empty: one without keys counts too."""
+    items = value if isinstance(value, list | tuple) else [value]
+    objects = (_object(item) for item in items if isinstance(item, Mapping) or str(item).lstrip()[:1] == "{")
+    return any(item is not None and (empty or item) for item in objects)
 
 
 def _no_constant(name: str) -> None:
@@ -305,150 +316,74 @@ def _finite(digits: str) -> float:
 _JSON = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
 
 
-def _strict(text: str, start: int, stop: int) -> tuple[Any, int] | None:
-    """(value, end) by the json module, line ends in strings allowed. It decodes a copy: its errors count lines from the
-    start."""
+def _strict(text: str, start: int = 0) -> tuple[Any, int] | None:
+    """(value, end) by the json module, line ends in strings allowed."""
     try:
-        value, used = _JSON.raw_decode(text[start:stop])
+        return _JSON.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
-    return value, start + used
 
 
-def _tolerant(text: str, start: int, stop: int) -> tuple[Any, int, str]:
-    reader = _Reader(text, start, stop)
+def _literal(text: str, start: int, stop: int) -> tuple[Any, int, str]:
+    """(value or None, end, form) of a Python literal, of JSON with commas too many, or of a mixture: rewritten as JSON
+    token by token. Equal to `ast.literal_eval` where that reads the text too, or nothing."""
+    out, nesting, at, form, quoted = [""], "", start, "trailing_comma", True
+    while True:
+        if not (token := _TOKEN.match(text, at, stop)) or len(nesting) > DEEPEST:
+            return None, start, "bad_json"
+        mark, string, atom = token.groups()
+        at = token.end()
+        if string:
+            form = "python_literal" if form == "trailing_comma" and string[0] == "'" else form
+            value = _unescaped(string[1:-1])
+            if string[0] == "'" and out[-1] == ":" and out[-2] in _QUOTED_KEYS and quoted:
+                value, at, quoted = _quoted_object(text, token.start(2), at, value)
+                form = "single_quoted" if quoted and nesting in ("{", "[{") else form
+            if value is None:
+                return None, start, "bad_json"
+            out.append(json.dumps(value))
+        elif atom:
+            form = "python_literal" if form == "trailing_comma" and atom in _PYTHON else form
+            out.append(_PYTHON.get(atom, atom))
+        else:
+            if mark in "}]" and out[-1] == "," and out[-2] not in "{[,:":
+                out.pop()
+            nesting = nesting + mark if mark in "{[" else nesting[:-1] if mark in "}]" else nesting
+            out.append(mark)
+            if not nesting:
+                break
+    value = _strict(" ".join(out).strip())
+    return (value[0], at, form) if value else (None, start, "bad_json")
+
+
+def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[str | None, int, bool]:
+    """(a text that spells an object, its end, True) for arguments in single quotes: a Python string, or JSON as it
+    stands, where an apostrophe does not end it. Otherwise the string as it was read, and False."""
+    if value is not None and _object(value) is not None and text.startswith((",", "}"), _after_space(text, end)):
+        return value, end, True
+    raw, last = _strict(text, _after_space(text, begin + 1)) or (None, begin)
+    if isinstance(raw, dict) and text.startswith("'", last := _after_space(text, last)):
+        return json.dumps(raw), last + 1, True
+    return value, end, False
+
+
+def _unescaped(body: str) -> str | None:
+    """The value of a Python string between its quotes; None for what is no string, or half a character."""
     try:
-        value = reader.value(0)
-    except _Unreadable:
-        return None, start, "bad_json"
-    return value, reader.at, "trailing_comma" if reader.comma and not reader.python else "python_literal"
+        return _ESCAPE.sub(_escaped, body) if "\\" in body else body
+    except ValueError:
+        return None
 
 
-class _Unreadable(Exception):
-    """Not even the tolerant reader understands the text."""
-
-
-class _Quoted(dict[str, Any]):
-    """Arguments that stood in single quotes."""
-
-
-class _Reader:
-    """A tolerant reader of JSON and Python literals: one pass over text[start:stop] without backtracking."""
-
-    def __init__(self, text: str, start: int, stop: int, *, quoted: bool = True) -> None:
-        self.text, self.at, self.stop = text, start, stop
-        self.may_be_quoted = quoted
-        self.python = self.comma = False
-
-    def peek(self) -> str:
-        self.at = _after_space(self.text, self.at, self.stop)
-        return self.text[self.at] if self.at < self.stop else ""
-
-    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        match = pattern.match(self.text, self.at, self.stop)
-        if match is None:
-            raise _Unreadable
-        self.at = match.end()
-        return match
-
-    def value(self, depth: int, key: str | None = None) -> Any:
-        char = self.peek()
-        if depth > DEEPEST:
-            raise _Unreadable
-        if char == "{":
-            return self.object(depth)
-        if char == "[":
-            return self.array(depth)
-        if char == "'" and key in ARGUMENT_KEYS and self.may_be_quoted:
-            return self.quoted_object()
-        return self.string() if char in ("'", '"') else self.atom()
-
-    def object(self, depth: int) -> dict[str, Any]:
-        self.at += 1
-        out: dict[str, Any] = {}
-        while self.peek() != "}":
-            key = self.string()
-            if self.peek() != ":":
-                raise _Unreadable
-            self.at += 1
-            out[key] = self.value(depth + 1, key)
-            self.separator("}")
-        self.at += 1
-        return out
-
-    def array(self, depth: int) -> list[Any]:
-        self.at += 1
-        out = []
-        while self.peek() != "]":
-            out.append(self.value(depth + 1))
-            self.separator("]")
-        self.at += 1
-        return out
-
-    def separator(self, closing: str) -> None:
-        char = self.peek()
-        if char == ",":
-            self.at += 1
-            self.comma |= self.peek() == closing
-        elif char != closing:
-            raise _Unreadable
-
-    def string(self) -> str:
-        if self.text[self.at : self.at + 1] == "'":
-            self.python = True
-            return _unescape(self.take(_SINGLE)[1])
-        return _unescape(self.take(_DOUBLE)[1])
-
-    def atom(self) -> Any:
-        token = self.take(_ATOM)[0]
-        if token in _LITERALS:
-            self.python |= token[0].isupper()
-            return _LITERALS[token]
-        try:
-            return _JSON.decode(token)
-        except ValueError:
-            raise _Unreadable from None
-
-    def quoted_object(self) -> _Quoted | str:
-        """An object in single quotes: raw as glaive has it, or escaped as Python writes it, or loosely.
-
-        Among other Python strings the escapes are Python's: \\\\n is then a line end, raw two characters."""
-        raw_first = [self.raw_object, self.escaped_object, self.loose_object]
-        python_first = [self.escaped_object, self.raw_object, self.loose_object]
-        for attempt in python_first if self.python else raw_first:
-            value, end = attempt(_after_space(self.text, self.at + 1, self.stop)) or (None, 0)
-            end = _after_space(self.text, end, self.stop)
-            if isinstance(value, dict) and end < self.stop and self.text[end] == "'":
-                self.at = end + 1
-                return _Quoted(value)
-        self.may_be_quoted = False  # trying again at every key could make the reading quadratic
-        return self.string()
-
-    def raw_object(self, start: int) -> tuple[Any, int] | None:
-        return _strict(self.text, start, self.stop)
-
-    def escaped_object(self, start: int) -> tuple[Any, int] | None:
-        match = _SINGLE.match(self.text, self.at, self.stop)
-        text = _unescape(match[1]) if match else ""
-        value, end = _strict(text, 0, len(text)) or (None, 0)
-        return (value, match.end() - 1) if match and not text[end:].strip() else None
-
-    def loose_object(self, start: int) -> tuple[Any, int] | None:
-        reader = _Reader(self.text, start, self.stop, quoted=False)
-        try:
-            return reader.value(1), reader.at
-        except _Unreadable:
-            return None
-
-
-def _unescape(text: str) -> str:
-    if "\\" not in text:
-        return text
-    plain = _ESCAPE.sub(_unescape_one, text)
-    # Two \u escapes may be the halves of one character.
-    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-
-
-def _unescape_one(match: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     code = match[1]
-    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
+    if code in _ESCAPED:
+        return _ESCAPED[code]
+    number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16) if len(code) > 1 else 0
+    if code in "xuUN\r" or number in range(0xD800, 0xE000):
+        raise ValueError(code)
+    return chr(number) if code[0] in "01234567xuU" else match[0]
+
+
+def _after_space(text: str, start: int) -> int:
+    return _SPACE.match(text, start).end()

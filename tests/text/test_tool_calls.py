@@ -1,10 +1,12 @@
-"""Function calls: one form written, all forms read, nothing raised, no time lost on hostile text."""
+"""Function calls: one form written, all forms read, nothing guessed, nothing raised, no time lost on hostile text."""
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import time
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,127 +16,17 @@ import pytest
 from codechat.core.errors import ConfigError, DataError
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
-from codechat.text.chat import Call, format_call, parse_calls, tools_prompt
+from codechat.text.chat import Call, format_call, parse_calls, read_call, tools_prompt
 from codechat.text.tool_calls import FORMS, READABLE
 
 TAG = "<functioncall> "
-
-# (text behind the tag, name, arguments, form)
-READ = [
-    # as an object
-    ('{"name": "f", "arguments": {"a": 1}}', "f", {"a": 1}, "object"),
-    ('{"name":"f","arguments":{}}', "f", {}, "object"),
-    ('{"arguments": {"a": [1, {"b": "}{"}]}, "name": "f"}', "f", {"a": [1, {"b": "}{"}]}, "object"),
-    (
-        '{"name": "f", "arguments": {"q": "say \\"hi\\", it\'s {ok}"}}',
-        "f",
-        {"q": 'say "hi", it\'s {ok}'},
-        "object",
-    ),
-    (
-        '{"name": "f", "arguments": {"stadt": "Köln", "都市": "東京🎉"}}',
-        "f",
-        {"stadt": "Köln", "都市": "東京🎉"},
-        "object",
-    ),
-    ('{"name": "f", "arguments": {"q": "\\u00e9\\ud83c\\udf89"}}', "f", {"q": "é🎉"}, "object"),
-    ('\n\n {\n  "name": "f",\n  "arguments": {\n    "a": 1.5e3\n  }\n}', "f", {"a": 1500.0}, "object"),
-    ('{"name": "f", "arguments": {"q": "two\nlines\tand"}}', "f", {"q": "two\nlines\tand"}, "object"),
-    (
-        '{"name": "f", "arguments": {"q": "<functioncall> {\\"name\\": \\"g\\"}"}}',
-        "f",
-        {"q": '<functioncall> {"name": "g"}'},
-        "object",
-    ),
-    (
-        '{"id": 7, "name": "f", "arguments": {"a": null, "b": [true, false]}}',
-        "f",
-        {"a": None, "b": [True, False]},
-        "object",
-    ),
-    # as JSON in a string
-    ('{"name": "f", "arguments": "{\\"a\\": \\"x \\\\\\"y\\\\\\"\\"}"}', "f", {"a": 'x "y"'}, "json_string"),
-    ('{"name": "f", "arguments": " {} "}', "f", {}, "json_string"),
-    ('{"name": "f", "arguments": "{\'a\': \'b\'}"}', "f", {"a": "b"}, "json_string"),
-    # as JSON in single quotes
-    ('{"name": "f", "arguments": \'{"q": "You\'ve won"}\'}', "f", {"q": "You've won"}, "single_quoted"),
-    (
-        '{"name": "f", "arguments": \'{"q": "the dogs\', then"}\'}',
-        "f",
-        {"q": "the dogs', then"},
-        "single_quoted",
-    ),
-    ('{"name": "f", "arguments": \'{"q": "{it\'s}\'}"}\'}', "f", {"q": "{it's}'}"}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{}\'}', "f", {}, "single_quoted"),
-    ('{"name": "f", "arguments": \' {"a": {"b": [1]}} \' }', "f", {"a": {"b": [1]}}, "single_quoted"),
-    ('{"arguments": \'{"q": "it\'s"}\', "name": "f"}', "f", {"q": "it's"}, "single_quoted"),
-    ("{'name': 'f', 'arguments': '{\"location\": \"Paris\"}'}", "f", {"location": "Paris"}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{"q": "You\\\'ve won"}\'}', "f", {"q": "You've won"}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{"q": "say \\"hi\\""}\'}', "f", {"q": 'say "hi"'}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{"q": "say \\\\"hi\\\\""}\'}', "f", {"q": 'say "hi"'}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{"a": 1,}\'}', "f", {"a": 1}, "single_quoted"),
-    ('{"name": "f", "arguments": \'{\n    "a": 1\n}\'}', "f", {"a": 1}, "single_quoted"),
-    # as Python
-    (
-        "{'name': 'f', 'arguments': {'a': None, 'b': [True, False], 'c': -1.5}}",
-        "f",
-        {"a": None, "b": [True, False], "c": -1.5},
-        "python_literal",
-    ),
-    (
-        "{'name': 'f', 'arguments': {'q': \"You've won\", 'r': 'say \"hi\"'}}",
-        "f",
-        {"q": "You've won", "r": 'say "hi"'},
-        "python_literal",
-    ),
-    (
-        "{'name': 'f', 'arguments': {'q': 'You\\'ve won', 'r': 'it's\\n\\x41\\u00e9'}}",
-        "f",
-        {"q": "You've won", "r": "it's\nAé"},
-        "python_literal",
-    ),
-    ('{"name": "f", "arguments": {"a": True}}', "f", {"a": True}, "python_literal"),
-    ("{'name': 'f', 'arguments': {'q': '\\ud83c\\udf89 \\ud83c'}}", "f", {"q": "🎉 \ud83c"}, "python_literal"),
-    # a comma too many
-    ('{"name": "f", "arguments": {"a": [1, 2,],},}', "f", {"a": [1, 2]}, "trailing_comma"),
-    # under another key
-    ('{"name": "f", "parameters": {"a": 1}}', "f", {"a": 1}, "parameters"),
-    ('{"name": "f", "parameters": \'{"a": 1}\'}', "f", {"a": 1}, "single_quoted"),
-    # without arguments
-    ('{"name": "f"}', "f", {}, "no_arguments"),
-    ('{"name": "f", "arguments": null}', "f", {}, "no_arguments"),
-    ('{"name": "f", "arguments": ""}', "f", {}, "no_arguments"),
-    ('{"name": "f", "arguments": \'\'}', "f", {}, "no_arguments"),
-    # a name, but no arguments that could be read
-    ('{"name": "f", "arguments": [1]}', "f", None, "bad_arguments"),
-    ('{"name": "f", "arguments": 5}', "f", None, "bad_arguments"),
-    ('{"name": "f", "arguments": "a=1"}', "f", None, "bad_arguments"),
-    ('{"name": "f", "arguments": "{\\"a\\": 1"}', "f", None, "bad_arguments"),
-    ('{"name": "f", "arguments": \'{"a": }\'}', "f", None, "bad_arguments"),
-    # no name
-    ('{"arguments": {"a": 1}}', None, {"a": 1}, "no_name"),
-    ('{"name": "", "arguments": {}}', None, {}, "no_name"),
-    ('{"name": ["f"], "arguments": {}}', None, {}, "no_name"),
-    ("{}", None, {}, "no_name"),
-    # nothing that can be read
-    ('{"name": "f", "arguments": {"a": 1}', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"a": "unfinished', None, None, "bad_json"),
-    ('{"name": "f", "arguments": \'{"a": "unfinished', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"q": "say "hi" now"}}', None, None, "bad_json"),
-    ('{"name": "f" "arguments": {}}', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"a": NaN}}', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"a": -Infinity}}', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"a": 1e999}}', None, None, "bad_json"),
-    ('{"name": "f", "arguments": {"a": 01}}', None, None, "bad_json"),
-    ("f(a=1)", None, None, "bad_json"),
-    ("[]", None, None, "bad_json"),
-    ("", None, None, "bad_json"),
-]
+# {"text" behind the tag, "name", "arguments", "form"}
+READ = [json.loads(line) for line in Path(__file__).with_name("calls.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_each_form_is_read_whatever_stands_around_it() -> None:
-    assert {form for *_, form in READ} == set(FORMS)
-    for text, name, arguments, form in READ:
+    assert {row["form"] for row in READ} == set(FORMS)
+    for text, name, arguments, form in (row.values() for row in READ):
         assert (name is not None and arguments is not None) == (form in READABLE)
         for before, after in product(
             ["", "Sure, {one} 'moment':\n"], ["", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>"]
@@ -143,11 +35,23 @@ def test_each_form_is_read_whatever_stands_around_it() -> None:
                 after = "\n"  # what follows an unfinished call might finish it
             told = "" if form == "bad_json" else after.strip()
             assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form, told)], text
+            assert parse_calls(before + TAG + text + after + TAG + "{")[0] == Call(name, arguments, form, told), text
     for text in ("", "hello", '{"name": "f", "arguments": {}}', "functioncall> {}", "<function call> {}"):
         assert parse_calls(text) == []
 
 
-def test_several_calls_are_read_in_order() -> None:
+def test_a_call_in_fields_is_read_as_its_text() -> None:
+    for row in READ:
+        if row["form"] in ("object", "parameters", "json_string", "no_arguments", "bad_arguments", "no_name"):
+            try:
+                fields = json.loads(row["text"])
+            except ValueError:
+                continue
+            assert read_call(fields) == Call(row["name"], row["arguments"], row["form"])
+    assert [read_call(value).form for value in (None, "f", [], 3)] == ["bad_json"] * 4
+
+
+def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -> None:
     text = (
         f'First {format_call("a", {"x": 1})} then\n{TAG}oops {TAG}{{"name": "b", "arguments": \'{{}}\'}}'
         f'<functioncall>{{"name": "c"}}{format_call("d", {})}'
@@ -156,52 +60,65 @@ def test_several_calls_are_read_in_order() -> None:
     assert [(c.name, c.form) for c in parse_calls(text)] == forms
     several = parse_calls(TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]')
     assert several == [Call("a", {}, "object"), Call("b", {}, "no_arguments"), Call(None, None, "bad_json")]
-
-
-def test_a_call_says_what_follows_it() -> None:
-    calls = (
-        '{"name": "a", "arguments": {"q": "<functioncall> {"}}',
-        "{'name': 'a', 'arguments': {}}",
-        '{"name": "a", "arguments": \'{"q": "x}"}\'}',
-        '[{"name": "a"}]',
-        '{"arguments": {}}',
-    )
-    for call, text in product(calls, ("", " \n", "}", " That is all.", "\n{'name': 'b'}", " then ")):
-        assert parse_calls(f"Yes. {TAG}{call}{text}")[0].after == text.strip()
-        assert parse_calls(f"{TAG}{call}{text}{TAG}{{")[0].after == text.strip()
-
-
-def test_an_unfinished_call_does_not_swallow_the_next() -> None:
-    for cut in (
-        '{"name": "a", "arguments": {"q": "unfini',
-        "{'name': 'a', 'arg",
-        '{"name": "a", "arguments": \'{"q',
-    ):
+    for cut in ('{"name": "a", "arguments": {"q": "unfini', "{'name': 'a', 'arg", '{"name": "a", "arguments": \'{"q'):
         calls = parse_calls(TAG + cut + " " + format_call("b", {"q": 1}))
         assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
+
+
+# ------------------------------------------------------------------ Python
+
+
+def python_string(draw: random.Random) -> str:
+    """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
+    quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
+    pieces = ["a", "é", " ", ",", ":", "}", "{", "'", '"', '\\"', "\\'", "\\\\", "\\n", "\\d", "\\0", "\\101", "\\x41"]
+    pieces += ["\\u00e9", "\\ud83c", "\\U0001f389", "\\N{DASH}", "\\x4", "\\\n", "\n", "#", "\t", "\\8", '{"a": 1}']
+    prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
+    return prefix + quote + "".join(draw.choices(pieces, k=draw.randrange(5))) + quote
+
+
+def python_source(draw: random.Random, depth: int = 0) -> str:
+    """The source of a literal, now and then of one that JSON has not, or with a fault."""
+    kind = draw.randrange(8 if depth < 3 else 5)
+    if kind < 3:
+        return python_string(draw) + (" " + python_string(draw) if draw.random() < 0.05 else "")
+    if kind < 5:
+        atoms = "True False None 1 -2 1.5 1e3 -0 007 0x1f 1_000 1. .5 +3 2j 1e999 ... () (1,) {1} {1:2} --1".split()
+        return draw.choice(atoms[:7] * 5 + atoms)
+    space, comma = draw.choice(["", " ", "\n"]), draw.choice(["", "", ",", ", "])
+    items = [python_source(draw, depth + 1) for _ in range(draw.randrange(4))]
+    if kind == 5:
+        return "[" + f",{space}".join(items) + comma * bool(items) + "]"
+    pairs = [f"{draw.choice(KEYS)}{space}:{space}{item}" for item in items]
+    return "{" + f"{space},{space}".join(pairs) + comma * bool(pairs) + space + "}"
+
+
+KEYS = ["'a'", '"b"', "'arguments'", '"args"', "u'c'", "'d' 'e'", "'\\x41'"]
+
+
+def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
+    draw, read, valid = random.Random(5), 0, 0
+    for _ in range(20_000):
+        source = f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, {draw.choice(KEYS)}: 1}}}}"
+        try:
+            with warnings.catch_warnings(action="ignore"):  # an unknown escape
+                expected = ast.literal_eval(source)["arguments"]
+        except (ValueError, SyntaxError, TypeError):
+            continue
+        (call,) = parse_calls(TAG + source)
+        valid, read = valid + 1, read + (call.form in READABLE)
+        assert call.form not in READABLE or repr(call.arguments) == repr(expected), source
+    assert valid > 5000 and read > 0.3 * valid
 
 
 # ------------------------------------------------------------------ writing
 
 
-def test_the_canonical_text() -> None:
-    text = format_call("f", {"q": 'é "x"', "n": [1, None, True]})
-    assert text == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
-
-
 def random_json(draw: random.Random, depth: int = 0) -> Any:
     kind = draw.randrange(9 if depth < 4 else 6)
     if kind < 3:
-        pieces = [
-            *"\"'\\{}[],:\n\x00\u2028é🎉 abcdef",
-            "end",
-            *chat.TAGS,
-            "<|endoftext|>",
-            "\\u003c",
-            '{"name": "g"}',
-            "'}",
-        ]
-        return "".join(draw.choices(pieces, k=draw.randrange(8)))
+        pieces = [*"\"'\\{}[],:\n\x00\u2028é🎉 abcdef", "end", *chat.TAGS, "<|endoftext|>", "\\u003c"]
+        return "".join(draw.choices([*pieces, '{"name": "g"}', "'}"], k=draw.randrange(8)))
     if kind == 3:
         return draw.choice([0, -1, 10**20, draw.randrange(-(10**6), 10**6)])
     if kind == 4:
@@ -221,6 +138,8 @@ def random_arguments(draw: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def test_what_is_written_is_read_back() -> None:
+    text = format_call("f", {"q": 'é "x"', "n": [1, None, True]})
+    assert text == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
     draw = random.Random(2)
     for _ in range(3000):
         name = draw.choice(["f", "get_weather", "a.b-c", "東京", "it's", 'say "x"', "<|end|>"])
@@ -231,46 +150,24 @@ def test_what_is_written_is_read_back() -> None:
         assert parse_calls(f"Sure. {text} {text}") == [Call(name, arguments, "object")] * 2
 
 
-def as_single_quoted(name: str, arguments: dict[str, Any]) -> str:
-    return f'{TAG}{{"name": {json.dumps(name)}, "arguments": \'{json.dumps(arguments, ensure_ascii=False)}\'}}'
-
-
-def as_json_string(name: str, arguments: dict[str, Any]) -> str:
-    return TAG + json.dumps({"name": name, "arguments": json.dumps(arguments)})
-
-
-def as_python(name: str, arguments: dict[str, Any]) -> str:
-    return TAG + repr({"name": name, "arguments": arguments})
-
-
-def as_python_with_json(name: str, arguments: dict[str, Any]) -> str:
-    return TAG + repr({"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)})
+WRITERS = (
+    lambda a: f'{{"name": "f", "arguments": \'{json.dumps(a, ensure_ascii=False)}\'}}',
+    lambda a: json.dumps({"name": "f", "arguments": json.dumps(a)}),
+    lambda a: repr({"name": "f", "arguments": a}),
+    lambda a: repr({"name": "f", "arguments": json.dumps(a, ensure_ascii=False)}),
+)
 
 
 def test_other_writers_are_read_alike() -> None:
     """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
     draw = random.Random(3)
-    words = [
-        "it's",
-        "dogs'",
-        "O'Neil",
-        '"quoted"',
-        "{x}",
-        "[1]",
-        "a:b",
-        "new\nline",
-        "tab\t",
-        "back\\slash",
-        "é東🎉",
-        "",
-    ]
-    for write in (as_single_quoted, as_json_string, as_python, as_python_with_json):
+    words = ["it's", "dogs'", "O'Neil", '"quoted"', "{x}", "[1]", "a:b", "new\nline", "tab\t", "back\\slash", "é東🎉", ""]
+    for write in WRITERS:
         for _ in range(1000):
             values = (" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True)
             arguments = {f"k{i}": draw.choice(values) for i in range(draw.randrange(5))}
-            (call,) = parse_calls(write("f", arguments))
-            assert (call.name, call.arguments) == ("f", arguments), write("f", arguments)
-            assert call.form in READABLE
+            (call,) = parse_calls(TAG + write(arguments))
+            assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(arguments)
 
 
 def test_what_is_no_call_is_not_written() -> None:
@@ -284,38 +181,8 @@ def test_what_is_no_call_is_not_written() -> None:
 
 # ------------------------------------------------------------------ hostile text
 
-PIECES = [
-    "<functioncall>",
-    "<functioncall> ",
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    "'",
-    "\\",
-    ",",
-    ":",
-    "name",
-    '"name"',
-    '"arguments"',
-]
-PIECES += [
-    "'arguments': '{",
-    "null",
-    "None",
-    "1",
-    "-",
-    "1e9",
-    "\n",
-    "\x00",
-    "é",
-    "\ud800",
-    "\\u",
-    "\\ud83d",
-    "<|end|>",
-    " ",
-]
+PIECES = ["<functioncall>", "<functioncall> ", *"{}[]\"'\\,:", "name", '"name"', '"arguments"', "'arguments': '{"]
+PIECES += ["null", "None", "1", "-", "1e9", "\n", "\x00", "é", "\ud800", "\\u", "\\ud83d", "<|end|>", " "]
 
 
 def mutate(draw: random.Random, text: str) -> str:
@@ -328,10 +195,7 @@ def mutate(draw: random.Random, text: str) -> str:
 
 def test_no_text_raises() -> None:
     draw = random.Random(4)
-    seeds = [TAG + text for text, *_ in READ] + [
-        as_python("f", {"a": "it's"}),
-        format_call("g", {"a": ["x"]}) * 2,
-    ]
+    seeds = [TAG + row["text"] for row in READ] + [format_call("g", {"a": ["x"]}) * 2]
     started = time.process_time()
     for n in range(20_000):
         if n % 4:
@@ -346,15 +210,10 @@ def test_no_text_raises() -> None:
     assert time.process_time() - started < 3
 
 
-HOSTILE = ["{", "[", "{'", '{"', '{"a":', "[1,", "'", '"', "\\", "\\'", "' ", "'{", "\n", " ", "-", "9"]
+HOSTILE = ["{", "[", "{'", '{"', '{"a":', "[1,", "'", '"', "\\", "\\'", "' ", "'{", "\n", " ", "-", "9", "[[1,],", "''"]
 HOSTILE += ["<functioncall>", "<functioncall>{", '<functioncall> {"', "<functioncall> {'", '<functioncall> [1,"']
-HOSTILE += [
-    '<functioncall> {"a": "\\',
-    '<functioncall>{"name": "f", "arguments": \'{"a": "',
-    "<functioncall>[{'arguments':'{",
-    "'arguments': '{\"a', ",
-    '"arguments":\'{"k":\'b\',',
-]
+HOSTILE += ['<functioncall> {"a": "\\', '<functioncall>{"name": "f", "arguments": \'{"a": "']
+HOSTILE += ["<functioncall>[{'arguments':'{", "'arguments': '{\"a', ", '"arguments":\'{"k":\'b\',', "'args':'{}',"]
 
 
 def test_hostile_text_takes_linear_time() -> None:
@@ -383,16 +242,7 @@ WEATHER = {
         "required": ["city"],
     },
 }
-
-
-def test_compact_is_a_line_per_tool() -> None:
-    bare = {"name": "now", "description": "", "parameters": {}}
-    assert tools_prompt([WEATHER, bare, {"name": "x"}]) == (
-        "Functions:\n"
-        "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any) - Weather of a city, now.\n"
-        "now()\n"
-        "x()"
-    )
+BARE = {"name": "now", "description": "", "parameters": {}}
 
 
 @pytest.mark.parametrize("style", chat.STYLES)
@@ -416,16 +266,14 @@ def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
         assert read == offered and text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
-def test_described_puts_each_name_after_its_description() -> None:
-    bare = {"name": "now", "description": "", "parameters": {}}
+def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
     tricky = {"name": "f", "description": "Rate (in %): a - b, g(x)", "parameters": {"properties": {"x": {}}}}
-    text = tools_prompt([WEATHER, bare, tricky], "described")
-    assert text.splitlines()[1:] == [
-        "Weather of a city, now.: get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)",
-        "now()",
-        "Rate (in %): a - b, g(x): f(x?: any)",
-        "Nothing fits: none()",
-    ]
+    signature = "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)"
+    compact = f"Functions:\n{signature} - Weather of a city, now.\nnow()\nx()"
+    assert tools_prompt([WEATHER, BARE, {"name": "x"}]) == compact
+    text = tools_prompt([WEATHER, BARE, tricky], "described")
+    lines = [f"Weather of a city, now.: {signature}", "now()", "Rate (in %): a - b, g(x): f(x?: any)"]
+    assert text.splitlines()[1:] == [*lines, "Nothing fits: none()"]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
     assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
