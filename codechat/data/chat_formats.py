@@ -139,7 +139,7 @@ def _answer(text: str, raw: Row, tools: Sequence[Row]) -> Turn:
     given = list(given)
     if raw.get("function_call"):  # OpenAI's first form, one call
         given.append({"function": raw["function_call"]})
-    calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call) for call in given]
+    calls = [_written(chat.read_call(call.get("function", call) if isinstance(call, Mapping) else call)) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     if "<tool_call>" in text:
         if _CALL.sub("", text[text.index("<tool_call>") :]).strip():
@@ -163,16 +163,6 @@ def _calls_in(text: str) -> list[str]:
     return [_written(call) for call in found]
 
 
-def _call(function: Any) -> str:
-    if not isinstance(function, Mapping):
-        raise Unusable("unreadable_call")
-    body = {key: function.get(key) for key in ("name", "arguments")}
-    if "arguments" not in function:
-        body["arguments"] = function.get("parameters")
-    (found,) = chat.parse_calls(f"{chat.CALL_TAG} {json.dumps(body, default=str).replace('<', chr(92) + 'u003c')}")
-    return _written(found)
-
-
 def _written(call: chat.Call) -> str:
     if call.form not in chat.READABLE:
         raise Unusable("unreadable_call")
@@ -187,7 +177,7 @@ def _xml_call(name: str, body: str, tools: Sequence[Row]) -> str:
     tool = next((t for t in tools if t["name"] == name.strip()), {})
     properties = (tool.get("parameters") or {}).get("properties") or {}
     arguments = {key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in _PARAMETER.findall(body)}
-    return _call({"name": name.strip(), "arguments": arguments})
+    return _written(chat.Call(name.strip(), arguments, "object"))
 
 
 def _typed(value: str, schema: Any) -> Any:

@@ -246,7 +246,8 @@ def _call_messages(row: Row, where: str, tools_style: str) -> list[dict[str, str
         question, functions, calls = (_loaded(row[k]) for k in CALL_COLUMNS[1])
         given = [f"\n\n{m['content']}" for m in question if m["role"] == "system"]
         system = chat.tools_prompt(functions, tools_style) + "".join(given)
-        answer = "\n".join(chat.format_call(call["name"], call["arguments"]) for call in calls) or NO_CALL
+        read = [chat.read_call(call) for call in calls]
+        answer = "\n".join(chat.format_call(call.name, call.arguments) for call in read) or NO_CALL
         turns = [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
     except (ValueError, KeyError, TypeError):
         return "bad_row"

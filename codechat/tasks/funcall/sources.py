@@ -88,10 +88,11 @@ def _from_glaive(tools_style: str, row: Row, name: str, ledger: Ledger) -> Probl
 def _from_problem(row: Row, name: str, ledger: Ledger) -> Problem | None:
     gold, split, messages = row["gold"], row.get("split"), row["messages"]
     fits = isinstance(messages, list) and messages and all(map(_is_message, messages))
-    if not fits or split not in (None, *SPLITS) or not (gold is None or _is_call(gold)):
+    call = _gold(gold)
+    if not fits or split not in (None, *SPLITS) or not (gold is None or call):
         return ledger.lose("bad_row")
     meta = row.get("meta") if isinstance(row.get("meta"), Mapping) else {}
-    return Problem(str(row.get("id", name)), messages, gold, split or prompt_split(messages), meta)
+    return Problem(str(row.get("id", name)), messages, call, split or prompt_split(messages), meta)
 
 
 def _is_message(message: Any) -> bool:
@@ -100,16 +101,19 @@ def _is_message(message: Any) -> bool:
     )
 
 
-def _is_call(gold: Any) -> bool:
-    return (
-        isinstance(gold, Mapping) and isinstance(gold.get("name"), str) and isinstance(gold.get("arguments"), Mapping)
-    )
+def _gold(gold: Any) -> dict[str, Any] | None:
+    """The call of a row's gold, with "acceptable" as it is; None where it cannot be read."""
+    if not isinstance(gold, Mapping):
+        return None
+    kept = {"acceptable": gold["acceptable"]} if gold.get("acceptable") is not None else {}
+    call = chat.read_call({key: value for key, value in gold.items() if key != "acceptable"})
+    return {"name": call.name, "arguments": call.arguments, **kept} if call.form in chat.READABLE else None
 
 
 def _from_original(row: Row, name: str, ledger: Ledger) -> Problem | None:
-    gold = {"name": row["gt_name"], "arguments": row["gt_args"] or {}}
+    gold = _gold({"name": row["gt_name"], "arguments": row["gt_args"]})
     turns = _TURN.findall(row["prompt"]) if isinstance(row["prompt"], str) else []
-    if not turns or not _is_call(gold):
+    if not turns or gold is None:
         return ledger.lose("bad_row" if turns else "unreadable_prompt")
     messages = [{"role": role.removesuffix("_response"), "content": content} for role, content in turns]
     return Problem(name, messages, gold, prompt_split(messages), {"tools_present": True})
@@ -123,7 +127,9 @@ def _from_bfcl(tools_style: str, row: Row, name: str, ledger: Ledger) -> Problem
     if not truth and category.endswith("_relevance"):
         return ledger.skip("a call is due but not stated")
     messages = conversation(question, functions, tools_style)
-    gold = None if not truth else truth[0] if "source" in row else bfcl_gold(truth[0])
+    gold = None if not truth else _gold(truth[0]) if "source" in row else bfcl_gold(truth[0])
+    if truth and gold is None:
+        return ledger.lose("bad_row")
     meta = {"category": category, "tools_present": True}
     return Problem(str(row.get("id", name)), messages, gold, "test", meta)
 
