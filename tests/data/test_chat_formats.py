@@ -150,6 +150,16 @@ def changed(number: int, **fields) -> dict:
     return row
 
 
+def test_arguments_are_read_under_each_known_name():
+    calls = OPENAI["messages"][2]["tool_calls"]
+    for key in ("args", "input", "parameters"):
+        for beside in ({}, {"arguments": None}, {"args": None, "arguments": ""}):
+            functions = [call["function"] for call in calls]
+            renamed = [beside | {"name": f["name"], key: f["arguments"]} for f in functions]
+            row = changed(2, tool_calls=[{"id": c["id"], "function": f} for c, f in zip(calls, renamed)])
+            assert chat_formats.messages_of(row, "x") == EXPECTED
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -157,6 +167,8 @@ def changed(number: int, **fields) -> dict:
         ({**OPENAI, "messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}, "call_without_result"),
         (changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]), "unreadable_call"),
         (changed(2, tool_calls=["f"]), "unreadable_call"),
+        (changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]), "unreadable_call"),
+        (changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]), "unreadable_call"),
         (changed(5, content=None), "empty_turn"),
         (changed(1, content=[{"type": "image_url", "image_url": {}}]), "not_text"),
         ({**OPENAI, "tools": [{"type": "function", "function": {"description": "x"}}]}, "unreadable_tools"),

@@ -407,6 +407,16 @@ def test_original_prompts_become_messages(tmp_path):
     assert check_reference_solutions(task, problems).require().n == 3
 
 
+def test_gold_is_read_as_calls_are_and_never_as_empty(tmp_path):
+    told = {"a": [1]}
+    given = ({"args": told}, {"arguments": None, "input": told}, {"parameters": json.dumps(told)}, {"arguments": told})
+    read = FuncallTask(write(tmp_path / "g.jsonl", *({"messages": USER, "gold": {"name": "f", **g}} for g in given)))
+    assert [p.gold for s in tasks.SPLITS for p in read.problems(s)] == [{"name": "f", "arguments": told}] * len(given)
+    for lost in ({"kwargs": told}, {"arguments": None, "params": told}):
+        with pytest.raises(DataError, match="bad_row"):
+            FuncallTask(write(tmp_path / "l.jsonl", {"messages": USER, "gold": {"name": "f", **lost}}))
+
+
 def test_directory_holds_its_problems_beside_other_files(tmp_path):
     write(tmp_path / "funcall.train.jsonl", {"id": "a", "messages": USER, "gold": GOLD, "split": "train"})
     write(tmp_path / "funcall.test.jsonl", {"id": "b", "messages": USER, "gold": GOLD, "split": "test"})
