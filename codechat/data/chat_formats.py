@@ -139,7 +139,9 @@ def _answer(text: str, raw: Row, tools: Sequence[Row]) -> Turn:
     given = list(given)
     if raw.get("function_call"):  # OpenAI's first form, one call
         given.append({"function": raw["function_call"]})
-    calls = [_written(chat.read_call(call.get("function", call) if isinstance(call, Mapping) else call)) for call in given]
+    calls = [
+        _written(chat.read_call(call.get("function", call) if isinstance(call, Mapping) else call)) for call in given
+    ]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     if "<tool_call>" in text:
         if _CALL.sub("", text[text.index("<tool_call>") :]).strip():

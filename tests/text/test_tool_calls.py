@@ -161,7 +161,20 @@ WRITERS = (
 def test_other_writers_are_read_alike() -> None:
     """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
     draw = random.Random(3)
-    words = ["it's", "dogs'", "O'Neil", '"quoted"', "{x}", "[1]", "a:b", "new\nline", "tab\t", "back\\slash", "é東🎉", ""]
+    words = [
+        "it's",
+        "dogs'",
+        "O'Neil",
+        '"quoted"',
+        "{x}",
+        "[1]",
+        "a:b",
+        "new\nline",
+        "tab\t",
+        "back\\slash",
+        "é東🎉",
+        "",
+    ]
     for write in WRITERS:
         for _ in range(1000):
             values = (" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True)
