@@ -15,19 +15,43 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
+from unicodedata import normalize
 
 MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
+MAX_TEXT = 20_000  # characters at the end of a text in which a number or a letter is searched for
 TOLERANCE = 1e-9
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 # "a mammal" is no choice, "a because ..." is one: no such word follows an article. A capital A is always the letter.
 _ARTICLE = r"(?-i:a)[ \t]+(?!(?:is|because|since|as|and|or|but)\b)\w"
-_CHOICE = re.compile(rf"answer(?:\s+is)?\s*:?\s*\(?(?!{_ARTICLE})([ABCD])\b(?!')", re.I)
-_LAST = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")  # the minus in 48-24 is not a sign
+_OPEN, _CLOSE = r"[\"'“‘(\[{$]*", r"[\"'”’)\]}$]*"
+# Another letter beside it makes a choice ambiguous; A-flat, C++, C# and D'Artagnan are words.
+_ONE = (
+    rf"{_OPEN}([ABCD])(?![\w'’+#♭♯*&/-])"
+    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*{_OPEN}[A-D]\b|,[ \t]*{_OPEN}(?-i:[A-D])\b))"
+)
+_NAMED = r"(?:(?:the\s+)?(?:option|choice|letter)\s+)?"
+_CHOICE = re.compile(
+    rf"answer(?:\s+is)?\s*[:=]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[ABCD]\b|either\b|both\b)", re.I
+)
+_OPTION = re.compile(rf"\b(?:option|choice)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I)
+_ALONE = re.compile(rf"\W*?{_OPEN}([ABCD]){_CLOSE}[.:!]?\s*")
+_LABELLED = re.compile(r"\(?([ABCD])(?:[.):]|\s[-–—])\s+\S.*")
+_MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\S)\1(?![\w(*])")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LETTER_SCALES = {"k": 3, "K": 3, "M": 6, "bn": 9}
+_PLAIN = r"\d{1,60}(?:\.\d{1,60})?|\.\d{1,60}"
+_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:([, \u00a0\u2009\u202f'’_])\d{3})(?:\1\d{3})*(?![\w]|,\d)")
+_EXPONENT = re.compile(rf"(?<![\w.])({_PLAIN})[eE]([-+]?\d{{1,2}})(?!\w|\.\d)")
+# The minus in 48-24 is no sign. 1,5 and 3:30 and 2.3.4 are no numbers, and the 2 of CO2 is none.
+_VALUE = re.compile(
+    r"(?:(?<![\w)])-|(?<![\w^])(?<!\d[.,:]))(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
+    r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?(?!\d|[.,:_]\d|[eExX][-+]?\d)"
+)
 # One letter after a space is a unit, not a variable.
 _UNITS = frozenset("m g s h l L N J W V A K C F".split())
 _UNIT = re.compile(
-    rf"(-?(?:{NUMBER}(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
+    rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
 _FUNCTIONS = {
@@ -52,19 +76,62 @@ class Unreadable(ValueError):
 # ---------------------------------------------------------------- finding
 
 
+def plain(text: str) -> str:
+    """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5 million is 5000000, 1e3 is 1000."""
+    for _ in range(2):  # bold in a quotation
+        text = _MARKDOWN.sub(r"\2", text)
+    text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!;:]|\\\(|\\\)|\\\[|\\\]", "", text)
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})", ",", text)  # 1{,}234 and 1\,234
+    text = re.sub(r"(?<!\d)(?<!\d\s)\b(?:minus|negative)\s+(?=[\\$€£]*\.?\d)", "-", text, flags=re.I)
+    text = re.sub(r"(?<!\d)[−–](?=\s?[\\$€£.\d])|−", "-", text)  # the dash of 18–20 is no minus
+    text = re.sub(r"(?<=-)\s?\\?[$€£]\s?", "", text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\%|%|\\\$|\$|€|£|\\,|~", " ", text)
+    text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + normalize("NFKC", m[0]).replace("⁄", "/"), text)
+    text = re.sub("[⁻⁰¹²³⁴-⁹]+", lambda m: "^" + normalize("NFKC", m[0]).replace("−", "-"), text)
+    for spelling, sign in _SIGNS.items():
+        text = text.replace(spelling, sign)
+    text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
+    text = _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    text = _EXPONENT.sub(lambda m: _shifted(m[1], int(m[2])), text)
+    for _ in range(2):  # three hundred thousand
+        text = _scaled(text, r"[\s-]{0,3}", _SCALES, re.I)
+    return text
+
+
+def _scaled(text: str, gap: str, scales: dict[str, int], flags: int = 0) -> str:
+    pattern = rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){'s?' if flags else ''}\b"
+    return re.sub(pattern, lambda m: _shifted(m[1], scales.get(m[2], 0) or scales[m[2].lower()]), text, flags=flags)
+
+
+def _shifted(number: str, places: int) -> str:
+    return format(Decimal(f"{number}e{places}"), "f")
+
+
 def last_number(text: str) -> str | None:
-    """The last number of a text without thousands separators, or None."""
-    numbers = _LAST.findall(text)
-    return numbers[-1].replace(",", "") if numbers else None
+    """The last number of a text in plain digits, a fraction or a power of such, or None. A part of a word or of a larger number is none."""
+    text = _scaled(plain(text[-MAX_TEXT:]), "", _LETTER_SCALES)
+    text = re.sub(r"(?<=[A-Za-z)])\s?(?:\^|\*\*)\s?[{(]?-?\d+[)}]?", "", text)  # cm^2
+    values = _VALUE.findall(re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text))
+    return values[-1] if values else None
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to D after "answer is" (or "answer:"), in either case but no article ("answer is a mammal"), else a
-    letter alone on the first or last line, or None."""
-    if choices := _CHOICE.findall(text):
-        return choices[-1].upper()
-    lines = [line.strip(" .()*") for line in text.strip().splitlines()]
-    return next((line for line in (*lines[:1], *lines[-1:]) if line in {"A", "B", "C", "D"}), None)
+    """The letter A to D that a text chooses, or None: after "answer is" (in either case, but no article), else of "option B", else alone on the
+    first or last line, else of "B. Paris". None where letters disagree ("A or B")."""
+    box = boxed(text)
+    text = plain(f"answer is {box}" if box is not None else text[-MAX_TEXT:])
+    if answers := list(_CHOICE.finditer(text)):
+        return answers[-1][1].upper() if answers[-1][1] else None
+    lines = [line.strip() for line in text.strip().splitlines()]
+    for letters in (
+        [m[1].upper() for m in _OPTION.finditer(text)],
+        [m[1] for line in (*lines[:1], *lines[-1:]) if (m := _ALONE.fullmatch(line))],
+        [m[1] for line in lines if (m := _LABELLED.fullmatch(line))],
+    ):
+        if letters:
+            return letters[0] if len(set(letters)) == 1 else None
+    return None
 
 
 def boxed(text: str) -> str | None:
@@ -82,13 +149,16 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    r"""The stated answer: \boxed{...}, else the line after "####", else the text after "answer is", or None."""
+    r"""The stated answer: \boxed{...}, else the line after "####", else the rest of the sentence after "answer is" or "answer:", or None."""
     if (answer := boxed(text)) is not None:
         return answer
-    for pattern in (r"####[ \t]*(\S[^\n]*)", r"answer\s+is\s*:?[ \t]*(\S[^\n]*)"):
-        if hits := re.findall(pattern, text, re.I):
-            return hits[-1].strip().rstrip(".")
-    return None
+    text = _MARKDOWN.sub(r"\2", text)
+    if hits := re.findall(r"####[ \t]*(\S[^\n]*)", text):
+        return hits[-1].strip().rstrip(".")
+    hits = re.findall(r"answer(?:\s+is\b\s*:?|\s*[:=])\s*(\S[^\n]*)", text, re.I)
+    return (
+        re.split(r"[.!?](?=\s|$)|,?\s(?:because|since|as|which)\b", hits[-1], maxsplit=1)[0].strip() if hits else None
+    )
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -138,17 +208,9 @@ def _close(x: Value, y: Value) -> bool:
 
 
 def normal(text: str) -> str:
-    """An answer without typesetting, currency signs, thousands separators, a leading "x =" and a full stop."""
-    text = text.strip()
-    if (inner := boxed(text)) is not None:
-        text = inner
-    text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!;:]|\\\(|\\\)|\\\[|\\\]", "", text)
-    text = re.sub(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})", ",", text)  # 1{,}234 and 1\,234
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\%|%|\\\$|\$|€|£|\\,|~", " ", text)
-    for spelling, plain in _SIGNS.items():
-        text = text.replace(spelling, plain)
-    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    """An answer as `plain` spells it, its fractions and roots in brackets, without a leading "x =" and a full stop."""
+    inner = boxed(text)
+    text = re.sub(r"\\[dt]frac", r"\\frac", plain(text if inner is None else inner))
     for _ in range(5):  # a fraction in a fraction, five deep
         text, fractions = re.subn(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
         text, roots = re.subn(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
@@ -157,11 +219,9 @@ def normal(text: str) -> str:
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"sqrt(\1)", text)
     text = re.sub(r"\\(sin|cos|tan|ln|log|exp)(?![A-Za-z])", r"\1", text)
-    text = re.sub(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?!\d)", lambda m: m[1].replace(",", ""), text)
     text = re.sub(r"(?<![\w)/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w.])", r"(\1+\2/\3)", text)  # 3 1/2
     text = re.sub(r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text)  # 3\frac{1}{2}
-    text = re.sub(r"^\s*[A-Za-z]\s*=\s*", "", text)
-    return " ".join(text.split()).rstrip(" .")
+    return " ".join(re.sub(r"^\s*[A-Za-z]\s*=\s*", "", text).split()).rstrip(" .")
 
 
 def split_unit(text: str) -> tuple[str, str]:

@@ -134,7 +134,7 @@ def _same(answer: str | None, gold: str | None, kind: str) -> bool:
     nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
-    return answer.strip("() .").upper() == gold.upper()
+    return answers.choice_letter(f"answer is {answer}") == gold.upper()
 
 
 GRADERS: dict[str, Callable[[str, str | None, str], Score]] = {
