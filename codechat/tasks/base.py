@@ -185,7 +185,9 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
         return ReferenceCheck(task.name, 0, {}, why)
     scores = zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True)
     failed = {
-        problem.id: score.tier if score.reward < task.max_reward else "maximum reward but not correct"
+        problem.id: " ".join(filter(None, (score.tier, str(score.parts.get("error", "")))))
+        if score.reward < task.max_reward
+        else "maximum reward but not correct"
         for problem, score in scores
         if not (score.correct and score.reward == task.max_reward)
     }

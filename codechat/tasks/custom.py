@@ -6,8 +6,8 @@
 
     codechat grpo --task capitals.py:Capitals --init-from my-sft
 
-A reward function returns a number in [0, 1], or a mapping of such numbers, of which the mean counts and each is logged. `codechat new task NAME`
-writes such a file, its test and its rows. Any class with the methods of `tasks.base.Task` is a task too. The file runs with your rights.
+A reward function returns a number in [0, 1], or a mapping of such numbers, of which the mean counts and each is logged. TRL's form
+(prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task. The file runs with your rights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +27,7 @@ from codechat.data.synthetic import split_of, spread
 from codechat.tasks.base import SPLITS, Message, Problem, Score, Task, check_split, shuffled
 from codechat.text.tool_functions import run_file
 
-Reward = Callable[[str, Problem], "float | Mapping[str, float]"]
+Row = Mapping[str, Any]
 MEMBERS = ("name", "tiers", "max_reward", "problems", "prompt", "score", "gold")
 
 
@@ -39,8 +41,8 @@ class RowsTask:
     name: ClassVar[str] = ""
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
     max_reward = 1.0
-    rows: Sequence[Mapping[str, Any]] | str = ()
-    rewards: ClassVar[Mapping[Reward, float]] = {}
+    rows: Sequence[Row] | str = ()
+    rewards: ClassVar[Mapping[Callable[..., Any], float]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name") or cls.__name__.lower()
@@ -53,8 +55,12 @@ class RowsTask:
         if isinstance(rows, str | Path):
             beside = Path(inspect.getfile(type(self))).parent if source is None else Path()
             rows = local_rows(beside / rows)
-        self._problems = _problems(self.name, rows)
-        self._names: dict[Reward, tuple[str, ...]] = {}  # of the terms that a reference solution gets
+        self._problems, self._rows = _problems(self.name, rows)
+        self._rewards = _named(self.rewards)
+        self._terms: dict[
+            str, tuple[str, ...]
+        ] = {}  # reward function -> names of the terms that a reference solution gets
+        self._shown = False
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         check_split(split)
@@ -75,44 +81,85 @@ class RowsTask:
         return reward == self.max_reward
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0."""
+        """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed with its row."""
         terms: dict[str, float] = {}
-        reward = total = 0.0
+        reward = 0.0
         try:
-            for function, weight in self.rewards.items():
-                value, parts = _value(function, completion, problem)
-                terms |= self._complete(function, parts, problem)
-                reward, total = reward + weight * value, total + weight
-            reward /= total
+            for (name, function), weight in self._rewards.items():
+                parts = self._parts(name, function, completion, problem)
+                if name not in self._terms:  # all scores of a task have the same terms
+                    self._terms[name] = tuple(self._parts(name, function, self.gold(problem), problem))
+                if tuple(parts) != self._terms[name]:
+                    raise ValueError(f"{name} gives {list(parts)}; for a reference solution {list(self._terms[name])}")
+                terms |= parts
+                reward += weight * sum(parts.values()) / max(len(parts), 1)
+            reward /= sum(self._rewards.values())
             correct = bool(self.correct(completion, problem, reward))
         except Exception as error:  # the functions are the user's and may raise anything
-            names = [n for f in self.rewards for n in self._names.get(f, (f.__name__,))]
             message = f"{type(error).__name__}: {error}"[:300]
+            if not self._shown:
+                self._shown = True
+                row = f"row {self._rows.get(problem.id, ('?',))[0]} ({str(problem.messages[-1]['content'])[:60]!r})"
+                print(f"task {self.name}, {row}, completion {completion[:60]!r}: {message}", file=sys.stderr)
+            names = [term for name, _ in self._rewards for term in self._terms.get(name, (name,))]
             return Score(0.0, "error", {"error": message}, False, dict.fromkeys(names, 0.0))
         tier = "none" if reward == 0 else "full" if reward == self.max_reward else "some"
         return Score(reward, tier, {}, correct, terms)
 
-    def _complete(self, function: Reward, terms: dict[str, float], problem: Problem) -> dict[str, float]:
-        """The terms, checked to have the names that they have for a reference solution: all scores of a task have the same."""
-        if function not in self._names:
-            self._names[function] = tuple(_value(function, self.gold(problem), problem)[1])
-        if tuple(terms) != (expected := self._names[function]):
-            raise ValueError(f"{function.__name__} returned {list(terms)}; a reference solution gives {list(expected)}")
-        return terms
+    def _parts(self, name: str, function: Callable[..., Any], completion: str, problem: Problem) -> dict[str, float]:
+        """The terms of one reward function."""
+        if "completions" in _parameters(function):  # TRL's form
+            value = self._value_of_batch(name, function, completion, problem)
+        else:
+            value = function(completion, problem)
+        parts = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        return {key: _number(key, part) for key, part in parts.items()}
+
+    def _value_of_batch(self, name: str, function: Callable[..., Any], completion: str, problem: Problem) -> Any:
+        """The value of a function of lists, of one row each. Where the row's prompt is messages, the completion is too. None counts as 0."""
+        _, row = self._rows.get(problem.id, (0, {"prompt": problem.messages, "gold": problem.gold, **problem.meta}))
+        answer = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
+        given = {"completions": [answer]} | {"prompts" if k == "prompt" else k: [v] for k, v in row.items()}
+        parameters = _parameters(function)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = {key: value for key, value in given.items() if key in parameters}
+        values = list(function(**given))
+        if len(values) != 1:
+            raise ValueError(f"{name} returned {len(values)} rewards for 1 completion")
+        return 0.0 if values[0] is None else values[0]
 
 
-def _value(function: Reward, completion: str, problem: Problem) -> tuple[float, dict[str, float]]:
-    """(what counts, terms to log) of one reward function. ValueError unless it gives numbers in [0, 1]."""
-    value, name = function(completion, problem), function.__name__
-    parts = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-    for key, part in parts.items():
-        if not isinstance(part, (bool, int, float)) or not 0 <= part <= 1:
-            raise ValueError(f"{key} is {part!r}; a reward is a number from 0 to 1")
-    return sum(map(float, parts.values())) / max(len(parts), 1), {key: float(part) for key, part in parts.items()}
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return {}
 
 
-def _problems(task: str, rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
-    """The problems of the rows, each prompt once."""
+def _named(rewards: Mapping[Callable[..., Any], float]) -> dict[tuple[str, Callable[..., Any]], float]:
+    """{(name, function): weight}; a name that is used twice gets a number."""
+    named: dict[tuple[str, Callable[..., Any]], float] = {}
+    for function, weight in rewards.items():
+        inner = function.func if isinstance(function, partial) else function
+        name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+        same = sum(n.rpartition("_")[0] == name or n == name for n, _ in named)
+        named[f"{name}_{same + 1}" if same else name, function] = weight
+    return named
+
+
+def _number(name: str, value: Any) -> float:
+    """A reward as a float, also of numpy, torch or fractions. ValueError unless it is in [0, 1]."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} is {value!r}; a reward is a number from 0 to 1")
+    return number
+
+
+def _problems(task: str, rows: Iterable[Row]) -> tuple[list[Problem], dict[str, tuple[int, Row]]]:
+    """The problems of the rows, each prompt once, and {problem id: (number, row)}."""
     unique: dict[str, dict[str, Any]] = {}  # by the hash of the prompt
     for number, row in enumerate(rows, 1):
         prompt, split = row.get("prompt"), row.get("split")
@@ -123,20 +170,16 @@ def _problems(task: str, rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
             )
         key = digest(json.dumps(messages))
         meta = {"split": split or split_of(key)}
-        unique.setdefault(key, {"key": key, "row": row, "messages": messages, "meta": meta})
+        unique.setdefault(key, {"key": key, "number": number, "row": row, "messages": messages, "meta": meta})
     kept = list(unique.values())
     if not any("split" in row["row"] for row in kept):
         kept = [row for part in spread(kept, lambda row: row["key"]).values() for row in part]
-    return [
-        Problem(
-            f"{task}-{each['key'][:12]}",
-            each["messages"],
-            each["row"]["gold"],
-            each["meta"]["split"],
-            {key: value for key, value in each["row"].items() if key not in ("prompt", "gold", "split")},
-        )
-        for each in kept
-    ]
+    problems = []
+    for each in kept:
+        meta = {key: value for key, value in each["row"].items() if key not in ("prompt", "gold", "split")}
+        id, gold, split = f"{task}-{each['key'][:12]}", each["row"]["gold"], each["meta"]["split"]
+        problems.append(Problem(id, each["messages"], gold, split, meta))
+    return problems, {p.id: (each["number"], each["row"]) for p, each in zip(problems, kept, strict=True)}
 
 
 # ---------------------------------------------------------------- files and objects

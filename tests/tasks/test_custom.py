@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from codechat import tasks
 from codechat.core.config import config_hash
@@ -131,6 +135,76 @@ def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(functi
         redteam.check_reward(task, task.problems("train")).require()
 
 
+class Near:
+    """A reward with a state of its own."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, completion, problem):
+        return np.float32(completion == problem.gold) * self.scale
+
+
+def within(completion, problem, most):
+    return np.bool_(len(completion) <= most)
+
+
+def as_tensor(completion, problem):
+    return torch.tensor(completion == problem.gold)
+
+
+def parts(completion, problem):
+    return {"a": np.float64(1), "b": torch.ones(1), "c": Fraction(1, 2), "d": np.int64(0)}
+
+
+def trl(prompts, completions, level, **columns):
+    assert prompts[0].startswith("Double") and columns["gold"] and level[0] in (0, 1, 2)
+    return [float(text == gold) for text, gold in zip(completions, columns["gold"])]
+
+
+def trl_plain(completions, gold):
+    return np.array([text == answer for text, answer in zip(completions, gold)])
+
+
+def trl_none(completions, **kwargs):
+    return [None] * len(completions)
+
+
+def test_rewards_may_be_any_callable_and_any_number():
+    functions = [Near(1), partial(within, most=3), partial(within, most=5), as_tensor, parts, trl, trl_plain, trl_none]
+    task = task_with(*functions)
+    problem = task.problems("train")[0]
+    right, wrong = task.score(problem, problem.gold), task.score(problem, "abcd")
+    assert (right.tier, wrong.tier) == ("some", "some"), (right.parts, wrong.parts)
+    assert right.terms == {"Near": 1, "within": 1, "within_2": 1, "as_tensor": 1, "parts_a": 1, "parts_b": 1, "parts_c": 0.5, "parts_d": 0,
+                           "trl": 1, "trl_plain": 1, "trl_none": 0}  # fmt: skip
+    assert [name for name, value in wrong.terms.items() if value] == ["within_2", "parts_a", "parts_b", "parts_c"]
+    assert right.reward == pytest.approx((6 + 2.5 / 4) / 8) and all(type(v) is float for v in right.terms.values())
+    redteam.check_reward(task, task.problems("train")).require()
+
+
+def test_a_function_of_trl_gets_conversations_where_the_prompt_is_one():
+    def check(prompts, completions, gold, **_):
+        assert prompts == [[{"role": "user", "content": "Hi"}]]
+        return [float(answer[0] == {"role": "assistant", "content": g}) for answer, g in zip(completions, gold)]
+
+    task = task_with(check, rows=[{"prompt": [{"role": "user", "content": "Hi"}], "gold": "yes", "split": "train"}])
+    assert [task.score(task.problems("train")[0], text).reward for text in ("yes", "no")] == [1, 0]
+
+
+@pytest.mark.parametrize("given", ["0.5", None, float("nan"), 1.5, np.float32(-1), [0.5], torch.ones(2), 1j])
+def test_what_is_no_reward_is_an_error_that_is_shown_once_with_its_row(given, capsys):
+    def mine(completion, problem):
+        return given if "9" in problem.gold else 1.0
+
+    task = task_with(mine, rows=[{"prompt": f"Say {n}.", "gold": str(n), "split": "train"} for n in (3, 9, 19)])
+    with pytest.raises(DataError, match="mine"):
+        tasks.check_reference_solutions(task, task.problems("train")).require()
+    shown = capsys.readouterr().err
+    assert shown.count("mine") == 2 and "row 2" in shown or "row 3" in shown  # the task and its function, once
+    assert task.score(task.problems("train")[0], "3").tier in ("full", "error") and not capsys.readouterr().err
+
+
 def contains(completion, problem):
     return float(problem.gold in completion)
 
@@ -189,3 +263,10 @@ def test_the_template_passes_its_own_tests(tmp_path):
     for words in (["tusk", "x"], ["task"], ["task", "My-Task"], ["task", "my_words", "--out", str(tmp_path)]):
         with pytest.raises(ConfigError):
             new_command.main(words)
+
+
+def test_a_new_task_shadows_no_module_and_is_no_keyword(tmp_path):
+    for name in ("json", "random", "torch", "codechat", "pytest", "class", "none", "typing"):
+        with pytest.raises(ConfigError, match=f"'{name}'"):
+            new_command.main(["task", name, "--out", str(tmp_path)])
+    assert not any(tmp_path.iterdir())
