@@ -37,7 +37,7 @@ from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
 from codechat.text.tool_calls import escape_tags
-from codechat.text.tool_functions import executors_of, load_executors
+from codechat.text.tool_functions import executors_of, load_executors, typed
 
 Message = dict[str, str]
 Schema = dict[str, Any]
@@ -243,7 +243,7 @@ class Toolkit:
         if problem := misfit(call.arguments, schema.get("parameters") or {}):
             return _as_json("error", problem)
         try:
-            text = _as_json("result", self.functions[call.name](**call.arguments))
+            text = _as_json("result", self.functions[call.name](**typed(call.arguments, schema.get("parameters"))))
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return _as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:
@@ -269,8 +269,8 @@ def gather(
     cfg: ChatConfig, request: str = "", functions: Sequence[Callable[..., Any]] = (), before: Sequence[str] = ()
 ) -> Toolkit:
     """The functions given and those of the flags, or else those of the toolbox for the request; before: those of the request before it."""
-    yours = (load_executors(cfg.executors) if cfg.executors else {}) | executors_of(functions)
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
+    yours = (load_executors(cfg.executors, listed) if cfg.executors else {}) | executors_of(functions)
     runs = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in yours.items()}
     known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
     names = cfg.tools or tuple(listed) or tuple(yours) or (tools_for(request, before) if cfg.chooses else ())

@@ -20,7 +20,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,15 +37,27 @@ class Executor(NamedTuple):
     schema: Schema
 
 
-def load_executors(path: Path) -> dict[str, Executor]:
-    """{name: Executor} of each public function that the file defines, in its order. DataError names file and line of
-    what is wrong in it."""
+def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> dict[str, Executor]:
+    """{name: Executor} of a file's dict EXECUTORS, or else of each public function that it defines, in its order. DataError names file and line.
+
+    listed: schemas by name; their functions need no hints, and others without hints are left out."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
-    public = (f for name, f in vars(module).items() if inspect.isfunction(f) and f.__name__ == name and name[0] != "_")
-    functions = [f for f in public if f.__module__ == module.__name__]
-    if not functions:
+    table = getattr(module, "EXECUTORS", None)
+    if table is None:
+        functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
+        table = {name: f for name, f in functions.items() if f.__name__ == name and name[0] != "_"}
+    if not table:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
-    return executors_of(functions)
+    executors, listed = {}, listed or {}
+    for name, function in table.items():
+        if not callable(function):
+            raise DataError(f"{path}: EXECUTORS has {function!r} under {name!r}; required: a function")
+        try:
+            executors[name] = Executor(function, listed[name] if name in listed else schema_of(function, name))
+        except DataError:
+            if not listed:
+                raise
+    return executors
 
 
 def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
@@ -86,11 +98,12 @@ def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
     return module
 
 
-def schema_of(function: Callable[..., Any]) -> Schema:
+def schema_of(function: Callable[..., Any], name: str = "") -> Schema:
     """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
     type."""
-    doc, code = inspect.getdoc(function) or "", function.__code__
-    where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"
+    name = name or function.__name__
+    doc, code = inspect.getdoc(function) or "", getattr(function, "__code__", None)
+    where = f"{code.co_filename} line {code.co_firstlineno}: {name}" if code else name
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
@@ -101,13 +114,15 @@ def schema_of(function: Callable[..., Any]) -> Schema:
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             raise DataError(f"{where}: parameter {p.name} has no name to call it by; write named parameters")
         if p.name not in hints:
-            raise DataError(f"{where}: parameter {p.name} has no type hint; write {p.name}: str, int, list[...] ...")
+            raise DataError(
+                f"{where}: parameter {p.name} has no type hint; write {p.name}: str, int, list[...] ..., or give its schema with --tools-file"
+            )
         properties[p.name] = type_schema(hints[p.name], f"{where}: parameter {p.name}")
         if line := re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE):
             properties[p.name]["description"] = line[1].strip()
     required = [p.name for p in parameters if p.default is p.empty]
     return {
-        "name": function.__name__,
+        "name": name,
         "description": doc.partition("\n")[0],
         "parameters": {"type": "object", "properties": properties, "required": required},
     }
@@ -126,6 +141,28 @@ def type_schema(hint: Any, where: str) -> Schema:
             return {"type": kinds.pop(), "enum": list(args)}
     if (origin or hint) is list:
         return {"type": "array", "items": type_schema(args[0], where) if args else {}}
+    if (origin or hint) is dict and args:
+        return {"type": "object", "additionalProperties": type_schema(args[1], where)}
     if (origin or hint) in TYPES:
         return {"type": TYPES[origin or hint]}
     raise DataError(f"{where} has type {hint}; use str, int, float, bool, list[...], dict or Literal[...]")
+
+
+def typed(value: Any, schema: Any) -> Any:
+    """A value that fits its schema, with whole floats as integers where the schema requires integers: JSON has one kind of number, Python has two."""
+    if not isinstance(schema, Mapping):
+        return value
+    kinds = schema.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        kinds |= {option.get("type")} if isinstance(option, Mapping) and isinstance(option.get("type"), str) else set()
+        value = typed(value, option) if isinstance(value, list | dict) else value
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
+        return int(value)
+    if isinstance(value, list):
+        first, others = schema.get("prefixItems", ()), schema.get("items")
+        return [typed(item, first[i] if i < len(first) else others) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {key: typed(item, known.get(key, others)) for key, item in value.items()}
+    return value
