@@ -468,7 +468,7 @@ def _option_rates(out: Result) -> None:
     """Tokens per second of d12 with each option of memory and precision, beside those without."""
     cfg, plain = shape("d12"), out.figures["d12"]["tokens_per_s"]
     options: dict[str, tuple[GPTConfig, Callable[[GPT], GPT] | None]] = {
-        "checkpoint_keep_products": (replace(cfg, checkpoint_blocks=True, checkpoint_keep_products=True), None),
+        "elementwise": (replace(cfg, recompute="elementwise"), None),
         "bf16_residual": (replace(cfg, bf16_residual=True), None),
         "fp8": (cfg, fp8.convert),
     }
@@ -599,8 +599,8 @@ def _held(out: Result) -> None:
         del loss
         return found
 
-    everything, blocks = held(), held(checkpoint_blocks=True)
-    products = held(checkpoint_blocks=True, checkpoint_keep_products=True)
+    everything, blocks = held(), held(recompute="blocks")
+    products = held(recompute="elementwise")
     sizes = "; ".join(f"{n / 2**20:.1f}" for n in (everything, products, blocks))
     out.check(
         "held for the backward pass, MiB: all; products; inputs of blocks",

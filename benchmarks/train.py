@@ -2,7 +2,7 @@
 
 python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
 python -m benchmarks train --vs plain --rounds 3
-python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.checkpoint-blocks     one step of 2b on a GPU
+python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute blocks     one step of 2b on a GPU
 """
 
 from __future__ import annotations

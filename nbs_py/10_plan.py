@@ -74,7 +74,7 @@ colours = dict(zip(CATEGORIES, palette)) | {"reserve": "#c8c8c8"}
 # `train`, torchrun and the plan all use this one object.
 
 # %%
-recomputing = GPTConfig(**PRESETS["8b"], checkpoint_blocks=True)
+recomputing = GPTConfig(**PRESETS["8b"], recompute="blocks")
 cfg = PretrainConfig(run_name="big", model=recomputing, optimizer="adamw", device_batch_size=4, grad_accum=2, max_steps=30_000, lr=1.5e-4,
                      warmup_steps=1000)
 planned = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
@@ -175,7 +175,7 @@ fig
 # it.
 
 # %%
-plain = replace(planned, model=replace(recomputing, checkpoint_blocks=False))
+plain = replace(planned, model=replace(recomputing, recompute="nothing"))
 knobs = {"as it is": plain, "1 row": replace(plain, device_batch_size=1, grad_accum=8), "Muon": replace(plain, optimizer="muon"),
          "16 GPUs\nshare": replace(plain, gpus=16, shard_over=16, grad_accum=1), "recompute\nblocks": planned,
          "recompute,\n16 rows": replace(planned, device_batch_size=16, grad_accum=1)}

@@ -1,7 +1,7 @@
 """What a configuration needs before it is launched: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
-    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.checkpoint-blocks --price 2.5
+    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
     codechat plan --list                                       the GPUs
@@ -396,20 +396,20 @@ def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
 
 
 def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
-    knobs, recomputing = [], replace(cfg.model, checkpoint_blocks=True, checkpoint_keep_products=False)
+    knobs, recomputing = [], replace(cfg.model, recompute="blocks")
     if largest:
         accum = -(-cfg.device_batch_size * cfg.grad_accum // largest)
         smaller = replace(cfg, device_batch_size=largest, grad_accum=accum)
         knobs.append((f"--device-batch-size {largest} --grad-accum {accum}", smaller))
-    if not cfg.model.checkpoint_blocks:
-        knobs.append(("--model.checkpoint-blocks", replace(cfg, model=recomputing)))
+    if cfg.model.recompute != "blocks":
+        knobs.append(("--model.recompute blocks", replace(cfg, model=recomputing)))
     if not cfg.sharded and cfg.gpus > 1:
         knobs.append(("--shard", replace(cfg, shard=True)))
     least = replace(cfg, device_batch_size=1, model=recomputing)
-    if not cfg.model.checkpoint_blocks and cfg.device_batch_size > 1:
-        knobs.append(("--model.checkpoint-blocks --device-batch-size 1", least))
+    if cfg.model.recompute != "blocks" and cfg.device_batch_size > 1:
+        knobs.append(("--model.recompute blocks --device-batch-size 1", least))
     more = 8 * -(-2 * cfg.gpus // 8)
-    words = f"--gpus {more} --shard-over {more} --model.checkpoint-blocks --device-batch-size 1"
+    words = f"--gpus {more} --shard-over {more} --model.recompute blocks --device-batch-size 1"
     return [*knobs, (words, replace(least, gpus=more, shard=True, shard_over=more))]
 
 

@@ -117,7 +117,7 @@ def measure(step: Step, whole: bool = False) -> Peaks:
     passes, kept, after, *_ = (sum(g.values()) for g in growth)
     if passes < max(kept, after) or min(*growth[0].values(), *growth[4].values()) < 0:
         return _peaks(_run(step))
-    plain = replace(step.model, checkpoint_blocks=False, checkpoint_keep_products=False)
+    plain = replace(step.model, recompute="nothing")
     update = _run_update(replace(step, model=plain, batch=1, length=1, grad_accum=1, packed=False))
     blocks = step.model.depth - SHALLOW[1]
     deep = [{c: n + blocks * grows[c] for c, n in found.items()} for found, grows in zip(more, growth)]

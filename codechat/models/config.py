@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core.config import opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 
 Schedule = Literal["constant", "cosine", "wsd"]  # of the learning rate: `optim.lr_scale`
@@ -29,86 +29,67 @@ def check_lora(rank: int, alpha: float, targets: Sequence[str]) -> None:
     """ConfigError for settings that no adapter can have; rank 0 means no adapters."""
     if rank < 0 or (rank and (alpha <= 0 or not targets)) or set(targets) - set(LORA_TARGETS):
         got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
-        raise ConfigError(
-            f"{got}; required a rank of at least 0, an alpha above 0, targets among {' '.join(LORA_TARGETS)}"
-        )
+        raise ConfigError(f"{got}; required a rank from 0, an alpha above 0, targets among {' '.join(LORA_TARGETS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig:
+class GPTConfig(Settings):
     """Architecture: every number that decides the shape of a weight. `PRESETS` holds the named sizes."""
 
     depth: int = opt(4, "transformer blocks", least=1)
     n_embd: int = opt(256, "model width", least=1)
     n_head: int = opt(4, "attention heads", least=1)
-    n_kv_head: int | None = opt(
-        None, "key-value heads; none = as many as heads (grouped-query attention if fewer)", least=0
-    )
+    n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1)
     block_size: int = opt(512, "longest sequence, tokens", least=1)
     vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included", least=1)
     n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0)
     mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
-    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd", least=0)
+    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd", least=1)
     attention: Literal["mha", "mla"] = opt(
-        "mha",
-        "multi-head attention, or DeepSeek-V2's latent attention, whose cache holds a latent vector and a "
-        "rotary key per token",
+        "mha", "multi-head attention, or DeepSeek-V2's latent attention with a small cache"
     )
-    kv_rank: int | None = opt(
-        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", least=0
-    )
-    q_rank: int | None = opt(None, "mla: width that queries are compressed to; none = not compressed", least=0)
-    rope_head_width: int | None = opt(
-        None,
-        "mla: rotated width that each head's query and the one shared key have beside; none = half a head",
-        least=0,
-    )
-    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", least=0)
-    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", least=0)
+    kv_rank: int | None = opt(None, "mla: width of the latent of keys and values; none = 4 heads' width", least=1)
+    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", least=1)
+    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", least=1)
     pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", least=0)
-    rope_factor: float = opt(1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling")
-    rope_low: float = opt(
-        1.0, "Llama 3.1: waves that turn at most this often within rope_block are slowed by rope_factor"
+    rope_scaling: tuple[float, float, float, float] | None = opt(
+        None, "Llama 3.1's longer context: factor, low and high frequency factor, original context in tokens"
     )
-    rope_high: float = opt(4.0, "Llama 3.1: waves that turn at least this often stay as they are")
-    rope_block: int = opt(8192, "Llama 3.1: context before it was lengthened, tokens")
     qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
     qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
     tied: bool = opt(True, "share the embedding with the output head")
     norm_eps: float = opt(1e-5, "epsilon of RMSNorm", least=0)
     causal: bool = opt(True, "attend to earlier tokens only")
-    checkpoint_blocks: bool = opt(
-        False, "recompute each block in the backward pass: less memory, about a third more compute"
-    )
-    checkpoint_keep_products: bool = opt(
-        False,
-        "of recomputed blocks, keep what matrix products and attention returned: memory and compute between the two",
+    recompute: Literal["nothing", "blocks", "elementwise"] = opt(
+        "nothing",
+        "in the backward pass: blocks = each block, less memory for about a third more compute; elementwise = all of a "
+        "block but matrix products and attention",
     )
     bf16_residual: bool = opt(False, "where products are bfloat16, the sum that blocks add to is too: half its memory")
     attention_products: bool = opt(
-        False,
-        "on a CPU in bfloat16, attention as matrix products, twice as fast as the fused kernel; keeps its weights for the backward pass",
+        False, "on a CPU in bfloat16, attention as matrix products: twice as fast as the fused kernel, more memory"
     )
 
     def __post_init__(self) -> None:
-        for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        super().__post_init__()
         if self.n_head % self.kv_heads or (self.head_width is None and self.n_embd % self.n_head):
             got = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
             raise ConfigError(f"{got}; n_head must divide n_embd, and n_kv_head n_head")
-        if self.head_dim % 2:
-            raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
-        if self.checkpoint_keep_products and not self.checkpoint_blocks:
-            raise ConfigError("checkpoint_keep_products recomputes nothing alone; set --model.checkpoint-blocks too")
-        if self.attention == "mla":
-            _check_latent_attention(self)
+        if self.head_dim % 2 or self.rope_width % 2:
+            raise ConfigError(f"head width {self.head_dim}; rotary positions need an even one, mla one that 4 divides")
+        if self.attention == "mla" and (
+            self.kv_heads != self.n_head or self.qk_norm or self.qkv_bias or self.pos != "rope"
+        ):
+            got = ", ".join(f"{k} {getattr(self, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
+            raise ConfigError(f"attention mla with {got}; leave these at their defaults")
         if (self.rows or self.n_ids) < self.n_ids:
             raise ConfigError(f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}")
-        if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
-            got = ", ".join(f"{k} {getattr(self, k)}" for k in ("rope_factor", "rope_low", "rope_high", "rope_block"))
-            raise ConfigError(f"{got}; required are rope_factor >= 1, rope_block >= 1 and 0 < rope_low < rope_high")
+        factor, low, high, block = self.rope_scaling or (1, 1, 2, 1)
+        if not (factor >= 1 and 0 < low < high and block >= 1):
+            raise ConfigError(
+                f"rope_scaling {self.rope_scaling}; required are factor >= 1, 0 < low < high, context >= 1"
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -130,7 +111,7 @@ class GPTConfig:
     @property
     def rope_width(self) -> int:
         """Columns of a query and a key that positions rotate."""
-        return (self.rope_head_width or self.head_dim // 2) if self.attention == "mla" else self.head_dim
+        return self.head_dim // 2 if self.attention == "mla" else self.head_dim
 
     @property
     def cache_width(self) -> int:
@@ -149,9 +130,11 @@ class GPTConfig:
     @property
     def block_matmul_params(self) -> int:
         """Weights of one block that take part in a matrix product."""
-        mha = self.n_embd * 2 * (self.n_head + self.kv_heads) * self.head_dim
-        attention = _latent_attention_params(self) if self.attention == "mla" else mha
-        return attention + (3 if self.mlp == "swiglu" else 2) * self.n_embd * self.hidden_width
+        D, H, E = self.n_embd, self.n_head, self.head_dim
+        attention = 2 * D * (H + self.kv_heads) * E
+        if self.attention == "mla":  # query, compress, expand, out
+            attention = D * H * (E + self.rope_width) + D * self.cache_width + self.latent_width * H * 2 * E + H * E * D
+        return attention + (3 if self.mlp == "swiglu" else 2) * D * self.hidden_width
 
     @property
     def n_params(self) -> int:
@@ -159,7 +142,7 @@ class GPTConfig:
         embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
         embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
         gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
-        gains += self.depth * (self.latent_width + (self.q_rank or 0)) if self.attention == "mla" else 0
+        gains += self.depth * self.latent_width if self.attention == "mla" else 0
         biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
@@ -170,20 +153,3 @@ class GPTConfig:
         matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
         widths = 2 * self.head_dim + (self.rope_width if self.attention == "mla" else 0)
         return 6 * matmul + 6 * self.depth * self.n_head * widths * length
-
-
-def _check_latent_attention(cfg: GPTConfig) -> None:
-    """ConfigError for options that latent attention does not have."""
-    if cfg.kv_heads != cfg.n_head or cfg.qk_norm or cfg.qkv_bias or cfg.pos != "rope":
-        got = ", ".join(f"{k} {getattr(cfg, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
-        raise ConfigError(f"attention mla with {got}; leave these at their defaults")
-    if cfg.rope_width % 2 or min(cfg.latent_width, cfg.rope_width, cfg.q_rank or 1) < 1:
-        got = f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}"
-        raise ConfigError(f"{got}; required at least 1 each, the last one even; set --model.rope-head-width")
-
-
-def _latent_attention_params(cfg: GPTConfig) -> int:
-    """Weights of one block's attention."""
-    D, H, E, R, C = cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.rope_width, cfg.latent_width
-    query = cfg.q_rank * (D + H * (E + R)) if cfg.q_rank else D * H * (E + R)
-    return query + D * (C + R) + C * H * 2 * E + H * E * D

@@ -32,16 +32,7 @@ from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.latent_attention import LatentAttention
 from codechat.models.layers import RMSNorm, residual, rms_norm, rope_table, rotate, squared_relu
 
-aten = torch.ops.aten
-KEPT = {
-    aten.mm,
-    aten.addmm,
-    aten.bmm,
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-}
+KEPT = {"mm", "addmm", "bmm", "flex_attention"}  # and every kernel of scaled_dot_product_attention
 
 
 class Attention(nn.Module):
@@ -96,17 +87,18 @@ class MLP(nn.Module):
 
 def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Of selective checkpointing: what costs most to compute again is kept."""
-    kept = getattr(operator, "overloadpacket", operator) in KEPT or str(operator) == "flex_attention"
+    name = str(operator).removeprefix("aten.").partition(".")[0]
+    kept = name in KEPT or name.startswith("_scaled_dot_product_")
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). With checkpoint_keep_products only what is cheap is computed again
-    in the backward pass, within the block's own graph where it is compiled."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). With recompute elementwise only what is cheap is computed again in
+    the backward pass, within the block's own graph where it is compiled."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
-        self.selective = cfg.checkpoint_keep_products
+        self.selective = cfg.recompute == "elementwise"
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
@@ -199,9 +191,9 @@ class GPT(nn.Module):
             x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)
         x = residual(self.cfg, x)
         rope = rope_table(self.cfg, T, positions, x.device, x.dtype) if self.cfg.pos == "rope" else None
-        whole_blocks = self.cfg.checkpoint_blocks and not self.cfg.checkpoint_keep_products
+        whole_blocks = self.cfg.recompute == "blocks" and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            if whole_blocks and self.training and torch.is_grad_enabled():
+            if whole_blocks:
                 x = checkpoint(block, x, rope, mask, use_reentrant=False)
             else:
                 x = block(x, rope, mask, None if cache is None else (cache, layer))

@@ -64,12 +64,7 @@ UNSUPPORTED = {
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1.0),
 }
-ROPE_KEYS = {
-    "factor": "rope_factor",
-    "low_freq_factor": "rope_low",
-    "high_freq_factor": "rope_high",
-    "original_max_position_embeddings": "rope_block",
-}
+ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
 OUT_BIAS = "self_attn.o_proj.bias"
 
@@ -239,7 +234,8 @@ def read_model(
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
     """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp
     read."""
-    scaling = {"rope_type": "llama3", **{theirs: getattr(cfg, ours) for theirs, ours in ROPE_KEYS.items()}}
+    *factors, context = cfg.rope_scaling or (1.0,)
+    scaling = {"rope_type": "llama3", **dict(zip(ROPE_KEYS, (*factors, int(context))))}
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -254,7 +250,7 @@ def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: l
         "max_position_embeddings": cfg.block_size,
         "rms_norm_eps": cfg.norm_eps,
         "rope_theta": cfg.rope_theta,
-        "rope_scaling": None if cfg.rope_factor == 1 else scaling,
+        "rope_scaling": scaling if cfg.rope_scaling else None,
         "tie_word_embeddings": cfg.tied,
         "attention_bias": family.attention_bias,
         "attention_dropout": 0.0,
@@ -350,7 +346,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     theta = {"rope_theta": float(given.get("rope_theta", config.get("rope_theta", 10000.0)))}
     if given.get("rope_type", given.get("type", "default")) == "default":
         return theta
-    return theta | {ours: type(getattr(GPTConfig, ours))(given[theirs]) for theirs, ours in ROPE_KEYS.items()}
+    return theta | {"rope_scaling": tuple(float(given[key]) for key in ROPE_KEYS)}
 
 
 # ---------------------------------------------------------------- the original system's .pt files

@@ -4,7 +4,7 @@ low-rank latent per token.
     c = norm(W_c x)                     the latent of a token: width kv_rank, for all heads                         eq. 9
     k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and one rotated part that all heads share     eq. 10, 15, 17
     v_h = W_vh c                        a head's value                                                              eq. 11
-    q_h = [W_qh x ; rotate(W_qrh x)]    a head's query; of x compressed and normalised where q_rank is set           eq. 12-14, 16
+    q_h = [W_qh x ; rotate(W_qrh x)]    a head's query, not compressed                                              eq. 14, 16
 
 A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c and
 the rotated part: since q . W_kh c = (W_kh^T q) . c, queries are mapped to the latent's columns and the mixture of
@@ -31,9 +31,7 @@ class LatentAttention(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg, heads = cfg, cfg.n_head
-        self.q_compress = nn.Linear(cfg.n_embd, cfg.q_rank, bias=False) if cfg.q_rank else None
-        self.q_norm = RMSNorm(cfg.q_rank, cfg.norm_eps) if cfg.q_rank else None
-        self.query = nn.Linear(cfg.q_rank or cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
+        self.query = nn.Linear(cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
         self.compress = nn.Linear(cfg.n_embd, cfg.cache_width, bias=False)
         self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
         self.expand = nn.Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
@@ -48,8 +46,9 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         cfg, (B, T, _) = self.cfg, x.shape
         E, R, C, H = cfg.head_dim, cfg.rope_width, cfg.latent_width, cfg.n_head
-        queries = self.query(x if self.q_compress is None else self.q_norm(self.q_compress(x)))
-        q, q_rotated = queries.view(B, T, H, E + R).transpose(1, 2).split((E, R), dim=-1)  # (B, H, T, E), (B, H, T, R)
+        q, q_rotated = (
+            self.query(x).view(B, T, H, E + R).transpose(1, 2).split((E, R), dim=-1)
+        )  # (B, H, T, E), (B, H, T, R)
         latent, k_rotated = self.compress(x)[:, None].split((C, R), dim=-1)  # (B, 1, T, C), (B, 1, T, R)
         latent = self.kv_norm(latent)
         q_rotated, k_rotated = rotate(torch.cat((q_rotated, k_rotated), dim=1), *rope).split((H, 1), dim=1)

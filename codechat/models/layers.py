@@ -99,16 +99,17 @@ def rope_table(
 
 
 def rope_frequencies(cfg: GPTConfig, device: torch.device) -> Tensor:
-    """(E/2,) angles per token. With rope_factor > 1 those of Llama 3.1 (`apply_scaling` in
-    llama-models/models/llama3/model.py): a wave that turns n times within rope_block keeps its angle for n >=
-    rope_high, is slowed by the factor for n <= rope_low, and is mixed linearly between."""
+    """(E/2,) angles per token. With rope_scaling those of Llama 3.1 (`apply_scaling` in
+    llama-models/models/llama3/model.py): a wave that turns n times within the original context keeps its angle for n >=
+    high, is slowed by the factor for n <= low, and is mixed linearly between."""
     half = torch.arange(0, cfg.rope_width, 2, device=device, dtype=torch.float32)
     frequency = 1.0 / cfg.rope_theta ** (half / cfg.rope_width)
-    if cfg.rope_factor == 1:
+    if cfg.rope_scaling is None:
         return frequency
-    turns = cfg.rope_block * frequency / (2 * math.pi)
-    kept = ((turns - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)).clamp(0, 1)
-    return kept * frequency + (1 - kept) * frequency / cfg.rope_factor
+    factor, low, high, context = cfg.rope_scaling
+    turns = context * frequency / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequency + (1 - kept) * frequency / factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -114,10 +114,8 @@ class Session:
         self.pace = (self.start, time.perf_counter())
         evaluated = self.run.resumed and dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
-            done, self.stopping = (
-                self.step == self.max_steps,
-                any(dist.gather(self.interrupt.requested or bool(self.why))),
-            )
+            done = self.step == self.max_steps
+            self.stopping = any(dist.gather(self.interrupt.requested or bool(self.why)))
             if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
                 self.run.log_eval(self.step, self.evaluate(self.model, self.step))
                 self.pace = (self.step, time.perf_counter())

@@ -201,7 +201,7 @@ def test_training_is_measured_with_what_the_issue_asks_for(
     assert as_cuda.figures["2b"]["microbatches"] * 8 * 2048 == 65_536, "of the recipe"
     assert sum("transformers" in c["what"] for c in as_cuda.checks) == 3
     assert ways == [False, False, True], "the peer of 2b by block"
-    assert {"d12/bf16_residual", "d12/checkpoint_keep_products"} <= set(as_cuda.figures)
+    assert {"d12/bf16_residual", "d12/elementwise"} <= set(as_cuda.figures)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), gpu_steps.MissingFile("x")], ids=str)

@@ -112,7 +112,7 @@ DEEP, BIG = replace(TINY, depth=12), GPTConfig(**PRESETS["8b"])
         (Step(model=DEEP, batch=2, length=128, optimizer="muon"), [3, 4]),
         (Step(model=DEEP, batch=2, length=128, grad_accum=2, packed=True), [3, 4]),
         (Step(model=DEEP, batch=4, length=64, ranks=4, over=2, optimizer="muon", dtype="float32"), [3, 4]),
-        (Step(model=replace(DEEP, checkpoint_blocks=True), batch=4, length=128, ranks=2, over=2), [3, 4]),
+        (Step(model=replace(DEEP, recompute="blocks"), batch=4, length=128, ranks=2, over=2), [3, 4]),
         # the end of the backward pass holds most in a shallow model, its beginning in a deep one
         (Step(model=replace(BIG, depth=10), batch=2, length=512, ranks=8, over=8, optimizer="muon"), [3, 4, 10]),
     ],
@@ -154,7 +154,7 @@ if os.environ["RANK"] == "0":
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("over", "settings"),
-    [(2, {}), (2, {"optimizer": "adamw", "grad_accum": 2}), (1, {}), (2, {"model": {"checkpoint_blocks": True}})],
+    [(2, {}), (2, {"optimizer": "adamw", "grad_accum": 2}), (1, {}), (2, {"model": {"recompute": "blocks"}})],
     ids=["sharded", "adamw-accumulating", "replicated", "recomputing"],
 )
 def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
@@ -204,7 +204,7 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_packed_rows_no_mask()
     def held(**changed: object) -> int:
         return sum(measure(replace(step, **changed)).training.values())
 
-    assert held(model=replace(step.model, checkpoint_blocks=True)) < 0.5 * held()
+    assert held(model=replace(step.model, recompute="blocks")) < 0.5 * held()
     assert held(length=64) < held() < held(batch=5)
     assert held() <= held(packed=True) < 1.02 * held(), "no dense mask"
     assert held(grad_accum=4) == held(grad_accum=2) >= held()
@@ -243,7 +243,7 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
 
     def stand_in(step: Step) -> Peaks:
         calls[step] += 1
-        rows = step.batch * step.length / 2048 * LINEAR["batch_gib"] * (0.1 if step.model.checkpoint_blocks else 1)
+        rows = step.batch * step.length / 2048 * LINEAR["batch_gib"] * (0.1 if step.model.recompute == "blocks" else 1)
         return Peaks(
             {"weights": int(LINEAR["fixed_gib"] * GIB / step.over), "activations": int(rows * GIB)}, {"weights": 5}
         )
@@ -301,7 +301,7 @@ def test_the_share_of_the_peak_is_that_of_the_gpu() -> None:
 
 def test_both_phases_of_rl_are_planned() -> None:
     """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows fill what is left."""
-    model = GPTConfig(**PRESETS["2b"], checkpoint_blocks=True)
+    model = GPTConfig(**PRESETS["2b"], recompute="blocks")
     cfg = PlanConfig(loop="rl", model=model, gpus=1, gpu="h200-141gb", optimizer="adamw", device_batch_size=64, group_size=16,
                      prompt_tokens=512, max_new_tokens=512, rows=4, row_tokens=1024)  # fmt: skip
     found = planner.make(cfg)
@@ -354,13 +354,13 @@ def test_nothing_fits_is_said_and_the_knob_is_named(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setitem(LINEAR, "batch_gib", 30.0)
     found = planner.make(small)
-    assert found.largest_batch == 0 and "set --model.checkpoint-blocks (" in found.verdict
+    assert found.largest_batch == 0 and "set --model.recompute blocks (" in found.verdict
     monkeypatch.setitem(LINEAR, "batch_gib", 3000.0)
     found = planner.make(replace(small, device_batch_size=1))
     assert "no single setting" in found.verdict and len(found.knobs) == 2
     monkeypatch.setitem(LINEAR, "batch_gib", 5.0)
     found = planner.make(replace(small, shard=False, device_batch_size=1))
-    assert "set --shard (" in found.verdict or "--model.checkpoint-blocks" in found.verdict
+    assert "set --shard (" in found.verdict or "--model.recompute blocks" in found.verdict
 
 
 def test_a_replica_is_kept_where_it_fits_as_the_loops_decide() -> None:

@@ -20,8 +20,8 @@ import codechat
 from codechat import pretrain
 from codechat.core import config
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.processes import StopSignal
 from codechat.data import corpus
-from codechat.distributed import dist
 from codechat.launch import launcher, planner, recipes, runner
 from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, Stage, bound_stages
 from codechat.runs import paths, run
@@ -139,7 +139,8 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeyp
 def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its middle it is not finished; in its last step it is, and stays so."""
     with monkeypatch.context() as patch:
-        patch.setattr(dist, "any", lambda flag: True)
+        always = property(lambda signal: True, lambda signal, value: None)
+        patch.setattr(StopSignal, "requested", always, raising=False)
         with pytest.raises(RunError, match="first .*interrupted"):
             ran()
     assert set(json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())) == {"corpus"}

@@ -26,7 +26,7 @@ ARCHITECTURES = [
     dict(pos="learned", mlp="gelu"),
     dict(n_kv_head=2),
     dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False),
-    dict(attention="mla", kv_rank=16, rope_head_width=4),
+    dict(attention="mla", kv_rank=16),
 ]
 
 
@@ -303,7 +303,7 @@ def test_stream_yields_what_sample_returns() -> None:
 
 
 def test_sampling_leaves_gradients_and_the_mode_as_they_were() -> None:
-    model = random_model(checkpoint_blocks=True).train()
+    model = random_model(recompute="blocks").train()
     sample(model, [[1]], max_new_tokens=3)
     next(iter(stream(model, [1], max_new_tokens=3)))
     assert torch.is_grad_enabled()

@@ -25,8 +25,8 @@ OPTIONS = [
     dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
     dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
     dict(attention="mla"),
-    dict(attention="mla", kv_rank=6, q_rank=10, rope_head_width=2, head_width=12, mlp="swiglu", tied=False),
-    dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_factor=4.0, rope_block=16),
+    dict(attention="mla", kv_rank=6, head_width=12, mlp="swiglu", tied=False),
+    dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_scaling=(4.0, 1.0, 4.0, 16)),
 ]
 
 
@@ -75,7 +75,7 @@ def test_flops_against_a_count_by_hand() -> None:
 
 def test_impossible_shapes_raise() -> None:
     sizes = [dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95)]
-    for change in (*sizes, dict(rope_factor=0.5), dict(rope_low=4.0)):
+    for change in (*sizes, dict(rope_scaling=(0.5, 1.0, 4.0, 8192)), dict(rope_scaling=(2.0, 4.0, 4.0, 8192))):
         with pytest.raises(ConfigError):
             config(**change)
     with pytest.raises(ConfigError):
@@ -245,8 +245,8 @@ def cost(model: GPT, ids: torch.Tensor) -> tuple[int, int]:
 def test_recomputing_gives_the_same_gradients_for_less_memory(more: dict[str, Any]) -> None:
     more = more | dict(depth=4, block_size=128)
     plain, ids = random_model(**more), random_ids(2, 100)
-    blocks = GPT(config(checkpoint_blocks=True, **more))
-    keeping = GPT(config(checkpoint_blocks=True, checkpoint_keep_products=True, **more))
+    blocks = GPT(config(recompute="blocks", **more))
+    keeping = GPT(config(recompute="elementwise", **more))
     theirs = gradients(plain, plain.loss(ids, ids))
     for model in (blocks, keeping):
         model.load_state_dict(plain.state_dict())
@@ -259,7 +259,7 @@ def test_recomputing_gives_the_same_gradients_for_less_memory(more: dict[str, An
 @pytest.mark.slow
 def test_keeping_products_is_part_of_a_compiled_block() -> None:
     plain, ids = random_model(depth=2), random_ids(2, 10)
-    keeping = GPT(config(depth=2, checkpoint_blocks=True, checkpoint_keep_products=True))
+    keeping = GPT(config(depth=2, recompute="elementwise"))
     keeping.load_state_dict(plain.state_dict())
     torch._dynamo.reset()
     hardware.compile_blocks(keeping, backend="aot_eager", fullgraph=True)

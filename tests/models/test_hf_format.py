@@ -28,7 +28,7 @@ from codechat.text import chat, tokenizer
 pytestmark = pytest.mark.usefixtures("runs_root")
 
 SPEC = "gpt2:400"
-LLAMA3 = dict(rope_theta=500000.0, rope_factor=8.0, rope_block=32)
+LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
     "LlamaForCausalLM": [
@@ -281,23 +281,18 @@ def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path)
 # the dtype of a sum or how attention is computed, and the last need attention mla.
 ELSEWHERE = {
     "n_tags",
-    "checkpoint_blocks",
-    "checkpoint_keep_products",
+    "recompute",
     "bf16_residual",
     "attention_products",
     "kv_rank",
-    "q_rank",
-    "rope_head_width",
 }
-NEEDED = dict.fromkeys(("rope_low", "rope_high", "rope_block"), {"rope_factor": 2.0}) | {
-    "attention": {"qk_norm": False},
-    "checkpoint_keep_products": {"checkpoint_blocks": True},
-}
+NEEDED = {"attention": {"qk_norm": False}}
 
 
 def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
     """A field that is added to GPTConfig and forgotten here would be dropped in silence."""
     values = dict(mlp="swiglu", pos="learned", attention="mla", head_width=62, n_kv_head=1, mlp_width=100, rows=4200)
+    values |= dict(rope_scaling=(2.0, 1.0, 4.0, 8192), recompute="blocks")
     for field in (f.name for f in fields(GPTConfig)):
         base = GPTConfig(**PRESETS["nano"] | NEEDED.get(field, {}))
         value = getattr(base, field)
@@ -487,7 +482,7 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
 def test_llama3_frequencies_by_hand() -> None:
     """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a
     straight mix in block / wave."""
-    cfg = GPTConfig(n_embd=64, n_head=1, rope_factor=8.0, rope_low=1.0, rope_high=4.0, rope_block=1024)
+    cfg = GPTConfig(n_embd=64, n_head=1, rope_scaling=(8.0, 1.0, 4.0, 1024))
     expected, kinds = [], set()
     for i in range(32):
         f = 10000.0 ** (-2 * i / 64)

@@ -20,8 +20,8 @@ from codechat.runs import checkpoint
 
 OPTIONS = [
     dict(),
-    dict(kv_rank=6, q_rank=10, rope_head_width=2, head_width=12),
-    dict(rope_factor=4.0, rope_block=16, tied=False, mlp="swiglu"),
+    dict(kv_rank=6, head_width=12),
+    dict(rope_scaling=(4.0, 1.0, 4.0, 16), tied=False, mlp="swiglu"),
 ]
 
 
@@ -47,7 +47,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 @torch.no_grad()
 def test_the_equations_head_by_head() -> None:
     """Eq. 9-18 of the paper with a loop over heads and positions as complex numbers."""
-    model = random_model(kv_rank=6, q_rank=10, rope_head_width=4)
+    model = random_model(kv_rank=6)
     attn, x = model.blocks[0].attn, torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
     H, E, R, C = 4, 8, 4, 6
 
@@ -62,7 +62,7 @@ def test_the_equations_head_by_head() -> None:
 
     down = x[0] @ attn.compress.weight.T
     c, k_turned = norm(down[:, :C], attn.kv_norm.weight), rotated(down[:, C:])
-    query = (norm(x[0] @ attn.q_compress.weight.T, attn.q_norm.weight) @ attn.query.weight.T).view(7, H, E + R)
+    query = (x[0] @ attn.query.weight.T).view(7, H, E + R)
     kv = (c @ attn.expand.weight.T).view(7, H, 2 * E)
     heads = []
     for h in range(H):
@@ -88,9 +88,9 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
 
 
 def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
-    """depth x (kv_rank + rope_head_width) numbers per token, against 2 x depth x heads x head width of multi-head
+    """depth x (kv_rank + half a head) numbers per token, against 2 x depth x heads x head width of multi-head
     attention."""
-    cfg = shape(kv_rank=16, rope_head_width=4)
+    cfg = shape(kv_rank=16)
     cache = kv_cache.new_cache(cfg, 3, 10)
     tensors = [t for t in vars(cache).values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
     assert sum(t.numel() * t.element_size() for t in tensors) == 3 * 10 * cfg.depth * (16 + 4) * 4
@@ -103,13 +103,13 @@ def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
     shared = cache.share(torch.tensor([0, 0, 1]), room=5)
     assert shared.kv.numel() == 3 * 5 * cfg.depth * 20
     paper = GPTConfig(n_embd=5120, n_head=128, head_width=128)  # DeepSeek-V2's widths
-    mla = GPTConfig(n_embd=5120, n_head=128, head_width=128, attention="mla", q_rank=1536)
+    mla = GPTConfig(n_embd=5120, n_head=128, head_width=128, attention="mla")
     assert mla.cache_width == 512 + 64 and paper.cache_width / mla.cache_width == pytest.approx(56.9, abs=0.1)
 
 
 def test_impossible_shapes_raise() -> None:
     options = [dict(n_kv_head=2), dict(qk_norm=True), dict(qkv_bias=True), dict(pos="learned")]
-    for change in (*options, dict(rope_head_width=3), dict(kv_rank=-1), dict(head_width=6)):
+    for change in (*options, dict(kv_rank=-1), dict(head_width=6)):
         with pytest.raises(ConfigError):
             shape(**change)
 

@@ -89,7 +89,7 @@ def rl_step(model: GPT, optimizers: list[Any], seed: int) -> int:
 def test_twelve_blocks_are_one_graph_and_stay_it(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_attention, "DENSE", ())
     torch._dynamo.reset()
-    model = GPT(replace(SHAPE, checkpoint_blocks=loop == "recomputing"))
+    model = GPT(replace(SHAPE, recompute="blocks" if loop == "recomputing" else "nothing"))
     optimizers = optim.build(model, lr=1e-3, optimizer="muon")
     hardware.compile_blocks(model, backend="eager")
     counters.clear()
