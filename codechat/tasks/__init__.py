@@ -46,8 +46,7 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "micro": TaskEntry("micro", "MicroTask", "generated small Python functions, run against tests"),
     "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
     "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
-    "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits or tools"),
-    "swebench": TaskEntry("repair.swebench", "SweBenchTask", "SWE-bench rows in your checkouts; evaluation only"),
+    "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits"),
     "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
 }
 NAMES = tuple(TASKS)

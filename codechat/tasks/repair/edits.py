@@ -180,11 +180,6 @@ def is_protected(path: str) -> bool:
     return bool(tests) or is_setting(path)
 
 
-def tampers(changes: Sequence[Change]) -> list[str]:
-    """The protected files among the changes."""
-    return sorted({change.path for change in changes if is_protected(change.path)})
-
-
 def as_block(path: str, old: str, new: str) -> str:
     """A search/replace block, as `parse` reads it."""
     return f"{path}\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE"

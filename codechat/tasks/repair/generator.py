@@ -16,43 +16,22 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
-from codechat.tasks.base import Message, Problem, check_levels, check_split
+from codechat.tasks.base import Problem, check_levels, check_split
 from codechat.tasks.micro import PARTS as SHARES
-from codechat.tasks.repair.edits import as_block
 from codechat.tasks.repair.parts import PARTS, Part
-from codechat.text import chat
 
 LEVELS = (1, 2, 3)
-ACTIONS = ("edits", "tools")
-DOMAIN = "repairs"
 CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
 SEEN, UNSEEN = 1, 2  # tests of the broken module in its file, and hidden ones: of each kind
 HIDDEN = "hidden::"  # begins the ids of hidden tests
-FACADE, DONE = "summary", "Fixed."
+FACADE = "summary"
 SPARSE = ("sft", "train", "select", "test")
 PACKAGES = tuple("shop club town office farm lab studio garage hotel museum harbor school".split())
 VERBS = tuple("get make find compute show read take build".split())
 ERRORS = (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError)
 RAISED = frozenset(error.__name__ for error in ERRORS)
 FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n=======\nnew lines\n>>>>>>> REPLACE"
-TOOLS: dict[str, dict[str, Any]] = {
-    name: {
-        "name": name,
-        "description": about,
-        "parameters": {
-            "type": "object",
-            "properties": {argument: {"type": "string"} for argument in arguments},
-            "required": list(arguments),
-        },
-    }
-    for name, about, arguments in (
-        ("view", "Show a file", ("path",)),
-        ("edit", "Replace lines of a file", ("path", "search", "replace")),
-        ("run_tests", "Run all tests", ()),
-    )
-}
 
 
 class Module(NamedTuple):
@@ -76,33 +55,27 @@ class Test(NamedTuple):
     hidden: bool
 
 
-def problems(
-    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "edits", part: str = ""
-) -> list[Problem]:
-    """n different problems, the levels in turn. part: whose constants; none = those of the split. ConfigError for an unknown split, level or
-    kind of actions."""
+def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, part: str = "") -> list[Problem]:
+    """n different problems, the levels in turn. part: whose constants; none = those of the split."""
     check_split(split)
     check_levels(levels, LEVELS)
-    if actions not in ACTIONS:
-        raise ConfigError(f"actions {actions!r}; required: {' or '.join(ACTIONS)}")
     rng = random.Random(f"repair {part or split} {seed}")
-    made: dict[str, Problem] = {}
-    while len(made) < n:
-        problem = make(levels[len(made) % len(levels)], part or split, split, rng, actions)
+    problems: dict[str, Problem] = {}
+    while len(problems) < n:
+        problem = make(levels[len(problems) % len(levels)], part or split, split, rng)
         if problem:
-            made.setdefault(problem.id, problem)
-    return list(made.values())
+            problems.setdefault(problem.id, problem)
+    return list(problems.values())
 
 
-def make(level: int, part: str, split: str, rng: random.Random, actions: str) -> Problem | None:
+def make(level: int, part: str, split: str, rng: random.Random) -> Problem | None:
     """A problem; None where the calls that were drawn tell too little apart."""
-    first, *rest = chosen = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
-    package, stems = rng.choice(PACKAGES), _stems(rng, chosen)
+    first, *rest = parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
+    package, stems = rng.choice(PACKAGES), _stems(rng, parts)
     names, setting = _names(rng, first), rng.choice(_settings(first, part))
     broken = _module(first, stems[0], names, setting, rng)
     buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
-    wrong = _results(buggy, broken.calls)
-    right = {call: result for call, result in broken.calls.items() if result not in RAISED}
+    wrong, right = _results(buggy, broken.calls), _returned(broken.calls)
     failing = [call for call in right if wrong[call] != right[call]]
     passing = [call for call in right if wrong[call] == right[call]]
     if len(failing) < 1 + SEEN + UNSEEN or len(passing) < SEEN + UNSEEN:
@@ -113,7 +86,7 @@ def make(level: int, part: str, split: str, rng: random.Random, actions: str) ->
     tests = list(_tests(broken, failing, True, facade))
     tests += _tests(broken, rng.sample(passing, SEEN + UNSEEN), False, facade)
     for module in others:
-        good = [call for call, result in module.calls.items() if result not in RAISED]
+        good = list(_returned(module.calls))
         tests += _tests(module, rng.sample(good, min(len(good), SEEN + UNSEEN)), False, False)
     rng.shuffle(tests)
     files = _sources(package, [broken._replace(source=buggy), *others], facade)
@@ -130,8 +103,10 @@ def make(level: int, part: str, split: str, rng: random.Random, actions: str) ->
     what = "raises" if wrong[shown] in RAISED else "returns"
     issue = f"`{shown}` of {path} {what} {wrong[shown]}. It should return {right[shown]}."
     seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
-    messages = _messages(files, seen, issue, actions)
-    meta = {"level": level, "part": first.name, "actions": actions, "files": len(files)}
+    listed = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
+    request = f"Fix this repository. {issue}\nFails: {', '.join(seen)}\n\n{listed}\n\n{FORMAT}"
+    messages = [{"role": "user", "content": request}]
+    meta = {"level": level, "part": first.name, "files": len(files)}
     return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
 
 
@@ -149,10 +124,10 @@ def _settings(p: Part, part: str) -> list[dict[str, int]]:
 
 def _stems(rng: random.Random, parts: Sequence[Part]) -> list[str]:
     """File names without repetition."""
-    found: list[str] = []
+    stems: list[str] = []
     for p in parts:
-        found.append(rng.choice([m for m in p.modules if m not in found]))
-    return found
+        stems.append(rng.choice([name for name in p.files if name not in stems]))
+    return stems
 
 
 def _names(rng: random.Random, p: Part) -> dict[str, str]:
@@ -162,7 +137,7 @@ def _names(rng: random.Random, p: Part) -> dict[str, str]:
 
 def _module(p: Part, stem: str, names: Mapping[str, str], setting: Mapping[str, int], rng: random.Random) -> Module:
     source = p.source(names, setting)
-    drawn = (p.draw(rng, setting["k"], setting["m"]) for _ in range(CANDIDATES))
+    drawn = (p.draw(rng, setting) for _ in range(CANDIDATES))
     calls = dict.fromkeys(f"{names['f']}({', '.join(map(repr, arguments))})" for arguments in drawn)
     short = [call for call in calls if len(call) <= LONGEST]
     return Module(stem, p.name, names["f"], source, _results(source, short))
@@ -172,13 +147,18 @@ def _results(source: str, calls: Iterable[str]) -> dict[str, str]:
     """{call: its result, or the name of the error}."""
     scope: dict[str, Any] = {}
     exec(source, scope)  # our own source, with our own bug
-    found = {}
+    results = {}
     for call in calls:
         try:
-            found[call] = repr(eval(call, scope))
+            results[call] = repr(eval(call, scope))
         except ERRORS as error:
-            found[call] = type(error).__name__
-    return found
+            results[call] = type(error).__name__
+    return results
+
+
+def _returned(results: Mapping[str, str]) -> dict[str, str]:
+    """The results without those that are errors."""
+    return {call: result for call, result in results.items() if result not in RAISED}
 
 
 def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> Iterator[Test]:
@@ -222,27 +202,3 @@ def _write_tests(package: str, tests: Sequence[Test], files: dict[str, str]) -> 
         files[path] = f"from {package}.{home} import {imported}\n" + "".join(bodies)
         named |= {f"{path}::test_{i}": test for i, test in enumerate(mine, 1)}
     return named | {f"{HIDDEN}test_{i}": test for i, test in enumerate(hidden, 1)}
-
-
-def _messages(files: Mapping[str, str], failing: Sequence[str], issue: str, actions: str) -> list[Message]:
-    fails = f"{issue}\nFails: {', '.join(failing)}"
-    if actions == "tools":
-        listed = "\n".join(files)
-        return [
-            {"role": "system", "content": chat.tools_prompt(list(TOOLS.values()))},
-            {"role": "user", "content": f"Fix this repository. {fails}\nFiles:\n{listed}"},
-        ]
-    shown = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
-    return [{"role": "user", "content": f"Fix this repository. {fails}\n\n{shown}\n\n{FORMAT}"}]
-
-
-# ---------------------------------------------------------------- experts
-
-
-def gold_steps(problem: Problem) -> list[str]:
-    """The expert's messages: the block, or view, edit, run_tests and a last word."""
-    fix = problem.gold["fix"]
-    if problem.meta["actions"] == "edits":
-        return [as_block(fix["path"], fix["search"], fix["replace"])]
-    calls = [("view", {"path": fix["path"]}), ("edit", fix), ("run_tests", {})]
-    return [*(chat.format_call(name, arguments) for name, arguments in calls), DONE]

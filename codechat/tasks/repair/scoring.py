@@ -16,13 +16,12 @@ into the sandboxed process of the program, so what they patch, exit from or over
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from codechat.sandbox import Program
 from codechat.sandbox.programs import Verdict
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.repair import edits
-from codechat.tasks.repair.edits import Change, EditError
 
 TIERS = ("none", "tampers", "unapplied", "applied", "some_fixed", "regressed", "resolved")
 UNAPPLIED, APPLIED, REGRESSED = 0.05, 0.15, 0.5
@@ -72,23 +71,20 @@ def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Pro
     return Program(code=code, tests=tests, entry_points=(), timeout_s=timeout_s)
 
 
-def read(problem: Problem, text: str) -> tuple[dict[str, str] | None, Score]:
-    """(the edited files if tests decide, else None; the score without tests)."""
-    return after(problem.gold["files"], edits.parse(text))
-
-
-def after(files: Mapping[str, str], changes: Sequence[Change]) -> tuple[dict[str, str] | None, Score]:
+def edited(files: Mapping[str, str], text: str) -> tuple[dict[str, str] | None, Score]:
+    """(the files after the edits of an answer if tests decide, else None; the score without tests)."""
+    changes = edits.parse(text)
     if not changes:
         return None, unscored("none", "no edit can be read")
-    if touched := edits.tampers(changes):
+    if touched := sorted({change.path for change in changes if edits.is_protected(change.path)}):
         return None, unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}")
     try:
-        found = edits.applied(files, changes)
-    except EditError as error:
+        after = edits.applied(files, changes)
+    except edits.EditError as error:
         return None, unscored("unapplied", str(error))
-    if found == dict(files):
+    if after == dict(files):
         return None, unscored("unapplied", "nothing changes")
-    return found, unscored("applied", "")
+    return after, unscored("applied", "")
 
 
 def unscored(tier: str, reason: str) -> Score:

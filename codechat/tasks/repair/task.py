@@ -1,83 +1,96 @@
-"""The repair task on generated repositories. `swebench` has the real rows."""
+"""The repair task on generated repositories, and `codechat data repair`, which writes experts' repairs (domain "repairs")
+and problems. SFT never sees the constants of the training problems.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from codechat.core.errors import ConfigError
+from codechat.core.config import default
 from codechat.tasks.base import Message, Problem, Score, check_levels
 from codechat.tasks.coding.task import pool_of
-from codechat.tasks.preparation import GeneratedTask
-from codechat.tasks.repair import generator, scoring
-from codechat.tasks.repair.environment import RepairEnvironment
+from codechat.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated
+from codechat.tasks.repair import edits, generator, scoring
+
+DOMAIN = "repairs"
 
 
 class RepairTask(GeneratedTask):
-    """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated level is sampled more often.
-    actions: "edits" (one answer with search/replace blocks or a unified diff) or "tools" (episodes). max_turns: most answers of an episode.
-    timeout_s: wall seconds of each test. isolation: see `Pool`.
+    """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated
+    level is sampled more often. timeout_s: wall seconds of each test. isolation: see `Pool`.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
     name, tiers, max_reward = "repair", scoring.TIERS, 1.0
     gold_fields = ("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix")
-    meta_fields = ("level", "actions")
+    meta_fields = ("level",)
 
     def __init__(
         self,
         source: str | Path | None = None,
         levels: Sequence[int] = generator.LEVELS,
-        actions: str = "edits",
-        max_turns: int = 6,
         timeout_s: float = 3.0,
         isolation: str = "auto",
     ) -> None:
         check_levels(levels, generator.LEVELS)
-        if actions not in generator.ACTIONS:
-            raise ConfigError(f"actions {actions!r}; required: {' or '.join(generator.ACTIONS)}")
-        if max_turns < 1:
-            raise ConfigError(f"max_turns {max_turns}; it must be at least 1")
-        self.source, self.levels, self.actions = source, tuple(levels), actions
-        self.max_turns, self.timeout_s, self.isolation = max_turns, float(timeout_s), isolation
-        if actions == "tools":  # what has environments is played as episodes
-            self.environment = lambda: RepairEnvironment(self.timeout_s, self.isolation)
+        self.source, self.levels = source, tuple(levels)
+        self.timeout_s, self.isolation = float(timeout_s), isolation
 
     def generate(self, split: str, n: int, seed: int) -> list[Problem]:
-        return generator.problems(split, n, seed, self.levels, self.actions)
-
-    def keeps(self, problem: Problem) -> bool:
-        return super().keeps(problem) and problem.meta["actions"] == self.actions
+        return generator.problems(split, n, seed, self.levels)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
 
     def gold(self, problem: Problem) -> str:
-        """The expert's block, or the expert's calls in one answer."""
-        return "\n".join(generator.gold_steps(problem))
+        """The expert's search/replace block."""
+        fix = problem.gold["fix"]
+        return edits.as_block(fix["path"], fix["search"], fix["replace"])
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The score of one answer; with tools, of an episode of this one."""
         return next(self.scores([(problem, completion)]))
 
     def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
         """Scores in the order of the pairs, judged in parallel. Equal repositories run once."""
-        if self.actions == "tools":
-            yield from (self._played(problem, text) for problem, text in pairs)
-            return
-        read = [scoring.read(problem, text) for problem, text in pairs]
-        keys = [(p.id, repr(sorted(files.items()))) if files else None for (p, _), (files, _) in zip(pairs, read)]
+        read = [(problem, *scoring.edited(problem.gold["files"], text)) for problem, text in pairs]
+        keys = [(problem.id, repr(sorted(files.items()))) if files is not None else None for problem, files, _ in read]
         programs = {
             key: scoring.program(problem, files, self.timeout_s)
-            for (problem, _), (files, _), key in zip(pairs, read, keys)
-            if files and key
+            for (problem, files, _), key in zip(read, keys)
+            if files is not None
         }
         verdicts = dict(zip(programs, pool_of(self.isolation).map(programs.values()))) if programs else {}
-        for (problem, _), (_, score), key in zip(pairs, read, keys):
+        for (problem, _, score), key in zip(read, keys):
             yield scoring.of_verdict(problem, verdicts[key]) if key else score
 
-    def _played(self, problem: Problem, text: str) -> Score:
-        world = RepairEnvironment(self.timeout_s, self.isolation)
-        world.reset(problem)
-        world.step({"role": "assistant", "content": text})
-        return world.score()
+
+@dataclass(frozen=True, kw_only=True)
+class RepairConfig(GeneratedConfig):
+    """Small repositories with a bug -> repairs.SPLIT.jsonl (conversations), repair.SPLIT.jsonl (problems)."""
+
+    out: str = default("data/repair")
+    levels: tuple[int, ...] = default(generator.LEVELS)
+
+    def __post_init__(self) -> None:
+        check_levels(self.levels, generator.LEVELS)
+
+
+def prepare_repair(cfg: RepairConfig) -> dict[str, Any]:
+    """Write conversations and problems. Returns the manifest of the directory."""
+
+    def repairs(split: str, n: int) -> Iterator[dict[str, Any]]:
+        return dialogues(split, n, cfg.seed, cfg.levels)
+
+    return prepare_generated(cfg, RepairTask(levels=cfg.levels), DOMAIN, repairs)
+
+
+def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = generator.LEVELS) -> Iterator[dict[str, Any]]:
+    """n conversations of an expert. In "train" they use constants that no problem has."""
+    task = RepairTask(levels=levels)
+    for problem in generator.problems(split, n, seed, levels, part="sft" if split == "train" else ""):
+        messages = [*problem.messages, {"role": "assistant", "content": task.gold(problem)}]
+        meta = {"split": split, "asked": "code", "level": problem.meta["level"]}
+        yield {"id": f"{DOMAIN}-{problem.id}", "messages": messages, "domain": DOMAIN, "meta": meta}
