@@ -5,8 +5,8 @@
     Hermes     <tool_call> {...} </tool_call> in answers, <tool_response>, and schemas between <tools> and </tools>; so does Qwen
     Qwen       {text} in ChatML (<|im_start|>role), and Qwen3-Coder's <function=NAME> <parameter=NAME> in a <tool_call>
 
-Tools are listed by `chat.tools_prompt` after the row's own system text, as the server lists them. Every call is written by `chat.format_call`;
-several at once are one answer, and their results follow in the order of the calls. A message of our own form is unchanged.
+Tools are listed after the row's own system text, as the server lists them. Calls are written by `chat.format_call`; several at once are one answer,
+and their results follow in the order of the calls. An answer marked `weight: 0`, `train: false` or `loss: false` keeps "weight": 0: no loss.
 
 A row that breaks the format raises DataError with its place. A row that is well formed and cannot be taught gives a reason of `REASONS`.
 """
@@ -16,14 +16,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from codechat.core.errors import DataError
+from codechat.data.sources import without_nulls
 from codechat.text import chat
-from codechat.text.turns import Misplaced, Turn, messages_of_turns
 
 Row = Mapping[str, Any]
-Message = dict[str, str]
+Message = dict[str, Any]
 
 REASONS = (
     "no_turns",  # text that is not ChatML, or an empty list
@@ -43,6 +44,9 @@ ROLES = {
     "developer": "system",
 }
 CALL_ROLES = ("function_call", "tool_call")  # ShareGPT's turns that hold nothing but calls
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+MARKS = ("weight", "train", "loss")  # 0 or false: an answer that carries no loss
+REFUSED = ("reasoning_content", "reasoning", "thinking", "train_detail")  # of a message: they would be lost
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
@@ -55,10 +59,27 @@ class Unusable(Exception):
     """A row that cannot be taught; its text is one of `REASONS`."""
 
 
+@dataclass
+class Turn:
+    """A message while it is read. ids: one for each call, where the format has them. result_of: the id that a result answers."""
+
+    role: str
+    content: str
+    calls: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    result_of: str | None = None
+    weight: int = 1
+
+    def message(self) -> Message:
+        prose = [self.content] if self.content or not self.calls else []
+        weight = {} if self.weight or self.role != "assistant" else {"weight": 0}
+        return {"role": self.role, "content": "\n".join([*prose, *self.calls]), **weight}
+
+
 def holds_conversation(row: Row) -> bool:
     """True where a row has turns that `messages_of` reads."""
-    text = row.get("text")
-    return "messages" in row or "conversations" in row or (isinstance(text, str) and "<|im_start|>" in text)
+    listed = row.get("messages") is not None or row.get("conversations") is not None
+    return listed or (isinstance(text := row.get("text"), str) and "<|im_start|>" in text)
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
@@ -67,40 +88,51 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         raw = _raw_turns(row, where)
         tools = schemas(row.get("tools") or row.get("functions") or _tools_in_text(raw[0]))
         turns = [turn for each in raw for turn in _turns_of(each, where, tools)]
-        turns = _with_system(_joined(turns), row, tools)
+        if system := column_text(row, SYSTEM_COLUMNS, where):
+            if turns[0].role != "system":
+                turns.insert(0, Turn("system", system))
+            elif turns[0].content.strip() != system.strip():
+                raise DataError(f"{where} has a system column and another system message; leave one of them out")
+        turns = _with_tools(_in_order(_joined(turns)), tools, tools_style)
     except Unusable as reason:
         return str(reason)
-    try:
-        return messages_of_turns(turns, tools, tools_style)
-    except Misplaced as error:
-        return error.reason
-    except DataError:
-        return "unreadable_tools"
+    return [turn.message() for turn in turns]
+
+
+def column_text(row: Row, names: Sequence[str], where: str) -> str:
+    """The text of the first of these columns that has one. DataError for a value that is no text, and for two texts."""
+    given = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    if any(not isinstance(value, str) for value in given.values()) or len(set(given.values())) > 1:
+        shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
+        raise DataError(f"{where} has {shown}; required is one text; correct it, or leave a column out")
+    return next((value for value in given.values() if value.strip()), "")
 
 
 # ------------------------------------------------------------------ turns
 
 
 def _raw_turns(row: Row, where: str) -> list[Any]:
-    found = row.get("messages", row.get("conversations"))
-    if found is None:
-        found = [{"role": role, "content": text.strip("\n")} for role, text in _CHATML.findall(str(row.get("text")))]
-        if found and found[-1]["role"] == "assistant" and not found[-1]["content"].strip():
-            found.pop()  # the beginning of an answer that a prompt ends with
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise DataError(f"{where}: messages is a {type(found).__name__}; required is a list of {{role, content}}")
-    if not found:
+    turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
+    if turns is None:
+        turns = [{"role": role, "content": text.strip("\n")} for role, text in _CHATML.findall(str(row.get("text")))]
+        if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():
+            turns.pop()  # the beginning of an answer that a prompt ends with
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
+    if not turns:
         raise Unusable("no_turns")
-    return list(found)
+    return list(turns)
 
 
 def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
     """One turn, or one for each of several results."""
     if not isinstance(raw, Mapping) or not ({"role", "from"} & raw.keys()):
         raise DataError(f"{where}: a message is {str(raw)[:80]!r}; required is an object with role and content")
-    name, value = raw.get("role", raw.get("from")), raw.get("content", raw.get("value"))
+    name, value = raw.get("role") or raw.get("from"), raw.get("content", raw.get("value"))
+    if dropped := [key for key in REFUSED if raw.get(key)]:
+        raise DataError(f"{where}: a message has {dropped[0]}, which is not read; write it into content, or remove it")
     if name in CALL_ROLES:
-        yield Turn("assistant", "", _calls_in(str(value)))
+        yield Turn("assistant", "", _calls_in(str(value)), weight=_weight(raw, where))
         return
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
@@ -108,11 +140,20 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
     text = _text(value, role, raw, where)
     results = _RESULT.findall(text)
     if role == "assistant":
-        yield _answer(text, raw, tools)
+        yield _answer(text, raw, tools, _weight(raw, where))
     elif results and role in ("function", "user") and not _RESULT.sub("", text).strip():
         yield from (Turn("function", result) for result in results)
     else:
         yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
+
+
+def _weight(raw: Row, where: str) -> int:
+    """0 where a mark says that the answer carries no loss, else 1."""
+    marks = {name: raw[name] for name in MARKS if raw.get(name) is not None}
+    for name, value in marks.items():
+        if isinstance(value, str) or value not in (0, 1):
+            raise DataError(f"{where}: a message has {name} {value!r}; required is 0, 1, true or false")
+    return int(all(marks.values()))
 
 
 def _text(value: Any, role: str, raw: Row, where: str) -> str:
@@ -123,7 +164,7 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
             raise Unusable("not_text")
         return "".join(str(part.get("text", "")) for part in value)
     if role == "function" and isinstance(value, (Mapping, Sequence)):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None:
         if not (raw.get("tool_calls") or raw.get("function_call")):
             raise Unusable("empty_turn")
@@ -131,38 +172,42 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
     raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
 
 
-def _answer(text: str, raw: Row, tools: Sequence[Row]) -> Turn:
+def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
     """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
     given = raw.get("tool_calls") or []
     if not isinstance(given, Sequence):
         raise Unusable("unreadable_call")
-    given = list(given)
-    if raw.get("function_call"):  # OpenAI's first form, one call
-        given.append({"function": raw["function_call"]})
-    calls = [
-        _written(chat.read_call(call.get("function", call) if isinstance(call, Mapping) else call)) for call in given
-    ]
+    given = [*given, *([{"function": raw["function_call"]}] if raw.get("function_call") else [])]  # OpenAI's first form
+    calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     if "<tool_call>" in text:
-        if _CALL.sub("", text[text.index("<tool_call>") :]).strip():
+        text, tagged = text[: text.index("<tool_call>")], text[text.index("<tool_call>") :]
+        if _CALL.sub("", tagged).strip():
             raise Unusable("text_after_call")
-        for inner in _CALL.findall(text):
-            calls += (
-                [_xml_call(*_FUNCTION.fullmatch(inner).groups(), tools)]
-                if _FUNCTION.fullmatch(inner)
-                else _calls_in(inner)
-            )
-        text = text.partition("<tool_call>")[0]
-    return Turn("assistant", text.strip() if calls else text, calls, ids if len(ids) == len(calls) else [])
+        for inner in _CALL.findall(tagged):
+            xml = _FUNCTION.fullmatch(inner)
+            calls += [_xml_call(*xml.groups(), tools)] if xml else _calls_in(inner)
+    content = text.strip() if calls else text
+    return Turn("assistant", content, calls, ids if len(ids) == len(calls) else [], weight=weight)
 
 
 def _calls_in(text: str) -> list[str]:
     """Canonical calls of JSON (an object, a list, or one after the other) with or without <tool_call> around each."""
-    inner = _CALL.findall(text) or [text]
-    found = [call for part in inner for call in chat.parse_calls(f"{chat.CALL_TAG} {part}")]
-    if any(call.after for call in found):
+    calls = [call for part in _CALL.findall(text) or [text] for call in chat.parse_calls(f"{chat.CALL_TAG} {part}")]
+    if any(call.after for call in calls):
         raise Unusable("text_after_call")
-    return [_written(call) for call in found]
+    return [_written(call) for call in calls]
+
+
+def _call(function: Any, tools: Sequence[Row]) -> str:
+    """The canonical call of a field. A null argument that the tool does not have is padding, as in `sources.unpadded`."""
+    call = chat.read_call(function)
+    tool = next((tool for tool in tools if tool["name"] == call.name), None)
+    if tool and call.form in ("object", "parameters"):
+        known = tool["parameters"]["properties"]
+        kept = {k: without_nulls(v) for k, v in call.arguments.items() if v is not None or k in known}
+        call = call._replace(arguments=kept)
+    return _written(call)
 
 
 def _written(call: chat.Call) -> str:
@@ -176,8 +221,7 @@ def _written(call: chat.Call) -> str:
 
 def _xml_call(name: str, body: str, tools: Sequence[Row]) -> str:
     """Qwen3-Coder's call: each value is text, which the tool's schema says how to read."""
-    tool = next((t for t in tools if t["name"] == name.strip()), {})
-    properties = (tool.get("parameters") or {}).get("properties") or {}
+    properties = next((t["parameters"]["properties"] for t in tools if t["name"] == name.strip()), {})
     arguments = {key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in _PARAMETER.findall(body)}
     return _written(chat.Call(name.strip(), arguments, "object"))
 
@@ -196,68 +240,93 @@ def _typed(value: str, schema: Any) -> Any:
 
 def schemas(value: Any) -> list[dict[str, Any]]:
     """Tool schemas of a column or of the text between <tools> and </tools>, without {"type": "function", "function": ...} around them."""
-    items = _scanned(value) if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
+    items = scanned(value) if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
     return [_schema(item) for item in items if item is not None]
 
 
 def _tools_in_text(first: Any) -> str:
     """What stands between <tools> and </tools> in the system message."""
     text = first.get("content", first.get("value")) if isinstance(first, Mapping) else None
-    found = _TOOLS.search(text) if isinstance(text, str) else None
-    return found[1] if found else ""
+    listed = _TOOLS.search(text) if isinstance(text, str) else None
+    return listed[1] if listed else ""
 
 
-def _scanned(text: str) -> list[Any]:
+def scanned(text: str) -> list[Any]:
     """The JSON objects of a text: a list of them, one a line, or one after the other."""
-    found, decoder, at = [], json.JSONDecoder(strict=False), text.find("{")
+    items, decoder, at = [], json.JSONDecoder(strict=False), text.find("{")
     while at >= 0:
         try:
             item, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             raise Unusable("unreadable_tools") from None
-        found.append(item)
+        items.append(item)
         at = text.find("{", end)
-    return found
+    return items
 
 
 def _schema(item: Any) -> dict[str, Any]:
+    """A schema with name, description and an object of parameters, without null fields."""
     if isinstance(item, str):
-        (item,) = _scanned(item) or [None]
-    inner = item.get("function", item) if isinstance(item, Mapping) else None
+        (item,) = scanned(item) or [None]
+    inner = without_nulls(item.get("function") or item) if isinstance(item, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise Unusable("unreadable_tools")
     parameters = inner.get("parameters") or {}
     if isinstance(parameters, str):
-        (parameters,) = _scanned(parameters) or [{}]
+        parameters = without_nulls((scanned(parameters) or [{}])[0])
     whole = isinstance(parameters, Mapping) and isinstance(parameters.get("required") or [], (list, tuple))
     if not whole or not isinstance(parameters.get("properties") or {}, Mapping):
         raise Unusable("unreadable_tools")
     if not {"properties", "type"} & parameters.keys():
         parameters = {"properties": dict(parameters)}  # names and types without the object around them
-    described = {"name": inner["name"], "description": inner.get("description") or "", **inner}
-    return described | {"parameters": {"type": "object", "properties": {}} | dict(parameters)}
+    parameters = {"type": "object", "properties": {}} | dict(parameters)
+    return {"name": inner["name"], "description": "", **inner, "parameters": parameters}
 
 
-def _with_system(turns: list[Turn], row: Row, tools: list[dict[str, Any]]) -> list[Turn]:
-    """The turns, opened by the row's own system message without a list of tools, which is written anew."""
-    if turns[0].role != "system" and isinstance(row.get("system"), str) and row["system"].strip():
-        turns = [Turn("system", row["system"]), *turns]
-    if not tools or turns[0].role != "system":
+def _with_tools(turns: list[Turn], tools: list[dict[str, Any]], style: str) -> list[Turn]:
+    """The turns, opened by a system message that lists the tools after the row's own words."""
+    if not tools:
         return turns
-    own = turns[0].content
-    if listed := _TOOLS.search(own):
-        own = own.partition("# Tools")[0].strip() if "# Tools" in own[: listed.start()] else ""
-    return [Turn("system", own), *turns[1:]]
+    text = turns[0].content if turns[0].role == "system" else ""
+    if listed := _TOOLS.search(text):
+        text = text.partition("# Tools")[0].strip() if "# Tools" in text[: listed.start()] else ""
+    try:
+        offer = chat.tools_prompt(tools, style)
+    except DataError:
+        raise Unusable("unreadable_tools") from None
+    return [Turn("system", f"{text}\n{offer}" if text else offer), *turns[turns[0].role == "system" :]]
+
+
+# ------------------------------------------------------------------ the order of calls and results
 
 
 def _joined(turns: list[Turn]) -> list[Turn]:
     """Answer and calls that a format keeps in turns of their own as one turn."""
-    made: list[Turn] = []
+    joined: list[Turn] = []
     for turn in turns:
-        before = made[-1] if made else None
-        if before and before.role == turn.role == "assistant" and turn.calls and not turn.content and not before.ids:
+        before = joined[-1] if joined else None
+        both = before and before.role == turn.role == "assistant" and before.weight == turn.weight
+        if both and turn.calls and not turn.content and not before.ids:
             before.calls += turn.calls
             before.content = before.content.strip()
         else:
-            made.append(turn)
-    return made
+            joined.append(turn)
+    return joined
+
+
+def _in_order(turns: list[Turn]) -> list[Turn]:
+    """Results with an id stand in the order of their calls. Unusable where one is missing, or answers no call."""
+    ordered: list[Turn] = []
+    while (at := len(ordered)) < len(turns):
+        turn, end = turns[at], at + 1
+        while end < len(turns) and turns[end].role == "function":
+            end += 1
+        results = turns[at + 1 : end]
+        if turn.ids and any(result.result_of is not None for result in results):
+            if any(result.result_of not in turn.ids for result in results):
+                raise Unusable("result_without_call")
+            results.sort(key=lambda result: turn.ids.index(result.result_of))
+        if turn.ids and end < len(turns) and len(results) < len(turn.ids):
+            raise Unusable("call_without_result")
+        ordered += [turn, *results]
+    return ordered

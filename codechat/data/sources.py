@@ -1,8 +1,7 @@
-"""Where text and conversations come from: the interpreter's own Python files, local files, the hub.
+"""Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
-Every source yields plain values (`Document` or a dict row) and counts them in a `Ledger`. Rows that a selection rule removes (tests, duplicates,
-generated tables) are `skipped`; rows that should have been usable and were not are `lost`. Each reason for a loss has a largest share, above
-which `Ledger.check` stops the preparation: a reader that silently drops most of its input leaves only its easy part.
+Each source counts its rows in a `Ledger`: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row should have been usable.
+Above a share of losses `Ledger.check` stops, since a reader that drops most of its input leaves only the easy part.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from typing import Any, TypeVar
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 
 T = TypeVar("T")
+Row = dict[str, Any]
 LARGEST_LOSS = 0.05
 PROBE_S = 3.0
 OTHER_SOURCES = "use --source embedded, or --source PATH with a parquet or jsonl file in the same columns"
@@ -57,52 +57,51 @@ class Ledger:
     def keep(self) -> None:
         self.kept += 1
 
+    def skip(self, rule: str) -> None:
+        """A selection rule removed a row: a choice, not a loss."""
+        self.skipped[rule] += 1
+
+    def lose(self, reason: str, where: str = "") -> None:
+        """A row that should have been usable was not. KeyError for a reason without a share."""
+        if reason not in self.reasons:
+            raise KeyError(f"source {self.source} has no reason {reason!r}")
+        self.lost[reason] += 1
+        self.first.setdefault(reason, where)
+
     def counted(self, rows: Iterable[T]) -> Iterator[T]:
         """The rows, each one counted as kept."""
         for row in rows:
             self.kept += 1
             yield row
 
-    def usable(self, found: Iterable[T | str]) -> Iterator[T]:
-        """What is no string, counted as kept; a string is the reason of a loss."""
-        for item in found:
+    def usable(self, items: Iterable[T | str]) -> Iterator[T]:
+        """The items that are no strings, counted as kept; a string is the reason of a loss."""
+        for item in items:
             if isinstance(item, str):
                 self.lose(item)
             else:
-                self.keep()
+                self.kept += 1
                 yield item
-
-    def skip(self, rule: str) -> None:
-        """A selection rule removed a row: a choice, not a loss."""
-        self.skipped[rule] += 1
-
-    def lose(self, reason: str, where: str = "") -> None:
-        """A row that should have been usable was not. where: which one. KeyError for a reason that `reasons` does not have."""
-        if reason not in self.reasons:
-            raise KeyError(f"source {self.source} has no reason {reason!r}")
-        self.lost[reason] += 1
-        self.first.setdefault(reason, where)
 
     @property
     def total(self) -> int:
         return self.kept + sum(self.lost.values())
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        names = ("what", "reason", "rows", "share", "limit")
         lost = [("lost", r, n, n / max(self.total, 1), self.reasons[r]) for r, n in sorted(self.lost.items())]
         skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
+        names = ("source", "what", "reason", "rows", "share", "limit")
         rows = [("kept", "", self.kept, None, None), *lost, *skipped]
-        return [{"source": self.source} | dict(zip(names, row)) for row in rows]
+        return [dict(zip(names, (self.source, *row))) for row in rows]
 
     def check(self) -> None:
-        """Raises DataError when a reason took more than its share, or when nothing was kept."""
-        total = self.total
+        """DataError when a reason took more than its share, or when nothing was kept."""
         for reason, n in sorted(self.lost.items()):
-            if n > self.reasons[reason] * total:
+            if n > (limit := self.reasons[reason]) * self.total:
                 at = f" (the first: {self.first[reason]})" if self.first.get(reason) else ""
-                lost = f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}{at}"
-                raise DataError(f"{lost}; at most {self.reasons[reason]:.1%} is allowed; {self.remedy}")
+                lost = f"source {self.source} lost {n} of {self.total} rows ({n / self.total:.1%}) to {reason!r}{at}"
+                raise DataError(f"{lost}; at most {limit:.1%} is allowed; {self.remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
             raise DataError(
@@ -135,35 +134,30 @@ PYTHON_REASONS = {"not_utf8": LARGEST_LOSS, "unreadable": LARGEST_LOSS}
 def python_roots() -> list[tuple[str, Path]]:
     """(source name, directory) of the standard library and of every directory of installed packages."""
     paths = sysconfig.get_paths()
-    roots = [("stdlib", Path(paths["stdlib"]))]
     installed = [paths["purelib"], paths["platlib"], *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]
-    for directory in dict.fromkeys(os.path.realpath(p) for p in installed):
-        if os.path.isdir(directory):
-            roots.append(("packages", Path(directory)))
-    return roots
+    unique = dict.fromkeys(os.path.realpath(p) for p in installed)
+    return [("stdlib", Path(paths["stdlib"])), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
     """Documents of the interpreter's Python files, without tests and vendored copies. The order is that of the hashes of their relative paths, so
     any prefix is a fair sample of all packages."""
-    found: dict[str, tuple[str, Path]] = {}
+    files: dict[str, tuple[str, Path]] = {}
     for source, root in python_roots() if roots is None else roots:
         for relative in _python_files(root, ledger):
-            found.setdefault(relative, (source, root / relative))
-    for relative in sorted(found, key=lambda name: (digest(name), name)):
-        source, path = found[relative]
-        document = read_text_file(path, relative, source, ledger)
-        if document is not None:
+            files.setdefault(relative, (source, root / relative))
+    for relative in sorted(files, key=lambda name: (digest(name), name)):
+        source, path = files[relative]
+        if document := read_text_file(path, relative, source, ledger):
             yield document
 
 
 def _python_files(root: Path, ledger: Ledger) -> Iterator[str]:
     for directory, folders, names in os.walk(root):
-        relative = Path(directory).relative_to(root)
         folders[:] = sorted(f for f in folders if f not in PACKAGE_DIRS and f != "__pycache__")
         for name in names:
             if name.endswith(".py"):
-                path = (relative / name).as_posix()
+                path = (Path(directory).relative_to(root) / name).as_posix()
                 if rule := _path_rule(path):
                     ledger.skip(rule)
                 else:
@@ -207,16 +201,18 @@ def text_rule(text: str) -> str | None:
     return "mostly_data" if sum(map(str.isalpha, marks)) < 0.4 * len(marks) else None
 
 
-# ------------------------------------------------------------------ local files
+# ------------------------------------------------------------------ rows of local files
+
+ENDINGS = ".parquet, .csv, .json, .jsonl or .jsonl.gz"
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """Lines of a text file, plain or .gz. Raises MissingFile, DataError (not UTF-8, truncated or damaged archive)."""
+    """Lines of a text file, plain or .gz, without a byte order mark. MissingFile, DataError (not UTF-8, truncated or damaged archive)."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; check --source")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             yield from lines
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
@@ -224,59 +220,69 @@ def open_text(path: Path) -> Iterator[str]:
         raise DataError(f"{path} is a truncated, damaged or foreign archive ({error}); fetch it again") from None
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """(line number, object) of each non-blank line. DataError, with file and line, for another line or a file without rows."""
-    rows = 0
+    empty = True
     for number, line in enumerate(open_text(path), 1):
-        if not line.strip():
+        if not (line := line.lstrip("\ufeff")).strip():  # joined files have a byte order mark inside
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             bad = f"{path}:{number} is not JSON ({error}); required is one object per line"
             raise DataError(f"{bad}; a cut last line means an interrupted download: make the file again") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} holds a {type(row).__name__}; required is one JSON object per line")
-        rows += 1
+        empty = False
         yield number, row
-    if not rows:
+    if empty:
         raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
 
 
-ENDINGS = ".parquet, .csv, .json, .jsonl or .jsonl.gz"
+def row_format(path: Path) -> str | None:
+    """'parquet', 'csv', 'jsonl' or None, by the ending of the name."""
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return "jsonl"
+    return path.suffix[1:] if path.suffix in (".parquet", ".csv") else None
 
 
-def local_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of one file with one of `ENDINGS`, or of all such files of a directory by name. Raises MissingFile, DataError."""
+def local_rows(path: Path) -> Iterator[Row]:
+    """Rows of one file with one of `ENDINGS`, or of all files of rows in a directory by name. MissingFile, DataError."""
+    kind = row_format(path)
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if row_format(f))
         if not files:
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
-    elif row_format(path) == "jsonl":
+    elif kind == "jsonl":
         yield from (row for _, row in read_jsonl(path))
-    elif path.suffix == ".csv":
+    elif kind == "csv":
+        csv.field_size_limit(1 << 30)
         yield from csv.DictReader(open_text(path))
-    elif path.suffix == ".json":
-        yield from _json_list(path)
-    elif row_format(path) == "parquet":
+    elif kind == "parquet":
         yield from _parquet_rows(path)
+    elif path.suffix == ".json":
+        yield from _json_rows(path)
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
 
 
-def _json_list(path: Path) -> list[dict[str, Any]]:
+def _json_rows(path: Path) -> Iterable[Row]:
+    """A list of objects, or an object per line."""
+    text = "".join(open_text(path))
+    if not text.lstrip().startswith("["):
+        return (row for _, row in read_jsonl(path))
     try:
-        rows = json.loads("".join(open_text(path)))
+        rows = json.loads(text)
     except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); required is a list of objects, or name it .jsonl") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
+        raise DataError(f"{path} is not JSON ({error}); required is a list of objects; make the file again") from None
+    if not rows or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} holds no list of JSON objects; required is [{{...}}, ...]")
     return rows
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[Row]:
     """A batch in memory at a time."""
     import pyarrow
     import pyarrow.parquet
@@ -285,15 +291,30 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise MissingFile(f"{path} does not exist; check --source")
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
-            yield from batch.to_pylist()
+            yield from map(unpadded, batch.to_pylist(maps_as_pydicts="lossy"))
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 
+def unpadded(row: Row) -> Row:
+    """The row of an Arrow table as it was written: the objects of a column all have the same fields, so those that one lacks are null.
+    Null columns stay, so that every row has the same ones."""
+    return {name: without_nulls(value) for name, value in row.items()}
+
+
+def without_nulls(value: Any) -> Any:
+    """The value, where its objects at any depth have no null fields."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------------ any source, and its columns
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS, see `renamed`."""
     return renamed(hub_rows(source) if names_hub_set(source) else local_rows(Path(source)), columns, source)
 
@@ -306,34 +327,25 @@ def names_hub_set(source: str) -> bool:
 
 def check_columns(columns: Sequence[str]) -> dict[str, str]:
     """{ours: theirs} of words such as "question=query". ConfigError for another form."""
-    pairs = [word.partition("=") for word in columns]
-    if wrong := next((word for word, pair in zip(columns, pairs) if not (pair[0] and pair[2])), None):
-        raise ConfigError(f"--columns {wrong!r}; required OURS=THEIRS, such as question=query,answer=response")
-    return {ours: theirs for ours, _, theirs in pairs}
+    names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
+    if len(names) < len(columns):
+        raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
+    return names
 
 
-def renamed(rows: Iterable[dict[str, Any]], columns: Sequence[str], origin: str) -> Iterator[dict[str, Any]]:
+def renamed(rows: Iterable[Row], columns: Sequence[str], origin: str) -> Iterator[Row]:
     """The rows with their columns under our names. DataError for a row without one of them."""
     names = check_columns(columns)
     for number, row in enumerate(rows, 1):
         if missing := [theirs for theirs in names.values() if theirs not in row]:
             has = f"it has {', '.join(map(str, row))}"
             raise DataError(f"{origin}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
-        kept = {key: value for key, value in row.items() if key not in names.values()}
-        yield kept | {ours: row[theirs] for ours, theirs in names.items()}
+        rest = {key: value for key, value in row.items() if key not in names.values()}
+        yield rest | {ours: row[theirs] for ours, theirs in names.items()}
 
 
-def row_format(path: Path) -> str | None:
-    """'parquet', 'csv', 'jsonl' or None, by the ending of the name."""
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return "jsonl"
-    return path.suffix[1:] if path.suffix in (".parquet", ".csv") else None
-
-
-def require_columns(
-    rows: Iterable[dict[str, Any]], accepted: Iterable[tuple[str, ...]], origin: str
-) -> Iterator[dict[str, Any]]:
-    """The rows. DataError where the first one holds none of the accepted sets of columns."""
+def require_columns(rows: Iterable[Row], accepted: Iterable[tuple[str, ...]], origin: str) -> Iterator[Row]:
+    """The rows. DataError where the first one has none of the accepted sets of columns."""
     accepted = list(accepted)
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
@@ -347,9 +359,9 @@ def require_columns(
 # ------------------------------------------------------------------ the hub
 
 
-def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
     """Rows of a hub data set, streamed. files: parquet or json files to read from the repository (for data sets that only ship a loading script,
-    and for parts of one). Raises UserError within seconds without a network or the package `datasets`."""
+    and for parts of one). UserError within seconds without a network or the package `datasets`."""
     try:
         import datasets
     except ImportError:
@@ -357,14 +369,12 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
     probe_hub(name)
     from huggingface_hub.errors import HfHubHTTPError
 
+    what: Row = {"path": name}
+    if files:
+        kind = "json" if files.endswith((".json", ".jsonl")) else "parquet"
+        what = {"path": kind, "data_files": f"hf://datasets/{name}/{files}"} | ({"columns": columns} if columns else {})
     try:
-        if files is None:
-            yield from datasets.load_dataset(name, split="train", streaming=True)
-        else:
-            data_files = f"hf://datasets/{name}/{files}"
-            kind = "json" if files.endswith((".json", ".jsonl")) else "parquet"
-            chosen = {"columns": columns} if columns else {}
-            yield from datasets.load_dataset(kind, data_files=data_files, split="train", streaming=True, **chosen)
+        yield from map(unpadded, datasets.load_dataset(**what, split="train", streaming=True))
     except (OSError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
 
@@ -380,21 +390,22 @@ def probe_hub(
     because a name look-up obeys no socket timeout."""
     from huggingface_hub import constants
 
-    answer: list[str | None] = []
+    problems: list[str | None] = []
     url = endpoint or constants.ENDPOINT
-    thread = threading.Thread(target=lambda: answer.append(_reach(url, timeout_s)), daemon=True)
+    thread = threading.Thread(target=lambda: problems.append(_reach(url, timeout_s)), daemon=True)
     thread.start()
     thread.join(timeout_s + 1)
-    problem = answer[0] if answer else f"no answer within {timeout_s:.0f} s"
+    problem = problems[0] if problems else f"no answer within {timeout_s:.0f} s"
     if problem is not None:
         raise UserError(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")
 
 
 def _reach(url: str, timeout_s: float) -> str | None:
+    """Why an address does not answer; None where it answers, with any status."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
-        return None  # an answer of any status shows that the hub can be reached
+        return None
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
     return None

@@ -1,0 +1,211 @@
+"""Rows of files: equal in every format, whatever the format adds to them."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from codechat.core.errors import DataError
+from codechat.data import chat_formats, command, glaive, sources
+from codechat.tasks.custom import RowsTask
+from codechat.tasks.funcall import sources as problems
+
+Rows = list[dict[str, Any]]
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties)[:1]}
+    return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": schema}}
+
+
+PLACE = {"type": "object", "properties": {"street": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}}}
+TOOLS = [
+    tool("get_weather", city={"type": "string"}),
+    tool("convert", amount={"type": "number"}, currency={"type": "string", "enum": ["EUR", "NOK"]}),
+    tool("visit", place=PLACE, stops={"type": "array", "items": PLACE}),
+    tool("now"),
+]
+CALLS = [
+    ("get_weather", {"city": "Oslo"}),
+    ("convert", {"amount": 3.5, "currency": "NOK"}),
+    ("visit", {"place": {"street": "Main"}, "stops": [{"street": "Side", "tags": []}, {"tags": ["a"]}]}),
+    ("now", {}),
+]
+
+
+def answers(name: str, arguments: Any, i: int) -> Rows:
+    call = {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"Question {i}"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"c{i}", "content": "1"},
+        {"role": "assistant", "content": f"Done {i}."},
+    ]
+
+
+OPENAI = [
+    {"messages": answers(name, arguments, i), "tools": copy.deepcopy(TOOLS[: 1 + i])}
+    for i, (name, arguments) in enumerate(CALLS)
+]
+BFCL = [
+    {
+        "id": f"own_{i}",
+        "source": "own",
+        "question": [{"role": "user", "content": f"Question {i}"}],
+        "functions": [t["function"] for t in TOOLS[: 1 + i]],
+        "ground_truth": [{"name": name, "arguments": arguments}],
+    }
+    for i, (name, arguments) in enumerate(CALLS)
+]
+PROBLEMS = [
+    {"id": f"p{i}", "messages": [{"role": "user", "content": "Q"}], "gold": {"name": n, "arguments": a}, "split": "train"}
+    for i, (n, a) in enumerate(CALLS)
+] + [{"id": "p9", "messages": [{"role": "user", "content": "Q"}], "gold": None, "split": "train"}]
+OWN = [{"prompt": f"Q{i}", "gold": arguments} for i, (_, arguments) in enumerate(CALLS)]
+
+
+def jsonl(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet(path: Path, rows: Rows) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def written(out: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in out.glob("*.jsonl")}
+
+
+def prepared(source: Path) -> dict[str, str]:
+    out = source.with_suffix(".out")
+    command.main(["calls", "--source", str(source), "--out", str(out), "--probes", "0", "--tokenizer", "bytes"])
+    return written(out)
+
+
+def golds(source: Path) -> Rows:
+    return [{"gold": p.gold, "messages": p.messages} for p in problems.read(source)[0]]
+
+
+def own_task(source: Path) -> list[Any]:
+    class Own(RowsTask):
+        rewards = {len: 1.0}  # noqa: RUF012
+
+    return sorted(str(problem) for problem in Own(str(source))._problems)
+
+
+READERS: dict[str, tuple[Rows, Callable[[Path], Any]]] = {
+    "openai": (OPENAI, prepared),
+    "openai, first form": (
+        [row | {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "function_call": row["messages"][2]["tool_calls"][0]["function"]}]} for row in OPENAI],
+        prepared,
+    ),
+    "bfcl columns": (BFCL, prepared),
+    "bfcl columns as problems": (BFCL, golds),
+    "problems": (PROBLEMS, golds),
+    "rows of a task of one's own": (OWN, own_task),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", READERS)
+def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(tmp_path: Path, form: str) -> None:
+    rows, read = READERS[form]
+    expected = read(jsonl(tmp_path / "a.jsonl", rows))
+    assert expected and read(parquet(tmp_path / "b.jsonl", rows)) == expected
+    assert "null" not in json.dumps(expected.get("calls.train.jsonl")) if isinstance(expected, dict) else True
+
+
+def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(sources, "probe_hub", lambda name: None)
+    for rows in (OPENAI, BFCL, PROBLEMS):
+        stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
+        monkeypatch.setattr(datasets, "load_dataset", lambda path, stream=stream, **how: stream)
+        assert list(sources.rows_of("owner/name")) == list(sources.local_rows(parquet(tmp_path / "x", rows)))
+
+
+def test_a_schema_in_jsonl_may_be_padded_too() -> None:
+    """As `datasets` writes its padded objects to json."""
+    rows = pyarrow.Table.from_pylist(OPENAI).to_pylist()
+    assert "null" in json.dumps(rows)
+    for row, bare in zip(rows, OPENAI):
+        for style in ("compact", "json"):
+            assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(bare, "x", style)
+
+
+def test_a_null_that_a_row_says_in_words_stays() -> None:
+    call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
+    row = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
+    assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')  # fmt: skip
+
+
+NULL_SCHEMAS = [
+    (None, "f()"),
+    ({"type": "object", "properties": None, "required": None}, "f()"),
+    ({"properties": {"a": None, "b": {"type": "string", "enum": None, "description": None}}}, "f(b?: string)"),
+    ({"properties": {"a": {"type": "array", "items": None}}, "required": ["a"]}, "f(a: array)"),
+    ('{"type": "object", "properties": null}', "f()"),
+]
+
+
+@pytest.mark.parametrize(("schema", "line"), NULL_SCHEMAS)
+def test_nulls_in_a_schema_are_absent_fields(schema: Any, line: str) -> None:
+    row = {"messages": OPENAI[0]["messages"], "tools": [{"name": "f", "description": None, "parameters": schema}]}
+    assert chat_formats.messages_of(row, "x")[0]["content"].endswith(f"\n{line}")
+    assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
+    glaive_row = {"system": "SYSTEM: " + json.dumps(row["tools"][0]), "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
+    assert glaive.conversation(glaive_row)[0]["content"].endswith(f"\n{line}")
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"question": "why", "answer": "so, there"}, {"question": "é", "answer": "\u2028"}]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    mark = "\ufeff"
+    (tmp_path / "plain.jsonl").write_text(text)
+    (tmp_path / "mark.jsonl").write_text(mark + text)
+    (tmp_path / "joined.jsonl").write_text(mark + text.replace("\n", f"\n{mark}", 1) + "\n \n")
+    (tmp_path / "zipped.jsonl.gz").write_bytes(gzip.compress((mark + text).encode()))
+    (tmp_path / "list.json").write_text(mark + json.dumps(rows))
+    (tmp_path / "lines.json").write_text(mark + text)
+    (tmp_path / "a.csv").write_text(mark + "question,answer\n" + 'why,"so, there"\né,"\u2028"\n')
+    parquet(tmp_path / "a", rows)
+    for file in tmp_path.iterdir():
+        assert list(sources.local_rows(file)) == rows, file.name
+    (tmp_path / "list.json").unlink(), (tmp_path / "lines.json").unlink()
+    assert list(sources.local_rows(tmp_path)) == rows * 6
+
+
+DAMAGED = {
+    "cut.jsonl": b'{"a": 1}\n{"a": ',
+    "list.jsonl": b'{"a": 1}\n[1]\n',
+    "empty.jsonl": b"\n\xef\xbb\xbf\n",
+    "latin.jsonl": b'{"a": "\xe9"}\n',
+    "deep.jsonl": b"[" * 100_000,
+    "cut.jsonl.gz": gzip.compress(b'{"a": 1}\n' * 99)[:-9],
+    "not.jsonl.gz": b'{"a": 1}\n',
+    "not.parquet": b"PAR1 nothing",
+    "scalar.json": b"[1, 2]",
+    "cut.json": b'[{"a": 1}, ',
+    "rows.xml": b"<a/>",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line_with_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(DAMAGED[name])
+    with pytest.raises(DataError, match=name) as error:
+        list(sources.local_rows(tmp_path / name))
+    assert "\n" not in str(error.value)
