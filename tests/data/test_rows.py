@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": schema}}
 
 
-PLACE = {"type": "object", "properties": {"street": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}}}
+PLACE = {
+    "type": "object",
+    "properties": {"street": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
+}
 TOOLS = [
     tool("get_weather", city={"type": "string"}),
     tool("convert", amount={"type": "number"}, currency={"type": "string", "enum": ["EUR", "NOK"]}),
@@ -67,7 +70,12 @@ BFCL = [
     for i, (name, arguments) in enumerate(CALLS)
 ]
 PROBLEMS = [
-    {"id": f"p{i}", "messages": [{"role": "user", "content": "Q"}], "gold": {"name": n, "arguments": a}, "split": "train"}
+    {
+        "id": f"p{i}",
+        "messages": [{"role": "user", "content": "Q"}],
+        "gold": {"name": n, "arguments": a},
+        "split": "train",
+    }
     for i, (n, a) in enumerate(CALLS)
 ] + [{"id": "p9", "messages": [{"role": "user", "content": "Q"}], "gold": None, "split": "train"}]
 OWN = [{"prompt": f"Q{i}", "gold": arguments} for i, (_, arguments) in enumerate(CALLS)]
@@ -145,7 +153,10 @@ def test_a_schema_in_jsonl_may_be_padded_too() -> None:
 
 def test_a_null_that_a_row_says_in_words_stays() -> None:
     call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
-    row = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
+    row = {
+        "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        "tools": TOOLS,
+    }
     assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')  # fmt: skip
 
 
