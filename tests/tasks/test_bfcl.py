@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from noise import noise
-from raising import raising
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
@@ -20,12 +20,11 @@ from codechat.evaluation import evaluate
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, check_reference_solutions
-from codechat.tasks.bfcl import rules, sources
+from codechat.tasks.bfcl import rules
 from codechat.tasks.bfcl import task as bfcl
-from codechat.tasks.bfcl.cases import ROWS
 from codechat.tasks.bfcl.task import TIERS, BfclTask
 from codechat.text import chat, tokenizer
 
@@ -229,22 +228,18 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("name, text, tier", TABLE)
-def test_table_of_verdicts(name: str, text: str, tier: str) -> None:
-    score = TASK.score(PROBLEMS[name], text)
-    assert score.tier == tier and tier in TIERS
-    assert (score.reward, score.correct) == (float(tier == "full"), tier == "full")
-
-
-def test_every_embedded_problem_is_in_the_table_with_a_correct_and_a_wrong_answer() -> None:
+def test_table_of_verdicts() -> None:
+    """Every embedded problem has a correct and a wrong answer in the table."""
+    for name, text, tier in TABLE:
+        score = TASK.score(PROBLEMS[name], text)
+        assert (score.tier, score.reward, score.correct) == (tier, float(tier == "full"), tier == "full"), (name, text)
     for name in PROBLEMS:
-        verdicts = {tier == "full" for problem, _, tier in TABLE if problem == name}
-        assert verdicts == {True, False}, name
+        assert {tier == "full" for problem, _, tier in TABLE if problem == name} == {True, False}, name
     assert {tier for *_, tier in TABLE} == set(TIERS)
 
 
 def test_gold_answers_pass_in_both_written_forms() -> None:
-    assert check_reference_solutions(TASK, PROBLEMS.values()).require().n == len(ROWS) == 29
+    assert check_reference_solutions(TASK, PROBLEMS.values()).require().n == 29
     for problem in PROBLEMS.values():
         if problem.gold["expect"] == "calls":
             calls = chat.parse_calls(TASK.gold(problem))
@@ -255,17 +250,10 @@ def test_gold_answers_pass_in_both_written_forms() -> None:
 # ------------------------------------------------------------------ no way round
 
 
-def test_making_every_call_never_scores() -> None:
-    """Every gold call of the task at once is wrong for every request."""
-    golds = [TASK.gold(p) for p in PROBLEMS.values() if p.gold["expect"] == "calls"]
+def test_making_every_call_or_a_wrong_one_beside_the_right_one_never_scores() -> None:
+    golds = "".join(TASK.gold(p) for p in PROBLEMS.values() if p.gold["expect"] == "calls")
     for problem in PROBLEMS.values():
-        score = TASK.score(problem, "".join(golds))
-        assert not score.correct or problem.gold["expect"] == "any"
-    assert TASK.score(PROBLEMS["any_call"], "".join(golds)).tier == "wrong_name"
-
-
-def test_a_wrong_call_is_wrong_whatever_text_surrounds_it() -> None:
-    for problem in PROBLEMS.values():
+        assert not TASK.score(problem, golds).correct
         if problem.gold["expect"] == "calls":
             text = TASK.gold(problem)
             for more in (text, timer(99), TAG + "{", TAG + "[]", TAG):
@@ -274,43 +262,26 @@ def test_a_wrong_call_is_wrong_whatever_text_surrounds_it() -> None:
                 assert TASK.score(problem, fine + text).correct
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[set_timer(12)]",
-        "[set_timer(*[12])]",
-        "[set_timer(**{'minutes': 12})]",
-        "[set_timer(minutes=6*2)]",
-        "[set_timer(minutes=int('12'))]",
-        "[set_timer(minutes=12 if True else 0)]",
-        "[set_timer(minutes=[x for x in [12]])]",
-        "[set_timer(minutes=(12))()]",
-        "[[set_timer](minutes=12)]",
-        "[set_timer(minutes=12)]; x",
-        "[set_timer(minutes=12), 5]",
-        "[set_timer(minutes=12, minutes=12)]",
-        "I call [set_timer(minutes=12)]",
-        "set_timer(minutes=12) # done",
-        "lambda: set_timer(minutes=12)",
-        "[set_timer(minutes=f'{12}')]",
-        "[set_timer(minutes=12j)]",
-        "[set_timer(minutes=b'12')]",
-        "[set_timer(minutes=...)]",
-        "[set_timer(minutes={12})]",
-    ],
-)
-def test_python_that_is_more_than_calls_with_literals_is_no_answer(text: str) -> None:
-    assert TASK.score(PROBLEMS["float_for_int"], text).tier in ("no_call", "unreadable")
-
-
-def test_nothing_of_a_completion_is_executed(tmp_path: Path) -> None:
+def test_python_that_is_more_than_calls_with_literals_is_no_answer_and_is_not_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    for text in (
-        f"[open(file={str(mark)!r}, mode='w')]",
-        f"[set_timer(minutes=open({str(mark)!r}, 'w'))]",
-        f"__import__('pathlib').Path({str(mark)!r}).touch()",
-    ):
-        assert not TASK.score(PROBLEMS["float_for_int"], text).correct
+    values = [
+        "6*2",
+        "int('12')",
+        "12 if True else 0",
+        "[x for x in [12]]",
+        "(12))(",
+        "12, minutes=12",
+        "f'{12}'",
+        "12j",
+    ]
+    values += ["b'12'", "...", "{12}", f"open({str(mark)!r}, 'w')"]
+    others = ["[set_timer(12)]", "[set_timer(*[12])]", "[set_timer(**{'minutes': 12})]", "[[set_timer](minutes=12)]"]
+    others += ["[set_timer(minutes=12)]; x", "[set_timer(minutes=12), 5]", "I call [set_timer(minutes=12)]"]
+    others += ["set_timer(minutes=12) # done", "lambda: set_timer(minutes=12)", f"[open(file={str(mark)!r}, mode='w')]"]
+    for text in [f"[set_timer(minutes={value})]" for value in values] + others:
+        score = TASK.score(PROBLEMS["float_for_int"], text)
+        assert score.tier in ("no_call", "unreadable") or text.startswith("[open(file="), text
+        assert not score.correct
     assert not mark.exists()
 
 
@@ -333,16 +304,12 @@ def test_deep_and_giant_completions_neither_crash_nor_score() -> None:
                 assert not TASK.score(PROBLEMS[problem], text).correct
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "1" + "0" * 400])
-def test_nan_and_infinity_match_nothing(value: str) -> None:
-    for problem in ("float_for_int", "int_for_float", "list_of_floats"):
-        assert not TASK.score(PROBLEMS[problem], pay("DE-7", "@").replace('"@"', value)).correct
-    assert (
-        TASK.score(
-            PROBLEMS["int_for_float"], f"[bank.transfer(account='DE-7', amount={value if value[0] == '1' else 1})]"
-        ).tier
-        == "wrong_value"
-    )
+def test_nan_and_infinity_match_nothing() -> None:
+    for value in ("NaN", "Infinity", "1e999", "1" + "0" * 400):
+        for problem in ("float_for_int", "int_for_float", "list_of_floats"):
+            assert not TASK.score(PROBLEMS[problem], pay("DE-7", "@").replace('"@"', value)).correct
+    huge = f"[bank.transfer(account='DE-7', amount=1{'0' * 400})]"
+    assert TASK.score(PROBLEMS["int_for_float"], huge).tier == "wrong_value"
 
 
 def test_noise_never_raises_and_scores_nothing() -> None:
@@ -354,8 +321,6 @@ def test_noise_never_raises_and_scores_nothing() -> None:
 
 def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
     """Against every assignment, over random tables of who matches whom."""
-    from itertools import permutations
-
     rng = random.Random(1)
     tools = {"f": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
     for _ in range(300):
@@ -372,20 +337,12 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
 
 # ------------------------------------------------------------------ sources
 
+NUMBERS = {"base": {"type": "integer"}, "height": {"type": "integer"}}
+AREA = {"type": "dict", "required": ["base", "height"], "properties": NUMBERS | {"unit": {"type": "string"}}}
 QUESTION = {
     "id": "simple_python_0",
     "question": [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]],
-    "function": [
-        {
-            "name": "area",
-            "description": "d",
-            "parameters": {
-                "type": "dict",
-                "required": ["base", "height"],
-                "properties": {"base": {"type": "integer"}, "height": {"type": "integer"}, "unit": {"type": "string"}},
-            },
-        }
-    ],
+    "function": [{"name": "area", "description": "d", "parameters": AREA}],
 }
 ANSWER = {"id": "simple_python_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["units", ""]}}]}
 IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "function": QUESTION["function"]}
@@ -423,174 +380,120 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
 
 
 def test_the_leaderboards_rows_never_become_training_data() -> None:
-    assert (
-        public_rows.evaluation_set(QUESTION)
-        == public_rows.evaluation_set(IDLE)
-        == "the Berkeley Function Calling Leaderboard"
-    )
+    names = {public_rows.evaluation_set(QUESTION), public_rows.evaluation_set(IDLE)}
+    assert names == {"the Berkeley Function Calling Leaderboard"}
 
 
 def test_unusable_files_are_user_errors(leaderboard: Path, tmp_path: Path) -> None:
-    def rejected(error: type[UserError], *named: str, source: Path | str = leaderboard, **more: Any) -> None:
-        with raising(error, *named):
+    def rejected(error: type[UserError], source: Path | str = leaderboard, **more: Any) -> None:
+        with pytest.raises(error):
             BfclTask(source=str(source), **more)
 
-    rejected(MissingFile, "nowhere", source="nowhere")
-    rejected(DataError, "simple_java", source=leaderboard / "BFCL_v4_simple_java.json")
-    rejected(DataError, "bfcl", categories="parallel")
-    rejected(ConfigError, "simpel", "simple", categories="simpel")
+    rejected(MissingFile, "nowhere")
+    rejected(DataError, leaderboard / "BFCL_v4_simple_java.json")
+    rejected(DataError, categories="parallel")
+    rejected(ConfigError, categories="simpel")
     write(leaderboard / "BFCL_v3_simple.json", QUESTION)
-    rejected(DataError, "BFCL_v3_simple.json", "BFCL_v4_simple_python.json")
+    rejected(DataError)
     (leaderboard / "BFCL_v3_simple.json").unlink()
-    write(leaderboard / "possible_answer" / "BFCL_v4_simple_python.json", ANSWER | {"id": "simple_python_1"})
-    rejected(DataError, "simple_python_0", "BFCL_v4_simple_python.json")
-    (leaderboard / "possible_answer" / "BFCL_v4_simple_python.json").unlink()
-    rejected(MissingFile, "possible_answer")
-    rejected(DataError, "system", source=write(tmp_path / "other.jsonl", {"system": "", "chat": ""}))
-    with pytest.raises(ConfigError, match="split 'train'"):
+    answers = leaderboard / "possible_answer" / "BFCL_v4_simple_python.json"
+    write(answers, ANSWER | {"id": "simple_python_1"})
+    rejected(DataError)
+    answers.unlink()
+    rejected(MissingFile)
+    rejected(DataError, write(tmp_path / "other.jsonl", {"system": "", "chat": ""}))
+    with pytest.raises(ConfigError):
         TASK.problems("train")
 
 
-@pytest.mark.parametrize(
-    "truth",
-    [
+def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:
+    columns = {"question": QUESTION["question"], "functions": QUESTION["function"]}
+    good = {"id": "a", "category": "simple", "ground_truth": ANSWER["ground_truth"]} | columns
+    rows = [good | {"id": f"a{i}"} for i in range(30)]
+    for truth in (
         [{"area": {"base": [], "height": [5]}}],
         [{"area": {"height": [5]}}],
         [{"volume": {"base": [10], "height": [5]}}],
         [{"area": {"base": [10], "height": [5], "depth": [3]}}],
-        [],
         [{"area": {"base": 10, "height": [5]}}],
+        [],
         "[",
         [{}],
         None,
-    ],
-)
-def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path, truth: Any) -> None:
-    good = {
-        "id": "a",
-        "category": "simple",
-        "question": QUESTION["question"],
-        "functions": QUESTION["function"],
-        "ground_truth": ANSWER["ground_truth"],
-    }
-    rows = [good | {"id": f"a{i}"} for i in range(30)]
-    source = write(tmp_path / "rows.jsonl", *rows, good | {"ground_truth": truth})
-    assert BfclTask(source=str(source)).ledger.lost.total() == 1
-    with raising(DataError, 2, 4):
-        BfclTask(source=str(write(source, *rows[:2], *2 * [good | {"ground_truth": truth}])))
+    ):
+        bad = good | {"ground_truth": truth}
+        assert BfclTask(source=str(write(tmp_path / "rows.jsonl", *rows, bad))).ledger.lost.total() == 1
+        with pytest.raises(DataError, match="2 of 4"):
+            BfclTask(source=str(write(tmp_path / "rows.jsonl", *rows[:2], bad, bad)))
 
 
-def test_the_hubs_files_are_requested_by_name(leaderboard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_the_hubs_files_are_requested_by_name_and_no_network_is_a_user_error_at_once(
+    leaderboard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = []
 
-    def download(name: str, file: str, repo_type: str) -> str:
-        asked.append((name, file, repo_type))
-        return str(leaderboard / file.replace("BFCL_v3_simple", "BFCL_v4_simple_python").replace("_v3_", "_v4_"))
+    def download(name: str, repo_type: str, allow_patterns: list[str]) -> str:
+        requests.append((name, repo_type, set(allow_patterns)))
+        return str(leaderboard)
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(sources, "probe_hub", lambda name, remedy: None)
-    task = tasks.load("bfcl:source=hub,categories=[simple,live_irrelevance]")
-    assert check_reference_solutions(task, task.problems("test")).require().n == 2
-    assert {a[0] for a in asked} == {"gorilla-llm/Berkeley-Function-Calling-Leaderboard"} and {a[2] for a in asked} == {
-        "dataset"
-    }
-    assert [a[1] for a in asked] == [
-        "BFCL_v3_live_irrelevance.json",
-        "BFCL_v3_simple.json",
-        "possible_answer/BFCL_v3_simple.json",
-    ]
-
-
-def test_without_a_network_the_hub_is_a_user_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="embedded"):
         tasks.load("bfcl:source=hub")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(bfcl, "probe_hub", lambda name, remedy: None)
+    task = tasks.load("bfcl:source=hub,categories=[simple,live_irrelevance]")
+    assert check_reference_solutions(task, task.problems("test")).require().n == 2
+    names = {"BFCL_v3_live_irrelevance.json", "BFCL_v3_simple.json"}
+    names |= {f"possible_answer/{name}" for name in names}
+    assert requests == [("gorilla-llm/Berkeley-Function-Calling-Leaderboard", "dataset", names)]
 
 
-@pytest.mark.parametrize(
-    "words, size",
-    [("all", 11), ("live", 6), ("non_live", 5), ("simple+live", 7), ("[simple,parallel]", 2), (["multiple"], 1)],
-)
-def test_categories_are_named_alone_in_groups_or_together(words: Any, size: int) -> None:
-    assert len(bfcl.categories_of(words)) == size
+def test_categories_are_named_alone_in_groups_or_together() -> None:
+    sizes = {"all": 11, "live": 6, "non_live": 5, "simple+live": 7, "[simple,parallel]": 2, ("multiple",): 1}
+    assert {words: len(bfcl.categories_of(words)) for words in sizes} == sizes
 
 
 def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves(shared_data: Path) -> None:
     task = BfclTask(source=str(shared_data / "function_calling" / "bfcl_v4" / "all_single_turn.parquet"))
     problems = task.problems("test")
     assert check_reference_solutions(task, problems).require().n == len(problems) == 3487
-    assert dict(task.ledger.lost) == {sources.UNSOLVABLE: 4} and {p.meta["category"] for p in problems} == set(
-        sources.CATEGORIES
-    )
+    assert dict(task.ledger.lost) == {bfcl.UNSOLVABLE: 4}
+    assert {p.meta["category"] for p in problems} == set(bfcl.CATEGORIES)
 
 
 # ------------------------------------------------------------------ the command
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    monkeypatch.chdir(tmp_path)
+def model(home: Path) -> str:
+    """The name of a run with a new model."""
     tok = tokenizer.load("bytes")
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
-    with Run.create("new", {}, kind="sft") as made:
-        checkpoint.save(made.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-    return tmp_path
+    policy = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
+    with Run.create("new", {}, kind="sft") as run:
+        checkpoint.save(run.path, 0, model=policy, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
+    return "new"
 
 
-def test_the_command_gives_a_score_for_each_category(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "evaluate",
-        "--ckpt",
-        "new",
-        "--task",
-        "bfcl",
-        "--n",
-        "1",
-        "--ks",
-        "1",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "4",
-    ]
+def test_the_command_gives_a_score_for_each_category(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"evaluate --ckpt {model} --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
     assert cli.main(words) == 0
     shown, row = capsys.readouterr().out, Run.open("evaluate").evals().iloc[0]
     categories = {p.meta["category"] for p in PROBLEMS.values()}
-    assert (
-        all(f"  category {name}: pass@1 = " in shown for name in categories)
-        and f"mean over {len(categories)} of category" in shown
-    )
+    assert all(f"  category {name}: pass@1 = " in shown for name in categories)
+    assert f"mean over {len(categories)} of category" in shown
     assert sum(row[f"{name}/n"] for name in categories) == row["n_problems"] == 29
     assert row["mean_of_groups"] == pytest.approx(sum(row[f"{name}/pass@1"] for name in categories) / len(categories))
     examples = {e["problem"]: e for e in read_rows(Run.open("evaluate").path / "examples.jsonl")}
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
-    assert (
-        cli.main([*words, "--split", "select", "--run-name", "b"]) == 2 and "evaluation only" in capsys.readouterr().err
-    )
+    assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2
+    assert "evaluation only" in capsys.readouterr().err
 
 
-def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = Problem(
-        "long",
-        [{"role": "user", "content": "x" * 300}],
-        {"expect": "none", "answers": [], "tools": {}},
-        "test",
-        {"category": "irrelevance"},
-    )
-    loaded = loading.load_model("new", device="cpu")
-    result = evaluate.evaluate_task(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.tags,
-        TASK,
-        [PROBLEMS["no_tools"], long],
-        n=1,
-        temperature=0,
-        max_new_tokens=4,
-    )
+def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(model: str) -> None:
+    messages, gold = [{"role": "user", "content": "x" * 300}], {"expect": "none", "answers": [], "tools": {}}
+    long = Problem("long", messages, gold, "test", {"category": "irrelevance"})
+    loaded = loading.load_model(model, device="cpu")
+    policy, problems = (loaded.model, loaded.tokenizer, loaded.tags), [PROBLEMS["no_tools"], long]
+    result = evaluate.evaluate_task(*policy, TASK, problems, n=1, temperature=0, max_new_tokens=4)
     assert [p.c for p in result.problems] == [1, 0] and result.tier_counts == {"full": 1, "no_call": 1}
     assert "1 not begun" in result.outcomes() and TASK.score(long, "").correct

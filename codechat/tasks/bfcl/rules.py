@@ -31,18 +31,8 @@ from codechat.tasks.funcall.staircase import ABSENT
 # From worst to best.
 FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
 # The leaderboard's names of types, and JSON schema's.
-KINDS: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "object": dict,
-    "any": str,
-}
+KINDS: dict[str, type] = {"string": str, "any": str, "integer": int, "float": float, "number": float, "boolean": bool}
+KINDS |= {"array": list, "tuple": list, "dict": dict, "object": dict}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 Answer = Mapping[str, Any]
@@ -90,11 +80,10 @@ def fault_of_call(
     for key, value in arguments.items():
         if key not in properties or key not in ways_of:
             return "unexpected_argument"
-        fault = fault_of_value(value, ways_of[key], properties[key])
-        if fault:
+        if fault := fault_of_value(value, ways_of[key], properties[key]):
             return fault
-    left_out = (ways for key, ways in ways_of.items() if key not in arguments)
-    return "missing_argument" if any(ABSENT not in ways for ways in left_out) else None
+    omitted = [ways for key, ways in ways_of.items() if key not in arguments]
+    return "missing_argument" if any(ABSENT not in ways for ways in omitted) else None
 
 
 def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -> str | None:
@@ -146,17 +135,13 @@ def same(value: Any, expected: Any, spelled: Callable[[str], str] = standardised
     if isinstance(expected, str):
         return isinstance(value, str) and spelled(value) == spelled(expected)
     if isinstance(expected, list):
-        return (
-            isinstance(value, list)
-            and len(value) == len(expected)
-            and all(same(v, w, spelled) for v, w in zip(value, expected, strict=True))
-        )
+        if not isinstance(value, list) or len(value) != len(expected):
+            return False
+        return all(same(v, w, spelled) for v, w in zip(value, expected, strict=True))
     if isinstance(expected, Mapping):
-        return (
-            isinstance(value, Mapping)
-            and value.keys() == expected.keys()
-            and all(same(value[k], expected[k], spelled) for k in expected)
-        )
+        if not isinstance(value, Mapping) or value.keys() != expected.keys():
+            return False
+        return all(same(value[k], expected[k], spelled) for k in expected)
     return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 

@@ -3,9 +3,7 @@
 The Berkeley leaderboard prompts models without a format of their own for the second form. Arguments are literals given
 by name. A bare name is a variable's text; true, false and null are JSON's. Reading never raises and runs nothing: the
 text is only parsed.
-
-Left out: Python calls inside prose or a code fence, and arguments that are expressions (the leaderboard evaluates
-sums).
+Python calls inside prose or a code fence are not read, nor are arguments that are expressions.
 """
 
 from __future__ import annotations
@@ -79,12 +77,8 @@ def _value(node: ast.expr) -> Any:
         keys = [_value(key) if key else None for key in node.keys]
         if all(isinstance(key, str) for key in keys):
             return dict(zip(keys, map(_value, node.values), strict=True))
-    if (
-        isinstance(node, ast.UnaryOp)
-        and isinstance(node.op, ast.USub | ast.UAdd)
-        and isinstance(node.operand, ast.Constant)
-    ):
-        number = node.operand.value
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return -number if isinstance(node.op, ast.USub) else number
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+        number, sign = node.operand.value, {ast.USub: -1, ast.UAdd: 1}.get(type(node.op))
+        if type(number) in (int, float) and sign:
+            return sign * number
     raise _NoLiteral

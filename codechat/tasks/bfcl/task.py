@@ -1,53 +1,77 @@
 """The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when
 none is.
 
-    tasks.load("bfcl")                                    embedded hard cases, written by hand
-    tasks.load("bfcl:source=hub")                         the real problems; or --data-dir with the leaderboard's files
+    tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
+    tasks.load("bfcl:source=hub")                         the real problems, version 3; or --data-dir with the files
     tasks.load("bfcl:source=hub,categories=live")         all, live, non_live, or names such as simple+parallel
 
-A completion's calls are compared with the possible answers (`rules`); nothing is executed. The reward is 1 or 0, and
-the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable one, which the
-leaderboard would let pass. In live_relevance any readable call of an offered function is correct.
+    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
+    possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
+    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
 
-Evaluation only: every problem is in split "test". Left out: Java and JavaScript, multi-turn and agentic categories, and
-executing calls.
+A path is such a file or a directory of the leaderboard's files. A completion's calls are compared with the possible
+answers (`rules`); nothing is executed. The reward is 1 or 0, and the tier names the fault. Where no function fits, any
+attempted call is wrong, even an unreadable one, which the leaderboard would let pass. In live_relevance any readable
+call of an offered function is correct. A row that no call can satisfy is lost with that reason; the leaderboard has
+four, and every model fails them there. A score on the embedded cases is not a leaderboard score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
+from codechat.data.sources import LARGEST_LOSS, Ledger, local_rows, probe_hub, read_jsonl, require_columns
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
-from codechat.tasks.bfcl import rules, sources, syntax
-from codechat.tasks.bfcl.sources import CATEGORIES, LIVE, NON_LIVE
+from codechat.tasks.bfcl import rules, syntax
+from codechat.tasks.funcall.sources import conversation, decoded
 from codechat.tasks.funcall.staircase import ABSENT
 from codechat.text import chat
 
-TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *rules.FAULTS, "full")
+Row = dict[str, Any]
+NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
+LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance")
+CATEGORIES = (*NON_LIVE, *LIVE)
 GROUPS = {"all": CATEGORIES, "live": LIVE, "non_live": NON_LIVE}
+TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *rules.FAULTS, "full")
+HUB = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
+REMEDY = "give --data-dir with a directory of the leaderboard's files, or leave source=hub out for the embedded cases"
+ANSWERS = "possible_answer"
+COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
+UNSOLVABLE = "no call can satisfy it"
 NO_CALL = "I have no function for that."
+_FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
 class BfclTask:
     """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +.
     tools_style: how prompts list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
-    name = "bfcl"
-    tiers = TIERS
-    max_reward = 1.0
+    name, tiers, max_reward = "bfcl", TIERS, 1.0
     grouped_by = "category"
 
     def __init__(
         self, source: str = "embedded", categories: str | Sequence[str] = "all", tools_style: str = "compact"
     ) -> None:
-        self._rows, self.ledger = sources.read(str(source), categories_of(categories), tools_style)
+        chosen = categories_of(categories)
+        self.ledger = Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS))
+        self._problems = list(self.ledger.usable(self._read(str(source), chosen, tools_style)))
+        self.ledger.check()
+
+    def _read(self, source: str, categories: Collection[str], tools_style: str) -> Iterator[Problem | str]:
+        for row in rows_of(source, categories):
+            category = str(row["category"]).removesuffix("_python")  # version 4's name of the plain ones
+            if category in categories:
+                yield problem_of(row | {"category": category}, tools_style)
+            else:
+                self.ledger.skip("another category")
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. ConfigError for any split but test."""
         check_split(split, ("test",), "task bfcl, which is for evaluation only")
-        return shuffled(self._rows, limit, seed)
+        return shuffled(self._problems, limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -55,10 +79,8 @@ class BfclTask:
     def score(self, problem: Problem, completion: str) -> Score:
         calls = syntax.calls_of(completion)
         tier = tier_of(calls, problem.gold)
-        forms = [call.form for call in calls]
-        return Score(
-            float(tier == "full"), tier, {"calls": len(calls), "form": forms[0] if forms else None}, tier == "full"
-        )
+        parts = {"calls": len(calls), "form": calls[0].form if calls else None}
+        return Score(float(tier == "full"), tier, parts, tier == "full")
 
     def gold(self, problem: Problem) -> str:
         """The first acceptable value of every required argument."""
@@ -67,10 +89,8 @@ class BfclTask:
             return NO_CALL
         if gold["expect"] == "any":
             return chat.format_call(next(iter(gold["tools"])), {})
-        return "\n".join(
-            chat.format_call(answer["name"], _arguments(answer, gold["tools"][answer["name"]]))
-            for answer in gold["answers"]
-        )
+        calls = [(answer["name"], _arguments(answer, gold["tools"][answer["name"]])) for answer in gold["answers"]]
+        return "\n".join(chat.format_call(*call) for call in calls)
 
 
 def categories_of(words: str | Sequence[str]) -> tuple[str, ...]:
@@ -92,8 +112,7 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
         return "unreadable"
     if gold["expect"] == "any":
         return "full" if all(call.name in gold["tools"] for call in calls) else "wrong_name"
-    made = [(call.name, call.arguments) for call in calls]
-    return rules.fault_of_calls(made, gold["answers"], gold["tools"]) or "full"
+    return rules.fault_of_calls([(c.name, c.arguments) for c in calls], gold["answers"], gold["tools"]) or "full"
 
 
 def _arguments(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,3 +132,110 @@ def _written(value: Any, schema: Mapping[str, Any]) -> Any:
     if kind is list and rules.kind_of(schema.get("items")) is dict and isinstance(value, list):
         return [_written(item, schema["items"]) for item in value]
     return value
+
+
+# ------------------------------------------------------------------ rows
+
+
+def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
+    """Rows of the embedded cases, of the hub, or of a path."""
+    path = Path(__file__).with_name("cases.jsonl") if source == "embedded" else Path(source)
+    if source == "hub":
+        path = _download(categories)
+    if not path.exists():
+        raise MissingFile(f"{path} does not exist; required: a file or directory of problems, embedded, or hub")
+    files = [path]
+    if path.is_dir():
+        files = sorted(
+            file for file in path.iterdir() if (name := _FILE.fullmatch(file.name)) and name[1] in categories
+        )
+        names = [_FILE.sub(r"\1", file.name) for file in files]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise DataError(f"{path} holds {' and '.join(twice)} twice; required: files of one version of the data")
+    for file in files:
+        if _FILE.fullmatch(file.name):
+            yield from _joined(file, file.parent / ANSWERS / file.name)
+        else:
+            yield from require_columns(local_rows(file), COLUMNS, file.name)
+
+
+def _download(categories: Collection[str]) -> Path:
+    """The folder of the hub's files, as they are: `datasets` cannot read columns that differ from row to row."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError(f"the package huggingface_hub is not installed; it reads {HUB}; {REMEDY}") from None
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    probe_hub(HUB, remedy=REMEDY)
+    names = [f"{folder}BFCL_v3_{category}.json" for category in categories for folder in ("", f"{ANSWERS}/")]
+    try:
+        return Path(huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=names))
+    except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise UserError(f"{HUB} cannot be fetched ({str(error)[:200]}); {REMEDY}") from error
+
+
+def _joined(questions: Path, answers: Path) -> Iterator[Row]:
+    """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no answers."""
+    category = _FILE.sub(r"\1", questions.name)
+    if category not in CATEGORIES:
+        raise DataError(f"{questions.name} holds category {category}; required: one of {', '.join(CATEGORIES)}")
+    free = "relevance" in category
+    if not free and not answers.exists():
+        raise MissingFile(f"{answers} does not exist; {questions.name} needs it; copy the folder {ANSWERS} too")
+    truths = {} if free else {str(row.get("id")): row.get("ground_truth") for _, row in read_jsonl(answers)}
+    for number, row in read_jsonl(questions):
+        name = str(row.get("id"))
+        if not free and name not in truths:
+            raise DataError(
+                f"{questions}:{number}: {answers.name} has no answer for {name!r}; take files of one version"
+            )
+        columns = {"question": row.get("question"), "functions": row.get("function")}
+        yield {"id": name, "category": category, "ground_truth": truths.get(name, []), **columns}
+
+
+# ------------------------------------------------------------------ problems
+
+
+def problem_of(row: Row, tools_style: str) -> Problem | str:
+    """A problem, or the reason why the row is lost."""
+    category = row["category"]
+    try:
+        question, functions, truth = (decoded(row[key]) for key in ("question", "functions", "ground_truth"))
+        messages = conversation(question, functions, tools_style)
+        tools = {tool["name"]: _parameters(tool) for tool in functions}
+        answers = [_answer(call) for call in truth]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError):
+        return "bad_row"
+    expect = "any" if category.endswith("_relevance") else "none" if category.endswith("irrelevance") else "calls"
+    readable = all(m["role"] in chat.ROLES and isinstance(m["content"], str) for m in messages)
+    if not readable or (expect == "calls") != bool(answers):
+        return "bad_row"
+    if any(_unsolvable(answer, tools.get(answer["name"])) for answer in answers):
+        return UNSOLVABLE
+    gold = {"expect": expect, "answers": answers, "tools": tools}
+    return Problem(str(row["id"]), messages, gold, "test", {"category": category, "tools_present": True})
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = tool.get("parameters") or {}
+    return {"properties": dict(parameters.get("properties") or {}), "required": list(parameters.get("required") or ())}
+
+
+def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
+    """{"name", "arguments"} of {name: arguments}, or as it is. ValueError unless each argument lists its values."""
+    if call.keys() != {"name", "arguments"}:
+        ((name, arguments),) = call.items()
+        call = {"name": name, "arguments": arguments}
+    if not all(isinstance(ways, list) for ways in call["arguments"].values()):
+        raise ValueError(f"acceptable values of {call['name']} are no lists")
+    return dict(call)
+
+
+def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bool:
+    """True where the function is not on offer, a required argument has no answer, or an answer's argument is unknown to
+    the function or has no values."""
+    if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
+        return True
+    known = tool["properties"]
+    return any(not ways or (key not in known and ABSENT not in ways) for key, ways in answer["arguments"].items())
