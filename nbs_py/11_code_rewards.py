@@ -30,7 +30,7 @@
 # | attacks on the machine that are stopped | 12 of 12 |
 # | values of the reward on seven answers to one problem | binary 2, fractional 3, tiered 5 |
 #
-# **Runs/needs.** No run and no data. Linux on x86-64 that allows namespaces or Landlock; elsewhere the third
+# **Runs/needs.** No run and no data. Linux on x86-64 with Landlock; elsewhere the third
 # cell raises an error that names what is missing. The attacks on the naive executors are harmless: they run
 # in a subprocess in an empty folder and touch nothing else.
 #
@@ -207,18 +207,15 @@ by_heart = {name: pool.run(Program(code=code, tests=tests, entry_points=("add",)
 pd.Series(by_heart).to_frame("earns the reward in the sandbox")
 
 # %% [markdown]
-# ## The isolation layers of this machine
+# ## Attacks on the machine
 #
 # A program can also turn against the machine: read its files, open connections, stop its parent, fill the
-# memory. As in `codechat sandbox check`: which layers work here, each alone, and which attacks a program
-# tries behind all of them. (These run in the sandbox only.)
+# memory. As in `codechat sandbox check`: what a program tries behind Landlock, seccomp and resource limits.
+# (These run in the sandbox only.)
 
 # %%
-walls = layers.probe()
 stopped = layers.attempts(lambda code, tests: pool.run(Program(code=code, tests=tests, timeout_s=5.0)))
-table = [("layer", w.name, "holds" if w.holds else "absent", w.detail) for w in walls]
-table += [("a program tries to", t.name, "stopped" if t.holds else "ALLOWED", "") for t in stopped]
-pd.DataFrame(table, columns=["what", "which", "here", "detail"]).set_index("what")
+pd.DataFrame([(t.name, "stopped" if t.stopped else "ALLOWED") for t in stopped], columns=["a program tries to", "here"]).set_index("a program tries to")
 
 # %% [markdown]
 # ## What it costs
@@ -299,6 +296,6 @@ pool.close()
 assert len(attacks) == 21 and rewarded.loc[list(attacks), list(NAIVE)].any(axis=1).all()
 assert forged["sandbox"] == 0 and min(forged[list(NAIVE)]) == 8
 assert HONEST.all() and all(by_heart.values())
-assert len(stopped) == 12 and all(t.holds for t in stopped)
+assert len(stopped) == 12 and all(t.stopped for t in stopped)
 assert kinds.to_dict() == {"binary": 2, "fractional": 3, "tiered": 5}
 assert worth["tier"].to_list() == ["empty", "unparseable", "raises", "none_passed", "raises", "some_passed", "all_passed"]

@@ -23,7 +23,7 @@
 # has two lines. In a group of eight answers, 71 % of the positive advantage then goes to forging. The sandbox rewards
 # only the correct ones and gives a reason for each of the others.
 #
-# **Runs/needs.** Linux on x86-64 with namespaces or Landlock. Even with the defect on, programs run inside
+# **Runs/needs.** Linux on x86-64 with Landlock. Even with the defect on, programs run inside
 # the sandbox's isolation: they forge the verdict and cannot harm the machine.
 #
 # Previous: [23 museum quote parser](23_museum_quote_parser.ipynb) · Next: [25 museum trained on test](25_museum_trained_on_test.ipynb)

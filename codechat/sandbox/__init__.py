@@ -8,11 +8,12 @@ holds the tests and requests values from an isolated process that holds the prog
 
     Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process per program
 
-Isolation: user, mount, network, process, IPC and host name namespaces with their own file tree; Landlock; seccomp;
-resource limits. Without namespaces the rest remains, and programs cannot write any file. Without Landlock too, nothing
-runs, except programs that are explicitly trusted (isolation="none").
+Isolation: Landlock, seccomp and resource limits, also for an ordinary user and inside a container. A program reads the
+interpreter's library and writes no file. Without Landlock nothing runs, except programs that are explicitly trusted
+(isolation="none").
 
-Not covered: kernel bugs, side channels, tests that a wrong program satisfies, machines other than x86-64 Linux.
+Not covered: whether a path exists (stat), kernel bugs, side channels, tests that a wrong program satisfies, machines
+other than x86-64 Linux.
 `codechat sandbox check` shows the isolation of a machine.
 
 The names below are loaded lazily: judge and zygote need few of them, and every module in a zygote makes its forks

@@ -1,7 +1,6 @@
-"""`codechat sandbox check`: which isolation layers work on this machine, and whether they stop forbidden actions.
+"""`codechat sandbox check`: whether this machine isolates untrusted programs, and what a program tries in vain.
 
-    codechat sandbox check                        the isolation of untrusted programs on this machine
-    codechat sandbox check --sandbox landlock     the same without namespaces
+    codechat sandbox check
 
 Exit code 0 where untrusted programs can run and every forbidden action was stopped.
 """
@@ -9,14 +8,12 @@ Exit code 0 where untrusted programs can run and every forbidden action was stop
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from codechat.core import config
 from codechat.core.config import opt
-from codechat.sandbox import layers
-from codechat.sandbox.layers import Layer
+from codechat.sandbox import landlock, layers
 from codechat.sandbox.pool import Pool
 from codechat.sandbox.programs import Program
 
@@ -26,39 +23,22 @@ class SandboxConfig:
     """Settings of the check."""
 
     action: Literal["check"] = opt("check", "what to do", positional=True)
-    sandbox: Literal["auto", "full", "landlock", "none"] = opt(
-        "auto", "isolation of untrusted programs; none is for programs that you trust"
-    )
 
 
-def show(title: str, rows: Iterable[Layer], words: tuple[str, str]) -> bool:
-    """Print a table. True where all rows hold."""
-    rows = list(rows)
-    print(title)
-    for row in rows:
-        print(f"  {words[0] if row.holds else words[1]:<8}{row.name:<30}{row.detail}")
-    return all(row.holds for row in rows)
-
-
-def check(isolation: str) -> bool:
-    """Print layers and attempts. True where every attempt was stopped. SandboxUnavailable where no isolation is
-    possible."""
-    show("layers, each tried alone:", layers.probe(), ("holds", "absent"))
-    level = layers.choose(isolation)
-    print(f"\nuntrusted programs run behind: {level}\n")
-    if level == "none":
-        print("nothing keeps a program from this machine; run only what you trust")
-        return False
-    with Pool(1, isolation=isolation) as pool:
+def check() -> bool:
+    """Print each attempt. True where every one was stopped. SandboxUnavailable where no isolation is possible."""
+    with Pool(1) as pool:
+        print(f"untrusted programs run behind Landlock (version {landlock.abi()}), seccomp and resource limits\n")
         tried = layers.attempts(lambda code, tests: pool.run(Program(code=code, tests=tests, timeout_s=5.0)))
-    return show("what a program tries:", tried, ("stopped", "ALLOWED"))
+    for attempt in tried:
+        print(f"  {'stopped' if attempt.stopped else 'ALLOWED':<8}{attempt.name:<30}{attempt.reason}")
+    return all(attempt.stopped for attempt in tried)
 
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat sandbox check`; 0 where all attempts were stopped, else 1."""
-    words = sys.argv[1:] if argv is None else argv
-    cfg = config.parse(SandboxConfig, words, prog="codechat sandbox", epilog=__doc__)
-    return 0 if check(cfg.sandbox) else 1
+    config.parse(SandboxConfig, sys.argv[1:] if argv is None else argv, prog="codechat sandbox", epilog=__doc__)
+    return 0 if check() else 1
 
 
 if __name__ == "__main__":

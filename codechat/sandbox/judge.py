@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from codechat.sandbox import errand, kernel, scripts, wire
+from codechat.sandbox import kernel, scripts, wire
 from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most, listen
 from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
@@ -50,7 +50,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     except NurseryError as error:
         wire.send(control, json.dumps({"error": str(error)}).encode())
         return
-    wire.send(control, json.dumps(nursery.built | {"zygote": nursery.process.pid}).encode())
+    wire.send(control, json.dumps({"zygote": nursery.process.pid}).encode())
     gc.collect()
     gc.freeze()
     with contextlib.suppress(wire.WireError):
@@ -62,7 +62,7 @@ def serve(control: socket.socket, nursery: Nursery) -> None:
     while (job := json.loads(wire.receive(control, wire.TRUSTED))) is not None:
         former = nursery.process.pid
         try:
-            verdict = errand.judge(job, nursery, control) if job["style"] == "errand" else judge(job, nursery)
+            verdict = judge(job, nursery)
         except NurseryError as error:
             wire.send(control, json.dumps({"error": str(error)}).encode())
             return

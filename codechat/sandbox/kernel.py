@@ -10,22 +10,12 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-
-MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-MNT_DETACH = 2
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
-AT_RECURSIVE = 0x8000
-
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 M_ARENA_MAX = -8
 
 SYS = {
-    "mount": 165, "umount2": 166, "pivot_root": 155, "unshare": 272, "setns": 308, "seccomp": 317, "capset": 126,
-    "prctl": 157, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-    "landlock_restrict_self": 446, "prlimit64": 302, "close": 3, "chdir": 80,
+    "seccomp": 317, "capset": 126, "prctl": 157, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+    "landlock_restrict_self": 446, "prlimit64": 302, "close": 3,
 }  # fmt: skip
 NAMES = {number: name for name, number in SYS.items()}
 
@@ -79,20 +69,6 @@ def fork() -> int:
     if pid < 0:
         _fail("fork")
     return pid
-
-
-def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    call("mount", source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None)
-
-
-class MountAttributes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
-
-
-def add_mount_flags(target: str, flags: int) -> None:
-    """Set flags on a mount and all below it. Existing flags stay (some are locked)."""
-    attributes = MountAttributes(set=flags)
-    call("mount_setattr", -100, target.encode(), AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
 
 
 def prctl(option: int, value: int) -> None:

@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import os
 
-from codechat.sandbox import kernel
+from codechat.sandbox import kernel, library
 
 EXECUTE, WRITE, READ, READ_DIR = 1, 2, 4, 8
 ALL_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 FILE_ONLY = EXECUTE | WRITE | READ | 1 << 14 | 1 << 15
-MAKE_DEVICES = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11  # character, socket, fifo, block
+DEVICES = ("null", "zero", "random", "urandom")
 TCP, SCOPES = 3, 3
 ASK_VERSION, PATH_BENEATH = 1, 1
 
@@ -37,9 +37,8 @@ def abi() -> int:
         return 0
 
 
-def ruleset(reads: list[str], listings: list[str], writes: list[str], devices: list[str]) -> int:
-    """A descriptor of rules. Below `reads` files can be read, below `listings` directories can only be listed, below
-    `writes` everything except devices is allowed, and `devices` can be read and written. Missing paths are skipped.
+def ruleset() -> int:
+    """A descriptor of rules: read the interpreter's library, read and write four harmless devices, nothing else.
 
     OSError without Landlock."""
     version = abi()
@@ -47,12 +46,9 @@ def ruleset(reads: list[str], listings: list[str], writes: list[str], devices: l
     rules = _Ruleset(files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     fd = kernel.call("landlock_create_ruleset", rules, size, 0)
-    for paths, access in (
-        (reads, READ | READ_DIR),
-        (listings, READ_DIR),
-        (writes, files & ~EXECUTE & ~MAKE_DEVICES),
-        (devices, READ | WRITE),
-    ):
+    reads, listings = library.readable()
+    devices = [f"/dev/{name}" for name in DEVICES]
+    for paths, access in ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE)):
         for path in paths:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 _allow(fd, path, access & files)

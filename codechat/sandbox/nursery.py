@@ -48,7 +48,7 @@ def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words
 
 
 class Nursery:
-    """Starts a zygote of a level. built: its own report. NurseryError names the layer that failed."""
+    """Starts a zygote. NurseryError names the layer that failed."""
 
     def __init__(self, level: str) -> None:
         self.level = level
@@ -61,13 +61,13 @@ class Nursery:
         self.control.settimeout(ANSWER_S)
         self.asked, self.spare = False, None
         try:
-            self.built = json.loads(wire.receive(self.control, 4096))
+            built = json.loads(wire.receive(self.control, 4096))
         except OSError as error:
             self.close()
             raise NurseryError(f"the zygote did not start ({error})") from None
-        if "error" in self.built:
+        if "error" in built:
             self.close()
-            raise NurseryError(self.built["error"])
+            raise NurseryError(built["error"])
 
     def take(self) -> tuple[int, socket.socket]:
         """(pid, socket) of a process that waits for a program. The next one starts meanwhile."""
@@ -86,10 +86,10 @@ class Nursery:
             if self.asked:
                 self._collect()
             self.control.sendall(wire.END + pid.to_bytes(4, "big"))
-            clean = self.control.recv(1) == wire.CLEAN
+            ended = self.control.recv(1) == wire.ENDED
         except (OSError, NurseryError):
-            clean = False
-        if not clean:
+            ended = False
+        if not ended:
             self.close()
             self.start()
 

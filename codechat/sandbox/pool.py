@@ -21,7 +21,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -43,32 +43,30 @@ class Judge:
         self.control.settimeout(START_S)
         self.zygote = -1
         try:
-            self.built = json.loads(wire.receive(self.control, 4096))
+            built = json.loads(wire.receive(self.control, 4096))
         except OSError as error:
             self.kill()
             raise layers.SandboxUnavailable(
                 f"a judge did not start ({error}); `codechat sandbox check` says more"
             ) from None
-        if "error" in self.built:
+        if "error" in built:
             self.kill()
             raise layers.SandboxUnavailable(
-                f"isolation {level!r} is not possible here: {self.built['error']}; see `codechat sandbox check`"
+                f"programs cannot be isolated here: {built['error']}; see `codechat sandbox check`"
             )
-        self._watch(self.built["zygote"])
+        self._watch(built["zygote"])
 
     def _watch(self, pid: int) -> None:
         if self.zygote >= 0:
             os.close(self.zygote)
         self.zygote = os.pidfd_open(pid)
 
-    def ask(self, job: dict[str, Any], answer: Callable[[str, dict[str, Any]], Any] | None = None) -> dict[str, Any]:
-        """The verdict on a job. answer: answers calls of its program. TimeoutError where the judge hangs, WireError
-        where it has ended."""
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The verdict on a job. TimeoutError where the judge hangs, WireError where it has ended."""
         tests = len(job["tests"])
         self.control.settimeout(TOTAL * job["timeout_s"] + GRACE_S + 0.01 * tests)
         wire.send(self.control, json.dumps(job).encode())
-        while "call" in (verdict := json.loads(wire.receive(self.control, wire.TRUSTED))):
-            wire.send(self.control, json.dumps(answer(*verdict["call"])).encode())
+        verdict = json.loads(wire.receive(self.control, wire.TRUSTED))
         if "zygote" in verdict:
             self._watch(verdict["zygote"])
         return verdict
@@ -99,8 +97,8 @@ class Judge:
 
 
 class Pool:
-    """Judges on threads. isolation: "auto" (the best available), "full", "landlock", or "none" (trusted programs only).
-    SandboxUnavailable where the machine does not allow it."""
+    """Judges on threads. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine does
+    not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
         self.level = layers.choose(isolation)

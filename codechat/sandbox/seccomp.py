@@ -1,4 +1,4 @@
-"""A seccomp filter that allows a Python program only computation: memory, files, threads, time, pipes.
+"""A seccomp filter that allows a Python program only computation: memory, reading files, threads, time, pipes.
 
 The allow-list has two parts. The zygote filters itself and so all its programs; a program's process then gives up what
 only the zygote needs (a short filter costs each program less). A call that is not on the list fails with EPERM, so a
@@ -53,22 +53,13 @@ ALWAYS = {
     "pwritev2": 328, "statx": 332, "rseq": 334, "close_range": 436, "faccessat2": 439, "epoll_pwait2": 441,
 }  # fmt: skip
 
-# Changes of the file tree: only where the program has its own.
-IN_OWN_TREE = {
-    "truncate": 76, "ftruncate": 77, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87,
-    "symlink": 88, "chmod": 90, "fchmod": 91, "utime": 132, "utimes": 235, "mkdirat": 258, "unlinkat": 263,
-    "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268, "utimensat": 280, "fallocate": 285,
-    "renameat2": 316,
-}  # fmt: skip
-
 FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT = 72, 16, 53, 56, 435, 302
 KILL_NR, TGKILL = 62, 234
 
 # The zygote needs these too; each program's process gives them up.
 ZYGOTE_ONLY = {
     "fork": 57, "vfork": 58, "kill": KILL_NR, "tgkill": TGKILL, "clone": CLONE, "setsid": 112, "capset": 126,
-    "prctl": kernel.SYS["prctl"], "unshare": kernel.SYS["unshare"], "setns": kernel.SYS["setns"],
-    "seccomp": kernel.SYS["seccomp"], "landlock_restrict_self": kernel.SYS["landlock_restrict_self"],
+    "prctl": kernel.SYS["prctl"], "seccomp": kernel.SYS["seccomp"], "landlock_restrict_self": kernel.SYS["landlock_restrict_self"],
     "prlimit64": PRLIMIT,
 }  # fmt: skip
 
@@ -118,9 +109,9 @@ def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half:
     return _step(EQUAL, number, 0, len(body) // 8) + body
 
 
-def shared_program(own_tree: bool) -> bytes:
-    """The zygote's filter, which its programs inherit. own_tree: files may be changed."""
-    allowed = [*ALWAYS.values(), *ZYGOTE_ONLY.values(), *(IN_OWN_TREE.values() if own_tree else ())]
+def shared_program() -> bytes:
+    """The zygote's filter, which its programs inherit."""
+    allowed = [*ALWAYS.values(), *ZYGOTE_ONLY.values()]
     steps = START + _step(EQUAL, CLONE3, 0, 1) + _verdict(ERRNO, errno.ENOSYS)
     # The kernel reads only the low half of these; the C library may leave anything in the high half.
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)

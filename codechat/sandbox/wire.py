@@ -15,7 +15,7 @@ TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 # A judge's requests to its zygote, and the zygote's answer to END. Without a frame, to save time for every program.
 COMMAND = 5  # bytes: a letter and a process
 FORK, END = b"F\0\0\0\0", b"K"
-CLEAN, DIRTY = b"c", b"d"
+ENDED = b"e"
 
 
 class WireError(ConnectionError):

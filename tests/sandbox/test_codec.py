@@ -206,17 +206,16 @@ def run_filter(steps: bytes, number: int, args: tuple[int, ...] = (), arch: int 
         at += 1
 
 
-def both(number: int, *args: int, own_tree: bool = True) -> bool:
+def both(number: int, *args: int) -> bool:
     """Whether the two filters of a program's process that sees itself as 7 let a call through."""
-    programs = (seccomp.shared_program(own_tree), seccomp.own_program(7))
+    programs = (seccomp.shared_program(), seccomp.own_program(7))
     return all(run_filter(p, number, args) == seccomp.ALLOW for p in programs)
 
 
 def test_the_filter_allows_listed_calls_and_no_others() -> None:
     allowed = {n for n in range(1100) if both(n)}
     conditional = {seccomp.FCNTL_NR, seccomp.PRLIMIT}  # their first argument 0 is allowed
-    assert allowed == {*seccomp.ALWAYS.values(), *seccomp.IN_OWN_TREE.values()} | conditional
-    assert {n for n in range(1100) if both(n, own_tree=False)} == {*seccomp.ALWAYS.values()} | conditional
+    assert allowed == {*seccomp.ALWAYS.values()} | conditional
     assert len({*seccomp.ALWAYS.values()}) == len(seccomp.ALWAYS), "a number is listed twice"
 
 
@@ -230,7 +229,7 @@ def test_the_filter_looks_at_arguments() -> None:
     assert both(seccomp.PRLIMIT, 0) and not both(seccomp.PRLIMIT, 5)
     assert both(seccomp.IOCTL_NR, 3, 0x5401) and not both(seccomp.IOCTL_NR, 3, 0x5412), "TIOCSTI types into a terminal"
     assert both(seccomp.FCNTL_NR, 3, 1) and not both(seccomp.FCNTL_NR, 3, 8), "F_SETOWN"
-    shared = seccomp.shared_program(own_tree=True)
+    shared = seccomp.shared_program()
     assert run_filter(shared, seccomp.CLONE3) == seccomp.ERRNO | 38, "ENOSYS: the C library then asks clone"
     assert run_filter(shared, 0, arch=0x40000003) == seccomp.KILL, "32-bit calls have other numbers"
     assert run_filter(shared, 0x40000000) == seccomp.ERRNO | 1, "x32 calls"
