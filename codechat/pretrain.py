@@ -9,7 +9,7 @@ A run that was killed continues with --resume on the same curve, bitwise on a CP
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codechat.core.command import train_main
@@ -76,17 +76,14 @@ def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
     from codechat.data import corpus, prefetch
     from codechat.distributed import dist, hardware
-    from codechat.runs import checkpoint
     from codechat.runs.run import StopSignal
     from codechat.text import tokenizer
-    from codechat.training.opening import build_policy
+    from codechat.training.opening import build_policy, load_parent
     from codechat.training.session import Session
 
     manifest = corpus.read_manifest(cfg.data_dir)
-    tok = tokenizer.load(manifest["tokenizer"])
-    cfg = replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab))
     with dist.session(cfg) as world, StopSignal() as interrupt:
-        parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+        cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         loader = prefetch.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)

@@ -3,6 +3,7 @@ and a task without signal is rejected. Each loop's tests call these with setting
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,14 +16,82 @@ import torch
 from raising import raising
 from ranks import train_on_ranks
 
-from codechat.core import registry
+from codechat.core import config, registry
 from codechat.core.errors import RunError
+from codechat.data import corpus
+from codechat.models.config import GPTConfig
 from codechat.runs import checkpoint, metrics, run
 from codechat.tasks import toy
+from codechat.text import tokenizer
 
 # what another process measures differently
 TIMED = {"time", "mfu"} | {name for name, m in metrics.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
 Train = Callable[[Any], run.Run]
+
+
+# ---------------------------------------------------------------- small inputs and settings of every loop
+
+TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
+PAIRS = [{"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)} for i in range(12)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    """The folder of a jsonl file."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path.parent)
+
+
+def write_corpus(home: Path) -> str:
+    texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
+    if not (home / "corpus").exists():
+        corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
+    return str(home / "corpus")
+
+
+def write_conversations(home: Path) -> str:
+    def row(domain: str, i: int) -> dict[str, Any]:
+        talk = [dict(role="user", content=f"{domain} {i % 7}"), dict(role="assistant", content=str(i % 7) * 3)]
+        return dict(id=f"{domain}{i}", domain=domain, meta={}, messages=talk)
+
+    for domain in ("calls", "code"):
+        for split, n in (("train", 60), ("select", 8)):
+            write_rows(home / "dialogues" / f"{domain}.{split}.jsonl", [row(domain, i) for i in range(n)])
+    return str(home / "dialogues")
+
+
+def write_pairs(home: Path) -> str:
+    write_rows(home / "pairs" / "preferences.select.jsonl", PAIRS)
+    return write_rows(home / "pairs" / "preferences.train.jsonl", PAIRS)
+
+
+def small(loop: str, home: Path, **changes: Any) -> Any:
+    """Settings of four short steps of a loop, with a checkpoint after each two."""
+    entry = registry.LOOPS[loop]
+    how: dict[str, Any] = dict(run_name=loop, max_steps=4, save_every=2, device_batch_size=4, warmup_steps=1)
+    if loop == "pretrain":
+        how |= dict(data_dir=write_corpus(home), model=TINY, seq_len=32, eval_tokens=2048)
+    elif loop == "sft":
+        how |= dict(data_dir=write_conversations(home), model=TINY, tokenizer="bytes", probe_examples=0)
+    elif loop == "chars":
+        (home / "verse").write_text("the cat sat on the mat and the dog ran to the door\n" * 40)
+        how |= dict(source=str(home / "verse"), horizon=8)
+        how |= {"model.depth": 1, "model.n_embd": 16, "model.n_head": 2, "model.block_size": 16}
+        how |= dict(group_size=4, max_tokens=8 * 4 * 4, feed="text", kl_coef=0.01, log_every=1, samples=2)
+        del how["max_steps"]
+    elif loop == "preference":
+        how |= dict(data_dir=write_pairs(home), task=None)
+    else:
+        how |= dict(diagnose_groups=0, group_size=8)
+    if loop in ("pretrain", "sft"):
+        how |= dict(log_every=1, eval_every=2, compile=False)
+    preset = "toy" if "toy" in entry.presets else None
+    return config.resolve(entry.config_class, preset, overrides=how | changes, presets=entry.presets)
+
+
+def train(cfg: Any) -> run.Run:
+    loop = registry.entry_of(cfg)
+    return loop.load(loop.function)(cfg)
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
@@ -107,8 +176,7 @@ def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
     train_on_ranks(2, home, *halves)
     found = []
     for one, two in zip(cfgs, halves):
-        loop = registry.entry_of(one)
-        found.append((loop.load(loop.function)(one), run.Run.open(two.run_name)))
+        found.append((train(one), run.Run.open(two.run_name)))
     return found
 
 

@@ -92,7 +92,8 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
 def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction of its mass below u."""
     target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
-    place = torch.searchsorted(mass, target, right=True)
+    # N where logits are NaN: token 0 with a log-probability of NaN, which `RLSession.draw` reports
+    place = torch.searchsorted(mass, target, right=True) % mass.shape[1]
     edges = F.pad(mass, (1, 0))
     low, high = edges.gather(1, place), edges.gather(1, place + 1)
     return place, (target - low) / (high - low)

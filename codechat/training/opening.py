@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.errors import MissingFile
+from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.evaluation import evaluate
 from codechat.models import fp8, lora
@@ -26,15 +26,38 @@ from codechat.text.tokenizer import Tokenizer
 C = TypeVar("C")
 
 
-def load_parent(cfg: C, *, keep_tags: bool = False) -> tuple[C, Checkpoint | None, Tokenizer]:
-    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and tags from the parent, or the vocabulary from the tokenizer."""
+def load_parent(
+    cfg: C, *, tok: Tokenizer | None = None, keep_tags: bool = False
+) -> tuple[C, Checkpoint | None, Tokenizer]:
+    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and tags from the parent, or the vocabulary from the tokenizer.
+    ConfigError where they were set to something else than the parent has. tok: the tokenizer of the data, where those decide it."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if parent is None:
-        tok = tokenizer.load(cfg.tokenizer)
+        tok = tok or tokenizer.load(cfg.tokenizer)
         return replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab)), None, tok
-    tags = cfg.tags if keep_tags or cfg.tags == chat.RAW else parent.meta["tags"]
-    shape = config.from_dict(GPTConfig, parent.meta["model_config"])
-    return replace(cfg, model=shape, tags=tags), parent, tokenizer.from_dict(parent.meta["tokenizer"])
+    shape, theirs = (
+        config.from_dict(GPTConfig, parent.meta["model_config"]),
+        tokenizer.from_dict(parent.meta["tokenizer"]),
+    )
+    tags = {}
+    if not keep_tags and getattr(cfg, "tags", chat.RAW) != chat.RAW:
+        tags = {"tags": parent.meta["tags"]}
+    check_parent(cfg, shape, tokenizer=theirs.spec, **tags)
+    if tok and tok.spec != theirs.spec:
+        raise ConfigError(
+            f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}; prepare the data with --tokenizer {theirs.spec}"
+        )
+    return replace(cfg, model=shape, **tags), parent, theirs
+
+
+def check_parent(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
+    """ConfigError where a setting that a run takes from its parent checkpoint was set to something else."""
+    settings |= {f"model.{name}": value for name, value in config.to_dict(shape).items()}
+    for name, (_, value) in config.changed(cfg).items():
+        if settings.get(name, value) != value:
+            raise ConfigError(
+                f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {settings[name]}; leave the flag, or the --preset that sets it, out"
+            )
 
 
 def new_model(cfg: Any) -> GPT:

@@ -16,6 +16,7 @@ Shapes: P problems with G completions each, N = P x G, C tokens of the longest o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from codechat.tasks.base import Problem, Task
 from codechat.training import opening
 from codechat.training.meters import Meter
 from codechat.training.sampling import RolloutSampler, step_seed
-from codechat.training.session import Session, totals
+from codechat.training.session import KEPT, Session, totals
 from codechat.training.value_head import ValueHead
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
@@ -119,8 +120,20 @@ class RLSession(Session):
         return self.draw(self.world.rank * self.cfg.problems_per_rank, self.cfg.problems_per_rank)
 
     def draw(self, at: int, n: int) -> RolloutBatch:
-        """Rollouts of n problems from the at-th of this step on. A collective."""
-        return self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
+        """Rollouts of n problems from the at-th of this step on. RunError, before anything is learned, where a reward or a log-probability is
+        not finite. A collective."""
+        try:
+            batch = self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
+        except RunError as error:
+            raise type(error)(f"step {self.step + 1}: {error}") from error
+        for number, completion in enumerate(batch.completions):
+            if not math.isfinite(sum(completion.logprobs)):
+                problem = batch.problems[number // batch.group_size].id
+                raise RunError(
+                    f"step {self.step + 1}: a completion of problem {problem} has the log-probability {sum(completion.logprobs)}; "
+                    f"the policy has diverged: lower --lr or --muon-lr; {KEPT}"
+                )
+        return batch
 
     @property
     def resampled(self) -> int:

@@ -31,6 +31,9 @@ from codechat.runs.run import Run, StopSignal
 from codechat.text.tokenizer import Tokenizer
 
 
+KEPT = "the last checkpoint is kept"
+
+
 class Stateful(Protocol):
     def state(self) -> Any: ...
 
@@ -144,19 +147,18 @@ class Session:
             dist.sum_gradients(part)
         self.grad_norm = dist.clip_gradients([p for part in parts for p in part.parameters()], self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
-            raise RunError(f"the gradient's norm is {self.grad_norm} at step {self.step + 1}; lower --lr or --muon-lr; "
-                           "the last checkpoint is kept")  # fmt: skip
+            raise RunError(
+                f"the gradient's norm is {self.grad_norm} at step {self.step + 1}; lower --lr or --muon-lr; {KEPT}"
+            )
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def save(self, wait: bool) -> None:
         """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not finite."""
-        finite = torch.stack([dist.local(p).isfinite().all() for p in self.model.parameters()]).all()
-        if any(dist.gather(not finite)):
-            raise RunError(
-                f"weights are not finite after step {self.step}; lower --lr or --muon-lr; the last checkpoint is kept"
-            )
+        weights = [p for part in (self.model, *self.heads) for p in part.parameters()]
+        if any(dist.gather(not torch.stack([dist.local(p).isfinite().all() for p in weights]).all())):
+            raise RunError(f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}")
         parts = {name: part.state() for name, part in self.kept.items()}
         checkpoint.save(
             self.run.path,

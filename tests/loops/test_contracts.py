@@ -1,0 +1,269 @@
+"""What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped it, accumulation and ranks change nothing, settings that cannot
+be are refused, and nothing that is not finite is learned from or saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts import (
+    TINY,
+    assert_close_curves,
+    dead_task_contract,
+    resume_contract,
+    small,
+    train,
+    train_one_and_two,
+    weights,
+)
+from raising import raising
+
+from codechat import cli
+from codechat.core import registry
+from codechat.core.config import flag_of
+from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.rl.engines import Local
+from codechat.runs import checkpoint, run
+from codechat.tasks import toy
+from codechat.training.session import Session
+
+LOOPS = tuple(registry.LOOPS)
+RL = ("reinforce", "grpo", "ppo", "expert_iteration")
+EPOCHS = dict(minibatches=2, inner_epochs=2)
+# what a loop does beside its defaults
+MORE: dict[str, dict[str, Any]] = {
+    "reinforce": dict(entropy_coef=0.01, importance_cap=2.0),
+    "grpo": dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer", **EPOCHS),
+    "ppo": dict(kl_coef=0.05, whiten=True, **EPOCHS),
+    "expert_iteration": EPOCHS,
+    "preference": dict(loss="kto"),
+}  # fmt: skip
+OTHERS = {
+    "sft with LoRA": ("sft", dict(lora_rank=4)),
+    "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
+    "preference on rollouts": ("preference", dict(data_dir=None, task="toy", sample_groups=8, loss="dpo")),
+    "chars by PPO": ("chars", dict(objective="ppo")),
+}
+SUPERVISED = ("train_loss", "grad_norm")
+COLUMNS = {
+    "pretrain": SUPERVISED,
+    "sft": SUPERVISED,
+    "reinforce": ("reward_mean", "policy_loss", "grad_norm", "entropy"),
+    "grpo": ("reward_mean", "policy_loss", "grad_norm", "approx_kl", "kl_ref", "clip_frac", "effective_groups", "resampled_groups"),
+    "ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
+    "expert_iteration": ("reward_mean", "train_loss", "kept_frac", "grad_norm"),
+    "preference": ("preference_loss", "preference_margin", "preference_accuracy", "chosen_logprob", "grad_norm"),
+    "chars": ("reward_mean", "grad_norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
+def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, home: Path) -> None:
+    loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
+    resume_contract(train, small(loop, home, **more), 2)
+
+
+@pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
+def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
+    how = dict(max_steps=3, save_every=0) | MORE.get(loop, {})
+    if loop == "preference":
+        how["loss"] = "dpo"  # the reference point of KTO is that of a microbatch
+    one = train(small(loop, home, run_name="one", device_batch_size=4, **how))
+    four = train(small(loop, home, run_name="four", device_batch_size=1, grad_accum=4, **how))
+    assert_close_curves(one, four, *COLUMNS[loop])
+
+
+def test_two_ranks_learn_what_one_does(home: Path) -> None:
+    """torchrun with two gloo ranks against one process with the same global batch, every loop in one process group."""
+    cfgs = [small(loop, home, save_every=0, **MORE.get(loop, {})) for loop in LOOPS]
+    for loop, (one, two) in zip(LOOPS, train_one_and_two(home, *cfgs), strict=True):
+        assert two.status["status"] == "finished"
+        assert_close_curves(one, two, *COLUMNS[loop])
+
+
+@pytest.mark.parametrize("loop", RL)
+def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Path) -> None:
+    """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5 nats per token. Nor may an entropy bonus move it."""
+    bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(loop, dict(entropy_coef=0.1))
+    start = train(small(loop, home, run_name="start", max_steps=1, lr=0.0))
+    dead = dead_task_contract(train, small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus))
+    assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(dead).values(), strict=True))
+    assert dead.metrics()["grad_norm"].max() == 0.0
+
+
+REFUSED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
+    ("pretrain", dict(seq_len=65), ("seq_len", 65, "block_size", 64)),
+    ("sft", dict(mix=("calls",)), ("mix", "calls")),
+    ("sft", dict(mix=("calls=-1",)), ("mix", "calls=-1")),
+    ("sft", dict(fp8=True, lora_rank=2), ("fp8", "lora_rank", 2)),
+    ("reinforce", dict(temperature=0.0), ("temperature", 0.0)),
+    ("reinforce", dict(group_size=1), ("group_size", 1)),
+    ("reinforce", dict(grad_accum=0), ("grad_accum", 0)),
+    ("grpo", dict(minibatches=3), ("minibatches", 3, "device_batch_size", 4)),
+    ("grpo", dict(group_size=1), ("group_size", 1)),
+    ("grpo", dict(clip_eps_low=1.5), ("clip_eps_low", 1.5)),
+    ("grpo", dict(kl_coef=math.nan), ("kl_coef", "nan")),
+    ("grpo", dict(top_k=5), ("top_k", 5, "--old-logprobs")),
+    ("ppo", dict(lam=1.2), ("lam", 1.2)),
+    ("ppo", dict(gamma=0.0), ("gamma", 0.0)),
+    ("ppo", dict(non_stop_penalty=-1.0), ("non_stop_penalty", -1.0)),
+    ("ppo", dict(top_k=5), ("top_k", 5)),
+    ("expert_iteration", dict(group_size=1), ("group_size", 1)),
+    ("expert_iteration", dict(importance_cap=2.0), ("importance_cap", 2.0)),
+    ("preference", dict(data_dir=None), ("--data-dir", "--task")),
+    ("preference", dict(beta=0.0), ("beta", 0.0)),
+    ("preference", dict(data_dir=None, task="toy", group_size=1), ("group_size", 1)),
+    ("chars", dict(horizon=100), ("horizon", 100)),
+]
+
+
+def test_settings_that_cannot_be_are_refused(home: Path) -> None:
+    for loop, changes, named in REFUSED:
+        with raising(UserError, *named):
+            train(small(loop, home, **changes))
+        assert not run.exists(loop)
+
+
+# ---------------------------------------------------------------- what a run takes from its parent
+
+
+def depth_of(loop: str, depth: int) -> dict[str, Any]:
+    return {"model": replace(TINY, depth=depth)} if loop in ("pretrain", "sft") else {"model.depth": depth}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Path) -> None:
+    """An architecture beside --init-from is an error that names both, unless it is the same; all loops take the parent's."""
+    parent = train(small(loop, home, run_name="parent", save_every=0, **({} if loop == "chars" else dict(max_steps=1))))
+    depth = parent.config["model"]["depth"]
+    same = train(small(loop, home, run_name="same", init_from="parent"))
+    assert same.config["model"] == parent.config["model"]
+    with raising(ConfigError, "--model.depth", depth + 1, depth, "parent"):
+        train(small(loop, home, run_name="other", init_from="parent", **depth_of(loop, depth + 1)))
+    assert not run.exists("other")
+
+
+# ---------------------------------------------------------------- what is not finite
+
+
+def good_checkpoints(name: str, last: int) -> None:
+    """The last checkpoint is that of step `last`, and every one is finite."""
+    assert (kept := run.Run.open(name).checkpoints())[-1] == last
+    for step in kept:
+        saved = checkpoint.load(f"{name}@{step}")
+        assert all(x.isfinite().all() for x in saved.model_state.values())
+    assert run.Run.open(name).status["status"] == "failed"
+
+
+def poison_gradient(session: Session) -> None:
+    next(p for p in session.model.parameters() if p.grad is not None).grad.fill_(math.inf)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_gradient_that_is_not_finite_ends_the_run_before_its_update(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Session.apply_gradients
+
+    def poisoned(session: Session) -> None:
+        if session.step == 2:
+            poison_gradient(session)
+        own(session)
+
+    monkeypatch.setattr(Session, "apply_gradients", poisoned)
+    with raising(RunError, "gradient", "step 3", "--lr"):
+        train(small(loop, home, run_name="nan", save_every=1, keep_last=1))
+    good_checkpoints("nan", 2)
+
+
+@pytest.mark.parametrize(("loop", "part"), [*((loop, "model") for loop in LOOPS), ("ppo", "head")])
+def test_weights_that_are_not_finite_are_never_saved(
+    loop: str, part: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no metric showed it, and though only one checkpoint is kept."""
+    own = Session.apply_gradients
+
+    def overflowing(session: Session) -> None:
+        own(session)
+        if session.step == 3:
+            where = session.model if part == "model" else next(iter(session.heads))
+            next(where.parameters()).data.view(-1)[0] = math.inf
+
+    once = dict(minibatches=1, inner_epochs=1) if loop in ("grpo", "ppo", "expert_iteration", "chars") else {}
+    monkeypatch.setattr(Session, "apply_gradients", overflowing)
+    with raising(RunError, "weights", "step 4", "--lr"):
+        train(small(loop, home, run_name="inf", save_every=1, keep_last=1, **once))
+    good_checkpoints("inf", 3)
+
+
+def loss_of_nan(own: Callable[..., None], calls: Any) -> Callable[..., None]:
+    return lambda loss, *a, **k: own(loss * (math.nan if next(calls) == 12 else 1.0), *a, **k)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one microbatch among several."""
+    monkeypatch.setattr(torch.Tensor, "backward", loss_of_nan(torch.Tensor.backward, iter(range(10**6))))
+    steps = dict(max_tokens=8 * 4 * 16, minibatches=2) if loop == "chars" else dict(max_steps=14, grad_accum=2)
+    with raising(RunError, "gradient", "nan", "--lr"):
+        train(small(loop, home, run_name="nan", save_every=1, keep_last=1, **steps))
+    good_checkpoints("nan", run.Run.open("nan").metrics()["step"].max())
+
+
+@pytest.mark.parametrize("loop", RL)
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("what", ["reward", "log-probability"])
+def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_update(
+    loop: str, value: float, what: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line names step, problem and value."""
+    calls, per_step = iter(range(10**6)), 4 * 8
+    score, sample = toy.ToyTask.score, Local.sample
+
+    def bad_score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
+        return toy.Score(value, "none", {}, False) if next(calls) == 2 * per_step else score(self, problem, text)
+
+    def bad_sample(*a: Any, **k: Any) -> Any:
+        found = sample(*a, **k)
+        if next(calls) == 2:
+            found[0].logprobs[0] = value
+        return found
+
+    if what == "reward":
+        monkeypatch.setattr(toy.ToyTask, "score", bad_score)
+    else:
+        monkeypatch.setattr(Local, "sample", staticmethod(bad_sample))
+    with raising(RunError, what, "toy-train", value, "step 3"):
+        train(small(loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0))
+    good_checkpoints("bad", 2)
+
+
+def test_a_run_that_diverges_by_its_rates_keeps_its_good_checkpoints(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "grpo --preset toy --lr 1e4 --muon-lr 1e4 --kl-coef 0.1 --inner-epochs 4 --max-steps 12 --save-every 1 --keep-last 1"
+    assert cli.main(words.split()) in (0, 2)
+    for lr in ("1e30", "1e38"):
+        assert cli.main([*words.replace("1e4", lr).split(), "--run-name", lr]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ") and "--lr" in error
+    for name in ("grpo", "1e30", "1e38"):
+        for step in run.Run.open(name).checkpoints():
+            assert all(x.isfinite().all() for x in checkpoint.load(f"{name}@{step}").model_state.values())
+
+
+def test_every_number_of_a_loop_has_a_flag_that_its_error_names() -> None:
+    for loop, name, value in (
+        ("pretrain", "final_lr_share", 1.5),
+        ("ppo", "kl_coef", math.inf),
+        ("sft", "eval_examples", 0),
+    ):
+        with raising(ConfigError, flag_of(name), value):
+            registry.LOOPS[loop].config_class(**{name: value})
