@@ -27,7 +27,7 @@ from codechat import cli
 from codechat.core import registry
 from codechat.core.config import flag_of
 from codechat.core.errors import ConfigError, RunError, UserError
-from codechat.rl.engines import Local
+from codechat.rl.engines import Engine
 from codechat.runs import checkpoint, run
 from codechat.tasks import toy
 from codechat.training.session import Session
@@ -225,7 +225,7 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
 ) -> None:
     """The line names step, problem and value."""
     calls, per_step = iter(range(10**6)), 4 * 8
-    score, sample = toy.ToyTask.score, Local.sample
+    score, sample = toy.ToyTask.score, Engine.sample
 
     def bad_score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
         return toy.Score(value, "none", {}, False) if next(calls) == 2 * per_step else score(self, problem, text)
@@ -239,7 +239,7 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
     if what == "reward":
         monkeypatch.setattr(toy.ToyTask, "score", bad_score)
     else:
-        monkeypatch.setattr(Local, "sample", staticmethod(bad_sample))
+        monkeypatch.setattr(Engine, "sample", bad_sample)
     with raising(RunError, what, "toy-train", value, "step 3"):
         train(small(loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0))
     good_checkpoints("bad", 2)

@@ -6,17 +6,15 @@ import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contracts import assert_close_curves
 from server import Serving
 from test_docs import Parsed
 
-from codechat import cli, grpo, ppo, reinforce, sft, tasks
+from codechat import cli, grpo, sft, tasks
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.launch import recipe_sheets
@@ -106,18 +104,8 @@ def easy() -> Iterator[None]:
 
 
 def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
-    small = dict(
-        data_dir=data,
-        max_steps=2,
-        max_new_tokens=12,
-        group_size=4,
-        diagnose_groups=0,
-        eval_examples=2,
-        warmup_steps=0,
-        lr=1e-2,
-        eval_every=0,
-        save_every=0,
-    )
+    small = dict(data_dir=data, max_steps=2, max_new_tokens=12, group_size=4, diagnose_groups=0, eval_examples=2)
+    small |= dict(warmup_steps=0, lr=1e-2, eval_every=0, save_every=0)
     return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=grpo.RUN_PRESETS)
 
 
@@ -200,70 +188,31 @@ def test_raw_completions_end_behind_the_answer(home: Path, gsm8k: str, monkeypat
     assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
 
 
-# ---------------------------------------------------------------- accumulation
-
-
-@pytest.mark.parametrize("loop", [reinforce, grpo, ppo], ids=lambda m: m.__name__)
-def test_accumulated_batches_are_one_large_batch(loop: Any, home: Path) -> None:
-    cls = {reinforce: reinforce.ReinforceConfig, grpo: grpo.GRPOConfig, ppo: ppo.PPOConfig}[loop]
-    cfg = config.resolve(
-        cls, "toy", overrides=dict(max_steps=3, save_every=0, diagnose_groups=8, group_size=8), presets=loop.RUN_PRESETS
-    )
-    one = loop.train(replace(cfg, run_name="one", device_batch_size=4))
-    four = loop.train(replace(cfg, run_name="four", device_batch_size=1, grad_accum=4))
-    assert_close_curves(one, four, "reward_mean", "policy_loss", "grad_norm", rel=1e-4, abs=1e-5)
-    assert len(four.metrics()) == 3
-
-
-def test_minibatches_divide_what_is_accumulated(home: Path) -> None:
+def test_minibatches_divide_what_is_accumulated() -> None:
     with pytest.raises(ConfigError, match="minibatches 3"):
         grpo.GRPOConfig(device_batch_size=2, grad_accum=2, minibatches=3)
     assert grpo.GRPOConfig(device_batch_size=1, grad_accum=4, minibatches=4).problems_per_rank == 4
-    with pytest.raises(ConfigError, match="grad_accum"):
-        grpo.GRPOConfig(grad_accum=0)
-    assert config.config_hash(grpo.GRPOConfig(grad_accum=2)) != config.config_hash(grpo.GRPOConfig())
 
 
 # ---------------------------------------------------------------- sampling during SFT
 
 
 def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
-    folder = home / "worked"
-    if not folder.exists():
-        words = [
-            "data",
-            "reasoning",
-            "--out",
-            str(folder),
-            "--tokenizer",
-            "bytes",
-            "--max-examples",
-            "12",
-            "--problems",
-            "8",
-        ]
-        assert cli.main([*words, "--eval-examples", "4", "--template", "r1_zero", "--levels", "1"]) == 0
-    return sft.SFTConfig(
-        **dict(
-            data_dir=str(folder),
-            model=GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257),
-            tokenizer="bytes",
-            tags="raw",
-            max_steps=2,
-            device_batch_size=1,
-            log_every=1,
-            eval_every=1,
-            eval_examples=2,
-            probe_examples=0,
-            save_every=0,
-            compile=False,
-            eval_task="reasoning:template=r1_zero,levels=[1]",
-            eval_task_data=str(folder),
-            eval_problems=3,
-            eval_new_tokens=6,
-        )
-        | changes
+    folder, flags = (
+        home / "worked",
+        "--tokenizer bytes --max-examples 12 --problems 8 --eval-examples 4 --template r1_zero --levels 1",
     )
+    if not folder.exists():
+        assert cli.main(["data", "reasoning", "--out", str(folder), *flags.split()]) == 0
+    shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257)
+    how = dict(
+        data_dir=str(folder), model=shape, tokenizer="bytes", tags="raw", max_steps=2, device_batch_size=1, log_every=1
+    )
+    how |= dict(
+        eval_every=1, eval_examples=2, probe_examples=0, save_every=0, compile=False, eval_problems=3, eval_new_tokens=6
+    )
+    how |= dict(eval_task="reasoning:template=r1_zero,levels=[1]", eval_task_data=str(folder))
+    return sft.SFTConfig(**how | changes)
 
 
 def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
@@ -275,9 +224,7 @@ def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     )
     assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"} and (found["tier/neither"] == 1).all()
     plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
-    assert "pass@1" not in plain.evals() and config.config_hash(sft.SFTConfig(eval_problems=64)) == config.config_hash(
-        sft.SFTConfig()
-    )
+    assert "pass@1" not in plain.evals()
     with pytest.raises(MissingFile):
         sft.train(sft_settings(home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")))
     assert not (home / "runs" / "empty").exists()

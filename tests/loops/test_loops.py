@@ -1,9 +1,7 @@
-"""The three loops: what is learned, what resuming continues, what stops a run."""
+"""What only one loop does. What all do is in test_contracts."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import subprocess
@@ -11,229 +9,63 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from contracts import assert_close_curves, assert_same_runs, dead_task_contract, resume_contract, train_one_and_two
-from learning import Claim, above, below, hold, lesson
+from contracts import assert_same_runs, curve, small, train, weights, write_corpus
 from raising import raising
 
-from codechat import pretrain, reinforce, sft
-from codechat.core.errors import RunError, UserError
-from codechat.data import command, corpus
+from codechat import cli, expert_iteration, grpo, ppo, sft
+from codechat.core.errors import ConfigError
+from codechat.data import command
 from codechat.evaluation import domain_loss
-from codechat.models import head
-from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, paths, run
-from codechat.tasks import toy
-from codechat.text import tokenizer
+from codechat.rl import rollout, rollout_metrics
+from codechat.rl.rollout import RolloutBatch
+from codechat.rl.rollout_metrics import RankMetrics
+from codechat.runs import paths, run
+from codechat.tasks import base, toy
+from codechat.text import chat, tokenizer
 
-TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
-
-
-def write_text_corpus(home: Path) -> str:
-    texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
-    corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
-    return str(home / "corpus")
+# ---------------------------------------------------------------- pretraining and SFT
 
 
-@pytest.fixture
-def text_corpus(home: Path) -> str:
-    return write_text_corpus(home)
-
-
-@pytest.fixture
-def conversations(home: Path) -> str:
-    folder = home / "dialogues"
-    folder.mkdir()
-    for domain in ("calls", "code"):
-        for split, n in (("train", 60), ("select", 8)):
-            rows = [
-                {
-                    "id": f"{domain}{i}",
-                    "domain": domain,
-                    "meta": {},
-                    "messages": [
-                        {"role": "user", "content": f"{domain} {i % 7}"},
-                        {"role": "assistant", "content": str(i % 7) * 3},
-                    ],
-                }
-                for i in range(n)
-            ]
-            (folder / f"{domain}.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(folder)
-
-
-def pretrain_config(text_corpus: str, **changes: object) -> pretrain.PretrainConfig:
-    return replace(
-        pretrain.PretrainConfig(
-            data_dir=text_corpus,
-            model=TINY,
-            seq_len=32,
-            device_batch_size=4,
-            max_steps=12,
-            eval_every=6,
-            eval_tokens=2048,
-            save_every=4,
-            log_every=1,
-            warmup_steps=2,
-            compile=False,
-        ),
-        **changes,
-    )
-
-
-def sft_config(conversations: str, **changes: object) -> sft.SFTConfig:
-    return replace(
-        sft.SFTConfig(
-            data_dir=conversations,
-            model=TINY,
-            tokenizer="bytes",
-            device_batch_size=2,
-            max_steps=12,
-            eval_every=6,
-            save_every=4,
-            log_every=1,
-            probe_examples=0,
-            warmup_steps=2,
-        ),
-        **changes,
-    )
-
-
-def toy_config(**changes: object) -> reinforce.ReinforceConfig:
-    return replace(
-        reinforce.ReinforceConfig(
-            task="toy",
-            tokenizer="bytes",
-            model=GPTConfig(**toy.TOY_MODEL, vocab_size=257),
-            max_steps=120,
-            device_batch_size=4,
-            max_new_tokens=toy.COMPLETION_LENGTH,
-            lr=4e-3,
-            warmup_steps=1,
-            eval_every=0,
-            eval_examples=4,
-            save_every=0,
-        ),
-        **changes,
-    )
-
-
-@lesson()
-def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
-    found = pretrain.train(
-        pretrain_config(
-            write_text_corpus(home), max_steps=60, save_every=0, eval_every=60, run_name="learns", seed=seed
-        )
-    )
-    assert found.status["status"] == "finished"
-    first, last = found.evals()["val_bpb"].iloc[[0, -1]]
-    # an untrained byte model: about log2(257) bits
-    return [
-        above("first bits per byte", first, 7.0),
-        below("first bits per byte", first, 9.5),
-        below("last over first", last / first, 0.6),
-    ]
-
-
-def test_pretraining_lowers_bits_per_byte(home: Path) -> None:
-    hold(pretrain_on_text(home, seed=0))
-
-
-def test_pretraining_resumes_bitwise(text_corpus: str) -> None:
-    resume_contract(pretrain.train, pretrain_config(text_corpus), 8)
-
-
-def test_no_weights_are_drawn_where_a_checkpoint_replaces_them(
-    text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_weights_are_drawn_where_a_checkpoint_replaces_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by the model nor by torch's own layers: of a child of another run, and of a run that goes on."""
     drawn: list[object] = []
     own, layers = GPT.init_weights, torch.nn.init.kaiming_uniform_
+
+    def kaiming(tensor: torch.Tensor, **how: Any) -> Any:
+        return layers(tensor, **how) if tensor.device.type == "meta" else drawn.append(tensor)
+
     monkeypatch.setattr(GPT, "init_weights", lambda model, seed=0: drawn.append(model) or own(model, seed))
-    monkeypatch.setattr(
-        torch.nn.init,
-        "kaiming_uniform_",
-        lambda tensor, **k: layers(tensor, **k) if tensor.device.type == "meta" else drawn.append(tensor),
-    )
-    cfg = pretrain_config(text_corpus, run_name="base", max_steps=2, save_every=1, eval_every=0)
-    pretrain.train(cfg)
+    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", kaiming)
+    cfg = small("pretrain", home, run_name="base", max_steps=2, save_every=1, eval_every=0)
+    train(cfg)
     assert len(drawn) == 1, "new weights, once"
-    sft.train(sft_config(conversations, init_from="base", run_name="child", max_steps=1, eval_every=0))
+    train(small("sft", home, init_from="base", run_name="child", max_steps=1, eval_every=0))
     first = run.Run.open("base").checkpoints()[0]
     (paths.runs_dir() / "base/checkpoints/latest").write_text(f"step_{first:06d}\n")
-    pretrain.train(replace(cfg, resume=True))
+    train(replace(cfg, resume=True))
     assert len(drawn) == 1
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_sft_resumes_bitwise(lora_rank: int, conversations: str) -> None:
-    resume_contract(sft.train, sft_config(conversations, lora_rank=lora_rank), 8)
-
-
-def test_reinforce_resumes_bitwise(home: Path) -> None:
-    resume_contract(reinforce.train, toy_config(max_steps=12, save_every=4), 8)
-
-
-def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: str) -> None:
-    for train, cfg in (
-        (pretrain.train, pretrain_config(text_corpus, max_steps=3)),
-        (sft.train, sft_config(conversations, max_steps=3)),
-    ):
-        one = train(replace(cfg, run_name=f"{train.__module__[9:]}-one", device_batch_size=4, grad_accum=1))
-        four = train(replace(cfg, run_name=f"{train.__module__[9:]}-four", device_batch_size=1, grad_accum=4))
-        assert_close_curves(one, four, "train_loss", rel=0, abs=2e-5)
-
-
-def test_reinforce_rejects_a_dead_task_and_stops_when_it_dies(home: Path) -> None:
-    found = dead_task_contract(reinforce.train, toy_config(run_name="dead"))
-    assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead
-
-
-@lesson()
-def raise_entropy(home: Path, seed: int) -> list[Claim]:
-    last = {
-        c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c, seed=seed))
-        .metrics()["entropy"]
-        .iloc[-1]
-        for i, c in enumerate((-0.3, 0.3))
-    }
-    return [above("entropy at 0.3 less at -0.3", last[0.3] - last[-0.3], 0.2)]
-
-
-@pytest.mark.slow
-def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
-    hold(raise_entropy(home, seed=0))
-
-
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_sft_trains_adapters_with_either_optimizer(optimizer: str, conversations: str) -> None:
+def test_sft_trains_adapters_with_either_optimizer(optimizer: str, home: Path) -> None:
     """Muon, SFT's default, takes every adapter, so that nothing is left for AdamW."""
-    how = dict(lora_rank=4, lora_alpha=32.0, optimizer=optimizer, max_steps=30, save_every=0)
-    found = sft.train(sft_config(conversations, run_name="adapters", **how))
-    losses = found.metrics().sort_values("step")["train_loss"]
+    how = dict(lora_rank=4, lora_alpha=32.0, optimizer=optimizer, max_steps=30, save_every=0, warmup_steps=2)
+    losses = (
+        train(small("sft", home, device_batch_size=2, eval_every=6, **how)).metrics().sort_values("step")["train_loss"]
+    )
     assert losses.iloc[-5:].mean() < losses.iloc[:5].mean() - 0.05  # the base is random and frozen
 
 
-def test_three_rises_of_a_held_out_loss_are_named() -> None:
-    falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
-    assert sft.regressed(falling) == ["heldout_loss/code"]
-    assert sft.regressed(falling[:3]) == []
-    assert sft.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
-
-
-def test_a_loss_that_rises_three_times_is_named(
-    conversations: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rising = iter(range(1, 100))
-    monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {"heldout_loss/code": float(next(rising))})
-    sft.train(sft_config(conversations, eval_every=2, max_steps=6, run_name="regress"))
-    assert "heldout_loss/code rose" in capsys.readouterr().err
-
-
-def test_a_rise_alone_is_not_why_a_run_was_interrupted(conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rising = iter(range(1, 100))
 
     def measured(*_: object) -> dict[str, float]:
@@ -242,88 +74,28 @@ def test_a_rise_alone_is_not_why_a_run_was_interrupted(conversations: str, monke
         return {"heldout_loss/code": float(at)}
 
     monkeypatch.setattr(domain_loss, "held_out_losses", measured)
-    found = sft.train(sft_config(conversations, eval_every=2, max_steps=50, run_name="rise"))
+    found = train(small("sft", home, max_steps=50))
+    assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
+    falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
+    assert sft.regressed(falling) == ["heldout_loss/code"] and sft.regressed(falling[:3]) == []
+    assert sft.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
 
 
-@pytest.mark.parametrize("loop", ["pretrain", "sft"])
-def test_a_loss_that_is_not_finite_is_never_saved(
-    loop: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the step before a save is not logged: the good checkpoints are those that are kept."""
-    own, calls = head.cross_entropy, iter(range(100))
-
-    def cross_entropy(*given: object) -> torch.Tensor:
-        return own(*given) * (math.nan if torch.is_grad_enabled() and next(calls) >= 6 else 1.0)
-
-    monkeypatch.setattr(head, "cross_entropy", cross_entropy)
-    how = dict(run_name="nan", eval_every=0, save_every=2, log_every=100, device_batch_size=1, max_steps=20)
-    with raising(RunError, "gradient", "nan", "step 7", "--lr"):
-        if loop == "sft":
-            sft.train(sft_config(request.getfixturevalue("conversations"), **how))
-        else:
-            pretrain.train(pretrain_config(request.getfixturevalue("text_corpus"), **how))
-    assert (kept := run.Run.open("nan").checkpoints())[-1] == 6
-    for step in kept:
-        assert all(x.isfinite().all() for x in checkpoint.load(f"nan@{step}").model_state.values())
-
-
-def test_mix_must_be_shares() -> None:
-    for mix in ("calls", "calls=-1"):
-        with raising(UserError, "mix", mix):
-            sft.SFTConfig(mix=(mix,))
-
-
-def test_a_sequence_beyond_the_block_is_refused() -> None:
-    with raising(UserError, "seq_len", 65, "block_size", 64):
-        pretrain.PretrainConfig(model=TINY, seq_len=65)
+PROGRAM = (
+    "import sys, pathlib; from codechat import cli; from codechat.runs import paths; "
+    "paths.ROOT = pathlib.Path(sys.argv.pop(1)); sys.exit(cli.main(sys.argv[1:]))"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_killed_process_continues_where_its_checkpoint_is(
-    number: signal.Signals, text_corpus: str, home: Path
-) -> None:
+def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signals, home: Path) -> None:
     """The real command, killed for real; then the real command with --resume gives the same weights as an uninterrupted run."""
-    program = (
-        "import sys, pathlib; from codechat import cli; from codechat.runs import paths; "
-        "paths.ROOT = pathlib.Path(sys.argv.pop(1)); sys.exit(cli.main(sys.argv[1:]))"
-    )
-    flags = [
-        sys.executable,
-        "-c",
-        program,
-        str(home),
-        "pretrain",
-        "--data-dir",
-        text_corpus,
-        "--model.depth",
-        "2",
-        "--model.n-embd",
-        "32",
-        "--model.n-head",
-        "2",
-        "--model.block-size",
-        "64",
-        "--seq-len",
-        "32",
-        "--device-batch-size",
-        "4",
-        "--max-steps",
-        "600",
-        "--eval-every",
-        "0",
-        "--eval-tokens",
-        "512",
-        "--save-every",
-        "20",
-        "--log-every",
-        "1",
-        "--no-compile",
-        "--run-name",
-        "killed",
-    ]
-    process = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    flags = "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --seq-len 32 --device-batch-size 4 --max-steps 600 "
+    flags += "--eval-every 0 --eval-tokens 512 --save-every 20 --log-every 1 --no-compile --run-name"
+    words = [sys.executable, "-c", PROGRAM, str(home), "pretrain", "--data-dir", write_corpus(home), *flags.split()]
+    process = subprocess.Popen([*words, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.time() + 600
     while not (run.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
         time.sleep(0.02)
@@ -332,65 +104,177 @@ def test_a_killed_process_continues_where_its_checkpoint_is(
     state = run.Run.open("killed").status["status"]
     assert state == ("killed" if number == signal.SIGKILL else "stopped"), err.decode()[-2000:]
     assert process.returncode != 0
-    done = subprocess.run([*flags, "--resume"], capture_output=True, timeout=900)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    whole = subprocess.run([*flags[:-1], "whole"], capture_output=True, timeout=900)
-    assert whole.returncode == 0, whole.stderr.decode()[-2000:]
+    for more in (["killed", "--resume"], ["whole"]):
+        done = subprocess.run([*words, *more], capture_output=True, timeout=900)
+        assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert_same_runs(run.Run.open("killed"), run.Run.open("whole"))
 
 
-@pytest.mark.slow
-def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, home: Path) -> None:
-    """torchrun with two gloo ranks against one process with the same global batch: the same losses."""
-    pretrained, tuned, _ = train_one_and_two(
-        home,
-        pretrain_config(text_corpus, max_steps=4, run_name="pretrain"),
-        sft_config(conversations, max_steps=4, run_name="sft"),
-        toy_config(max_steps=2, diagnose_groups=0, run_name="reinforce"),
-    )
-    for one, two in (pretrained, tuned):
-        assert_close_curves(one, two, "train_loss", rel=0, abs=2e-5)
-    assert run.Run.open("reinforce-two").status["status"] == "finished"
+# ---------------------------------------------------------------- learning from rewards
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
-    command.main(
-        [
-            "calls",
-            "--out",
-            str(home / "calls"),
-            "--tokenizer",
-            "bytes",
-            "--max-examples",
-            "8",
-            "--problems",
-            "6",
-            "--copies",
-            "0",
-            "--eval-examples",
-            "4",
-            "--probes",
-            "2",
-            "--no-call-share",
-            "0",
-            "--negatives-share",
-            "0",
-        ]
-    )
-    problems = (home / "calls/funcall.train.jsonl").read_text().splitlines()
-    assert all(json.loads(row)["gold"] for row in problems), "no problem wants no call"
-    shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=512, vocab_size=257)
-    cfg = toy_config(
+    flags = "--tokenizer bytes --max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --no-call-share 0 --negatives-share 0"
+    command.main(["calls", "--out", str(home / "calls"), *flags.split()])
+    shape = {"model.depth": 1, "model.n_embd": 16, "model.n_head": 1, "model.block_size": 512}
+    how = dict(
         task="funcall",
         data_dir=str(home / "calls"),
-        model=shape,
         max_steps=1,
         group_size=2,
         device_batch_size=2,
         max_new_tokens=4,
-        diagnose_groups=0,
+        **shape,
     )
-    plain = reinforce.train(replace(cfg, run_name="plain")).evals()
-    probed = reinforce.train(replace(cfg, run_name="probed", probe_examples=2)).evals()
+    plain = train(small("reinforce", home, run_name="plain", **how)).evals()
+    probed = train(small("reinforce", home, run_name="probed", probe_examples=2, **how)).evals()
     assert not [c for c in plain if c.startswith("probe/")]
     assert list(probed["probe/code_with_tools/n"]) == [2] and probed["reward_mean"].equals(plain["reward_mean"])
+
+
+@pytest.mark.parametrize("loop", ["reinforce", "ppo"])
+def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(loop: str, home: Path) -> None:
+    first = toy.ToyTask().prompt(toy.ToyTask().problems("train")[0])
+    full = len(chat.prompt(first, tokenizer.load("bytes"), "reserved"))
+    more = dict(kl_coef=0.05, whiten=True) if loop == "ppo" else {}
+    rows = train(small(loop, home, max_steps=2, **more, **{"model.block_size": full})).metrics()
+    assert len(rows) == 2 and (rows["completion_tokens_mean"] == 0).all()
+
+
+def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty(home: Path) -> None:
+    rewards, lengths = torch.tensor([[0.0, 1.0], [0.5, 0.25]]), (1, 0, 3, 4)
+    said = [Completion([0] * n, [-1.0] * n, "stop" if n else "context") for n in lengths]
+    scores = [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()]
+    batch = RolloutBatch(toy.ToyTask().problems("train")[:2], [[1], [1]], said, [""] * 4, scores, 2)
+    found = ppo.token_rewards(small("ppo", home), batch, batch.rewards, batch.logprobs(), None)
+    assert found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.25]]
+
+
+def test_kept_completions_by_hand() -> None:
+    class Batch:
+        rewards = torch.tensor([[0.2, 0.9, 0.9], [0.5, 0.5, 0.5], [1.0, 0.0, 0.3]])
+        correct = rewards == 1
+
+    best = expert_iteration.kept_completions(Batch, "best")  # type: ignore[arg-type]
+    assert best.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
+    assert expert_iteration.kept_completions(Batch, "correct").sum() == 1  # type: ignore[arg-type]
+
+
+def distance(a: run.Run, b: run.Run) -> float:
+    """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a gradient that is rounding only."""
+    one, other = weights(a), weights(b)
+    return float(torch.cat([(one[n] - other[n]).abs().flatten() for n in one]).mean())
+
+
+def test_the_first_update_of_grpo_and_ppo_is_reinforce(home: Path) -> None:
+    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO walks the same path; so does PPO without a baseline,
+    with lambda 1 and a value that stays at 0, whose advantage is the reward itself."""
+
+    def go(loop: str, name: str, **how: Any) -> run.Run:
+        return train(
+            small(
+                loop, home, run_name=name, max_steps=3, save_every=0, device_batch_size=8, group_size=32, lr=4e-3, **how
+            )
+        )
+
+    plain, without = go("reinforce", "plain", baseline="mean"), go("reinforce", "without", baseline="none")
+    same = dict(loss_aggregation="token", minibatches=1)
+    ours, other = go("grpo", "ours", baseline="mean", **same), go("grpo", "other", baseline="zscore", **same)
+    still = dict(value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1)
+    monte_carlo, short = go("ppo", "mc", lam=1.0, **still), go("ppo", "short", lam=0.5, **still)
+    for one, two in ((plain, ours), (without, monte_carlo)):
+        assert curve(one, "reward_mean") == curve(two, "reward_mean")
+        assert [g for _, g in curve(one, "grad_norm")] == pytest.approx(
+            [g for _, g in curve(two, "grad_norm")], rel=1e-4
+        )
+        assert distance(one, two) < 1e-6
+    assert distance(plain, other) > 1e-4
+    assert ours.metrics()["clip_frac"].max() == 0 and ours.metrics()["ratio_max"].max() == pytest.approx(1, abs=1e-4)
+    first = monte_carlo.metrics().iloc[0]
+    assert first["adv_abs_mean"] == pytest.approx(first["reward_mean"], rel=1e-5) and first["explained_variance"] <= 0
+    assert short.metrics()["grad_norm"].iloc[0] < 0.9 * first["grad_norm"]
+
+
+def test_groups_without_variance_are_replaced_by_further_problems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`upper` never has variance here: every group of it is exchanged, and the batch that is learned from has none."""
+    score, pack = toy.ToyTask.score, rollout.pack
+    nothing = toy.Score(0.0, "none", {}, False)
+    monkeypatch.setattr(
+        toy.ToyTask, "score", lambda self, p, text: nothing if p.gold == "upper" else score(self, p, text)
+    )
+    taken: list[RolloutBatch] = []
+    monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
+    frame = train(small("grpo", home, device_batch_size=8, group_size=32, resample_rounds=8)).metrics()
+    assert frame["effective_groups"].tolist() == [8.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
+    assert frame["resampled_groups"].min() >= 1
+    assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
+
+
+def test_replacing_groups_keeps_order_and_ids() -> None:
+    def batch_of(names: str) -> RolloutBatch:
+        texts = [n + i for n in names for i in "xy"]
+        scores = [toy.Score(float(ord(n)), "some", {}, False) for n in names for _ in "xy"]
+        return RolloutBatch(list(names), [[ord(n)] for n in names], list(texts), texts, scores, 2)  # type: ignore[arg-type]
+
+    batch = batch_of("abc").replace([1], batch_of("z"))
+    assert batch.problems == list("azc") and batch.texts == ["ax", "ay", "zx", "zy", "cx", "cy"]
+    assert batch.rewards[:, 0].tolist() == [ord(n) for n in "azc"] and batch.prompts == [[97], [122], [99]]
+
+
+def test_variants_fill_only_what_is_not_set(home: Path) -> None:
+    found = small("grpo", home, variant="dapo", clip_eps_high=0.5).resolved()
+    assert (found.clip_eps_low, found.clip_eps_high, found.loss_aggregation, found.resample_rounds) == (
+        0.2,
+        0.5,
+        "token",
+        4,
+    )
+    stored = train(small("grpo", home, variant="dr_grpo", max_steps=1)).config
+    assert stored["baseline"] == "mean" and stored["loss_aggregation"] == "constant"
+
+
+@pytest.mark.parametrize("loop", ["ppo", "grpo", "expert_iteration"])
+def test_the_logged_policy_loss_is_that_of_one_update(loop: str, home: Path) -> None:
+    """At a rate of 0 all updates have the same loss, so their number changes nothing but the order of the sum."""
+    still = dict(max_steps=1, save_every=0, lr=0.0, minibatches=1) | (dict(value_lr=0.0) if loop == "ppo" else {})
+    losses = [
+        train(small(loop, home, run_name=f"{n}", inner_epochs=n, **still)).metrics()["policy_loss"][0] for n in (1, 3)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-8)
+    assert loop == "grpo" or abs(losses[0]) > 1e-3, "advantages of a group sum to 0, and so does the loss of GRPO"
+
+
+@pytest.mark.parametrize("loop", ["ppo", "grpo"])
+def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank with longer completions has more of the tokens: the mean of the ranks' means would be another number."""
+    long, seen = 3.0, []
+
+    def with_a_rank_of_longer_completions(own: RankMetrics) -> list[RankMetrics]:
+        other = {name: (5.0 * long * count, long * count) for name, (_, count) in own.ratios.items()}
+        seen.append(own)
+        return [own, own._replace(means=dict.fromkeys(own.means, 5.0), ratios=other)]
+
+    monkeypatch.setattr(rollout_metrics, "dist", SimpleNamespace(gather=with_a_rank_of_longer_completions))
+    more = {} if loop == "ppo" else dict(old_logprobs="trainer", importance_cap=1.0)
+    row = train(small(loop, home, max_steps=1, **more)).metrics().iloc[0]
+    for name in ("adv_abs_mean",) if loop == "ppo" else ("mismatch_kl", "importance_capped"):
+        total, count = seen[-1].ratios[name]
+        assert row[name] == pytest.approx((total + 5.0 * long * count) / (count + long * count)) and count > 8
+
+
+def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
+    for loop, more in (("ppo", {}), ("expert_iteration", dict(keep="correct")), ("reinforce", dict(baseline="none"))):
+        assert train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"] == "finished"
+
+
+def test_a_command_trains_under_other_tools_names_and_says_what_it_refuses(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main("grpo --preset toy --max-steps 2 --run-name c --num-generations 4".split()) == 0
+    found = run.Run.open("c")
+    assert found.config["group_size"] == 4 and found.metrics()["logprob_mismatch"].max() < 1e-2
+    assert cli.main(["grpo", "--varient", "dapo"]) == 2 and "--variant" in capsys.readouterr().err
+    with raising(ConfigError, "varient", "variant"):
+        grpo.main(["--varient", "dapo"])

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import test_loops
 import torch
+from contracts import small, train
 from sync_count import SyncCount, on_meta
-from test_loops import conversations, text_corpus  # noqa: F401  (fixtures)
 
-from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
-from codechat.core import config
+from codechat import pretrain
 from codechat.evaluation import domain_loss
 from codechat.models.generate import Completion
 from codechat.rl.engines import Engine
@@ -52,50 +47,40 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
 
 
-def per_step(train: Callable[[int], Any]) -> Counter[str]:
+def per_step(run: Callable[[int], Any]) -> Counter[str]:
     """Waits of one step: those of two steps less those of one."""
     found = []
     for steps in (1, 2):
         with on_meta(), SyncCount("meta") as syncs:
-            train(steps)
+            run(steps)
         found.append(syncs.calls)
     few, more = found
     assert not few - more
     return more - few
 
 
-def settings(module: ModuleType, cls: type, **changes: Any) -> Any:
-    fixed = dict(
-        diagnose_groups=0, save_every=0, eval_every=0, group_size=8, device_batch_size=4, rows=1, row_tokens=128
-    )
-    return config.resolve(cls, "toy", overrides=fixed | changes, presets=module.RUN_PRESETS)
+RL: dict[str, tuple[str, dict[str, Any], int, int]] = {  # loop, its settings, updates a step, other waits a step
+    "reinforce": ("reinforce", dict(entropy_coef=0.1, importance_cap=2.0), 1, 1),
+    "muon": ("reinforce", dict(optimizer="muon"), 1, 1),
+    "accumulated": ("reinforce", dict(grad_accum=2), 1, 1),
+    "grpo": ("grpo", dict(minibatches=2, inner_epochs=1), 2, 1),
+    "gspo": ("grpo", dict(variant="gspo", entropy_coef=0.1, kl_coef=0.1), 1, 1),
+    "ppo": ("ppo", dict(kl_coef=0.1, inner_epochs=1), 2, 3),
+    "whitened": ("ppo", dict(whiten=True, inner_epochs=1, minibatches=1), 1, 4),
+    "expert": ("expert_iteration", dict(minibatches=1, inner_epochs=1, group_size=24), 1, 1),
+}
 
 
-LOOPS: list[tuple[str, ModuleType, type, dict[str, Any], int, int]] = [  # name, loop, its settings, updates a step, other waits a step
-    ("reinforce", reinforce, reinforce.ReinforceConfig, dict(entropy_coef=0.1, importance_cap=2.0), 1, 1),
-    ("muon", reinforce, reinforce.ReinforceConfig, dict(optimizer="muon"), 1, 1),
-    ("accumulated", reinforce, reinforce.ReinforceConfig, dict(grad_accum=2), 1, 1),
-    ("grpo", grpo, grpo.GRPOConfig, dict(minibatches=2, inner_epochs=1), 2, 1),
-    ("gspo", grpo, grpo.GRPOConfig, dict(variant="gspo", entropy_coef=0.1, kl_coef=0.1), 1, 1),
-    ("ppo", ppo, ppo.PPOConfig, dict(kl_coef=0.1, inner_epochs=1), 2, 3),
-    ("whitened", ppo, ppo.PPOConfig, dict(whiten=True, inner_epochs=1, minibatches=1), 1, 4),
-    ("expert", expert_iteration, expert_iteration.ExpertConfig, dict(minibatches=1, inner_epochs=1, group_size=24), 1, 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name, module, cls, changes, updates, more", LOOPS, ids=[row[0] for row in LOOPS])
+@pytest.mark.parametrize("name", RL)
 def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_logs(
-    name: str, module: ModuleType, cls: type, changes: dict[str, Any], updates: int, more: int,
-    no_values: None, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name: str, no_values: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many microbatches an update has."""
+    loop, how, updates, more = RL[name]
     logprobs, passes = Microbatch.logprobs, []
     monkeypatch.setattr(Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k))
-
-    def train(steps: int) -> None:
-        module.train(settings(module, cls, run_name=f"{name}-{steps}", max_steps=steps, **changes))
-
-    waits = per_step(train)
+    how = dict(save_every=0, eval_every=0, rows=1, row_tokens=128) | how
+    waits = per_step(lambda n: train(small(loop, home, run_name=f"{name}-{n}", max_steps=n, **how)))
     assert waits.total() == updates + more, waits
     assert len(passes) >= 3 * 2 * updates, "three steps were run, each update of two or more microbatches"
 
@@ -105,32 +90,16 @@ def test_a_step_on_preferences_waits_for_the_norm_and_once_for_what_it_logs(
     loss: str, no_values: None, home: Path
 ) -> None:
     """However many microbatches; kto once more in each, for its reference point."""
-    pairs = [dict(prompt=f"say {i}", chosen="yes" * (1 + i % 5), rejected="no" * (1 + i % 7)) for i in range(12)]
-    (home / "preferences.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    how = dict(loss=loss, data_dir=str(home), task=None, device_batch_size=2, grad_accum=3)
-    never = dict(eval_every=0, save_every=0)
-
-    def train(steps: int) -> None:
-        overrides = dict(run_name=f"{loss}-{steps}", max_steps=steps) | how | never
-        preference.train(
-            config.resolve(preference.PreferenceConfig, "toy", overrides=overrides, presets=preference.RUN_PRESETS)
-        )
-
-    waits = per_step(train)
+    how = dict(loss=loss, device_batch_size=2, grad_accum=3, eval_every=0, save_every=0)
+    waits = per_step(lambda n: train(small("preference", home, run_name=f"{loss}-{n}", max_steps=n, **how)))
     assert waits.total() == 2 + 3 * (loss == "kto"), waits
 
 
 @pytest.mark.parametrize("loop", ["pretrain", "sft"])
-def test_a_supervised_step_waits_twice_however_many_microbatches(
-    loop: str, no_values: None, request: pytest.FixtureRequest
-) -> None:
+def test_a_supervised_step_waits_twice_however_many_microbatches(loop: str, no_values: None, home: Path) -> None:
     """For the norm of the gradients, and for the loss where it is logged."""
     how = dict(optimizer="muon", grad_accum=3, eval_every=0, save_every=0)
-    if loop == "sft":
-        cfg, train = test_loops.sft_config(request.getfixturevalue("conversations"), **how), sft.train
-    else:
-        cfg, train = test_loops.pretrain_config(request.getfixturevalue("text_corpus"), **how), pretrain.train
-    waits = per_step(lambda steps: train(replace(cfg, run_name=f"{loop}-{steps}", max_steps=steps)))
+    waits = per_step(lambda n: train(small(loop, home, run_name=f"{loop}-{n}", max_steps=n, **how)))
     assert waits.total() == 2, waits
 
 
