@@ -30,7 +30,6 @@ from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import Run, StopSignal
 from codechat.text.tokenizer import Tokenizer
 
-
 KEPT = "the last checkpoint is kept"
 
 
