@@ -1,6 +1,7 @@
 #!/bin/sh
 # Recipe ours at 2b: 1 GPU. Settings of every stage: ours-2b.json. Finished stages are skipped, a stopped one continues.
-# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. PYTHON: the interpreter.
+# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. BASE=RUN: from SFT on, from this
+# checkpoint in place of the recipe's pretraining. PYTHON: the interpreter.
 # Further options of `codechat run` may follow, such as --until sft-general, or --yes where nobody can be asked.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here/.." || exit 1
@@ -17,6 +18,7 @@ case ${SKIP_TO:-} in
     10) SKIP_TO=ours-evaluate ;;
 esac
 [ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"
+[ -z "${BASE:-}" ] || set -- --base "$BASE" "$@"
 for stage in corpus code calls pretrain sft diagnose rl choose evaluate ours-evaluate; do
     flag=FORCE_$(echo "$stage" | tr 'a-z-' 'A-Z_')
     eval "wish=\${$flag:-0}"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Recipe v6 at 8b: 8 GPUs. Settings of every stage: v6-8b.json. Finished stages are skipped, a stopped one continues.
-# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. PYTHON: the interpreter.
+# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. BASE=RUN: from SFT on, from this
+# checkpoint in place of the recipe's pretraining. PYTHON: the interpreter.
 # Further options of `codechat run` may follow, such as --until sft-general, or --yes where nobody can be asked.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here/.." || exit 1
@@ -15,6 +16,7 @@ case ${SKIP_TO:-} in
     8) SKIP_TO=v6-evaluate ;;
 esac
 [ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"
+[ -z "${BASE:-}" ] || set -- --base "$BASE" "$@"
 [ "${FORCE_PREP_CODE:-0}" != 1 ] || set -- --force plain-programs "$@"
 [ "${FORCE_PREP_FUNCALL:-0}" != 1 ] || set -- --force plain-calls "$@"
 [ "${FORCE_MERGE:-0}" != 1 ] || set -- --force v6-sft "$@"

@@ -95,7 +95,7 @@ def _command(id: str) -> dict[str, Entry]:
 COMMANDS: dict[str, Command | Entry] = {
     "run": Command("codechat.launch.runner", "run a recipe: every stage from data to report"),
     "recipes": Command(
-        "codechat.launch.recipe_sheets", "list the recipes; print command lines for public models and data"
+        "codechat.launch.runner", "list the recipes; print command lines for public models and data", "main_sheets"
     ),
     "data": Command("codechat.data.command", "prepare a corpus, conversations or function-calling problems"),
     "new": Command("codechat.tasks.new_command", "files to start from: a task of your own, its test and its rows"),

@@ -16,21 +16,25 @@ import html
 import json
 import os
 import platform
+import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from codechat.core import config, provenance, registry
 from codechat.core.atomic_files import read_json, read_rows, write_json
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, descendants, process_start, unlock
 from codechat.distributed import gpu_specs
-from codechat.launch import job_scripts, planner, portable_scripts
-from codechat.launch.job_scripts import Job
+from codechat.launch import planner, portable_scripts
+from codechat.launch.portable_scripts import SAVE_S
 from codechat.runs import paths
 from codechat.runs.metrics import is_declared, metric
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
@@ -38,22 +42,49 @@ from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
 SOURCES = ("hub", "embedded")  # a task's data that are no directory
-SHOWN = (
-    "train_loss",
-    "reward_mean",
-    "exact_match",
-    "val_bpb",
-    "lr",
-    "grad_norm",
-    "tok_per_s",
-    "mfu",
-)  # metrics of a line
+SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
+PORT = 29517
+DEVICE = re.compile(r"\d+|GPU-[0-9a-fA-F-]{4,}|MIG-[0-9a-zA-Z/-]{4,}")
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
 
 
 # ---- writing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines(config.Settings):
+    """Where and how a run starts."""
+
+    nproc: int = opt(1, "ranks per node: one per GPU", least=1)
+    nodes: int = opt(1, "machines; more than one needs --slurm, and shards within each (HSDP)", least=1)
+    gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb; `codechat plan --list` names them")
+    devices: tuple[str, ...] = opt(
+        (), "CUDA_VISIBLE_DEVICES: indices or UUIDs (GPU-...); empty = as the environment says"
+    )
+    max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died", least=0)
+    slurm: bool = opt(False, "also write job.slurm")
+    scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
+    hours: float = opt(24.0, "time limit of a job, hours", least=0.1)
+    job_lines: tuple[str, ...] = opt(
+        (), "one more option of a job script, such as --partition=gpu; may be repeated", verbatim=True
+    )
+    overwrite: bool = opt(False, "replace a run of this name that has begun")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nodes > 1 and not self.slurm:
+            raise ConfigError(f"{self.nodes} nodes: a shell starts ranks on one machine; add --slurm")
+        if broken := [line for line in self.job_lines if "\n" in line]:
+            raise ConfigError(f"{broken[0]!r} holds a line break; a job script takes one option a line")
+        # CUDA would silently read fewer GPUs: it stops at the first word it does not know; UUIDs and indices do not mix
+        listed, words = f"devices {','.join(self.devices)}", self.devices
+        mixed = len({word.isdecimal() for word in words}) > 1 or len(set(words)) < len(words)
+        if mixed or not all(map(DEVICE.fullmatch, words)):
+            raise ConfigError(f"{listed}; required are different GPUs, all indices (0) or all UUIDs of nvidia-smi -L (GPU-..., MIG-...)")  # fmt: skip
+        if words and self.nproc > len(words):
+            raise ConfigError(f"{listed} for {self.nproc} ranks; each rank needs one: set --nproc {len(words)}")
 
 
 @dataclass(frozen=True)
@@ -84,41 +115,32 @@ class Written:
         )
 
 
-def write(
-    cfg: Any, *, nproc: int = 1, nodes: int = 1, devices: tuple[str, ...] = (), max_restarts: int = 0, hours: float = 24.0,
-    gpu: str | None = None, kind: Literal["shell", "slurm"] = "shell", lines: tuple[str, ...] = (), overwrite: bool = False,
-    scripts: str | Path | None = None,
-) -> Written:  # fmt: skip
-    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and job.slurm where `kind` is slurm.
+def write(cfg: Any, **machines: Any) -> Written:
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and job.slurm with slurm=True; `machines` as in Machines.
 
-    nproc ranks on each of `nodes`; devices as in CUDA_VISIBLE_DEVICES; hours for job scripts; gpu (a name of the GPU table) for the
-    plan; scripts: a folder for the same as NAME.sh and NAME.json, which run on other machines. A planned run of the name is replaced,
-    another one only with `overwrite`. ConfigError or RunError before anything is written."""
-    entry = registry.entry_of(cfg, LAUNCHABLE)
-    _check_flags(cfg)
+    A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
+    entry, where = registry.entry_of(cfg, LAUNCHABLE), Machines(**machines)
+    for flag in START_FLAGS:
+        if getattr(cfg, flag, False):
+            raise ConfigError(f"{flag}=True in the configuration would apply to every start; leave it out: launch.sh resumes by itself, "
+                              "and overwrite is an option of the launch")  # fmt: skip
     if hasattr(cfg, "resolved"):  # the loop compares its resolved settings with those that are written here
         cfg = cfg.resolved()
-    job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
-              again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
-    if nodes > 1 and kind == "shell":
-        raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm")
     _check_not_starting(cfg.run_name)
-    verdict = plan_verdict(cfg, gpu, nproc * nodes)
-    texts, submit = {"launch.sh": job_scripts.launch_sh(job)}, f"codechat launch {cfg.run_name} start"
-    if kind == "slurm":
-        texts["job.slurm"] = job_scripts.slurm(job, runs_dir().parent)
-        submit = f"sbatch runs/{cfg.run_name}/job.slurm"
-    path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
-    if scripts:
-        portable_scripts.write_loop(cfg, scripts, nproc=nproc)
+    verdict = plan_verdict(cfg, where.gpu, where.nproc * where.nodes)
+    texts, submit = {"launch.sh": launch_sh(cfg, entry.module, where)}, f"codechat launch {cfg.run_name} start"
+    if where.slurm:
+        texts["job.slurm"], submit = slurm(cfg.run_name, where), f"sbatch runs/{cfg.run_name}/job.slurm"
+    path = write_planned(cfg, entry.id, texts, where.overwrite)
+    if where.scripts:
+        portable_scripts.write_loop(cfg, where.scripts, nproc=where.nproc)
     changes = {k: pair for k, pair in config.changed(cfg).items() if k not in ("run_name", *START_FLAGS)}
     return Written(cfg.run_name, path, changes, verdict, submit)
 
 
-def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool = False) -> Path:
-    """Write the directory of a run that has not begun, whole or not at all: its settings, status "planned", and text files (launch.sh, ...).
-
-    Replaces a planned run; any other one only with `overwrite`. RunError for a run that is alive."""
+def write_planned(cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool) -> Path:
+    """The directory of a run that has not begun, whole or not at all: its settings, status "planned", and text files."""
+    name = cfg.run_name
     paths.check_name(name)
     path, there = runs_dir() / name, paths.exists(name)
     if there and not (overwrite or paths.is_planned(path)):
@@ -127,32 +149,43 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
     if there:
         paths.check_idle(name)
         paths.hold(path)
-    status = dict(
-        status=paths.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()
-    )
-    env = {
-        "kind": kind,
-        **paths.settings_hashes(cfg),
-        "parent": None,
-        **provenance.snapshot(paths.SHIPPED),
-    }
+    status = dict(status=paths.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={})
+    env = {"kind": kind, **paths.settings_hashes(cfg), "parent": None, **provenance.snapshot(paths.SHIPPED)}
+    files = {"config.json": config.plain(cfg), "env.json": env, "status.json": status | {"host": platform.node()}}
     try:
-        paths.make_directory(
-            path,
-            {"config.json": config.plain(cfg), "env.json": env, "status.json": status},
-            texts=texts,
-        )
+        paths.make_directory(path, files, texts=texts)
     finally:
         unlock(paths.lock_of(path))  # the ranks of the run will hold it
     return path
 
 
-def _check_flags(cfg: Any) -> None:
-    """launch.sh adds --resume itself when there is something to resume."""
-    for flag in START_FLAGS:
-        if getattr(cfg, flag, False):
-            raise ConfigError(f"{flag}=True in the configuration would apply to every start; leave it out: launch.sh resumes by itself, "
-                              "and overwrite is an option of the launch")  # fmt: skip
+def launch_sh(cfg: Any, module: str, where: Machines) -> str:
+    """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
+    name, several = cfg.run_name, where.nodes > 1
+    ranks = f"{where.nproc} rank{'s' if where.nproc > 1 else ''}" + (
+        f" on each of {where.nodes} nodes" if several else ""
+    )
+    message = f"{where.nodes} nodes: start this by its job script"
+    return portable_scripts.fill(
+        "launch.sh", name=name, module=module, ranks=ranks, where=f"runs/{name}", save_s=SAVE_S, nproc=where.nproc,
+        up="/".join([".."] * (2 + name.count("/"))), python=shlex.quote(sys.executable),
+        again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
+        visible=f"export CUDA_VISIBLE_DEVICES={','.join(where.devices)}\n" if where.devices else "",
+        guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if several else "",
+        restarts=f" --max-restarts {where.max_restarts}" if where.max_restarts else "",
+    )  # fmt: skip
+
+
+def slurm(name: str, where: Machines) -> str:
+    """A Slurm job: one torchrun on each node, met at the first node's port. `sbatch FILE`; requeued, it continues."""
+    path, minutes = (runs_dir() / name).as_posix(), round(where.hours * 60)
+    if "\n" in path:
+        raise ConfigError(f"{path!r} holds a line break; a job script takes one option a line")
+    return portable_scripts.fill(
+        "job.slurm.sh", job=name.replace("/", "-"), nodes=where.nodes, nproc=where.nproc, path=path, save_s=SAVE_S, port=PORT,
+        time=f"{minutes // 60:02d}:{minutes % 60:02d}", lines="".join(f"#SBATCH {line}\n" for line in where.job_lines),
+        launch=shlex.quote(path + "/launch.sh"),
+    )  # fmt: skip
 
 
 def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
@@ -163,8 +196,8 @@ def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
     if kind not in (*planner.PLANNED_LOOPS, *planner.RL_LOOPS):
         gpu_specs.find(gpu)
         return f"none for {kind}"
-    found = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
-    return found.verdict if found.fits else planner.with_knobs(found).verdict
+    plan = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
+    return plan.verdict if plan.fits else planner.with_knobs(plan).verdict
 
 
 # ---- starting and stopping
@@ -215,20 +248,17 @@ def end(what: str, process: Mapping[str, Any], now: bool, timeout_s: float) -> N
     ends = time.monotonic() + timeout_s
     while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
         if time.monotonic() > ends:
-            raise RunError(
-                f"{what} (process {process['pid']}) is still there after {timeout_s:.0f} s; wait longer, or stop it with now=True (--now)"
-            )
+            raise RunError(f"{what} (process {process['pid']}) is still there after {timeout_s:.0f} s; wait longer, "
+                           "or stop it with now=True (--now)")  # fmt: skip
         time.sleep(0.1)
         reap()
 
 
 def _check_not_starting(name: str) -> None:
     path = runs_dir() / name
-    if path.is_dir() and (found := process_of(path)):
-        where = f"process {found['pid']} on {found['host']}"
-        raise RunError(
-            f"run {name} was started as {where}; stop it (codechat launch {name} stop), or choose another --run-name"
-        )
+    if path.is_dir() and (process := process_of(path)):
+        raise RunError(f"run {name} was started as process {process['pid']} on {process['host']}; "
+                       f"stop it (codechat launch {name} stop), or choose another --run-name")  # fmt: skip
 
 
 def start(ref: str | Path | Written) -> Path:
@@ -237,12 +267,11 @@ def start(ref: str | Path | Written) -> Path:
     It outlives the kernel or shell that started it. A run that was stopped or killed continues. RunError if it is finished, is
     or is running; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
-    name = name_of(path)
+    name, state = name_of(path), read_status(path)["status"]
     paths.check_unedited(path, name)
     _check_not_starting(name)
-    status = read_status(path)
-    if status["status"] in ("running", "finished"):
-        raise RunError(f"run {name} is {status['status']}; nothing to start")
+    if state in ("running", "finished"):
+        raise RunError(f"run {name} is {state}; nothing to start")
     check_inputs(read_json(path / "config.json"))
     start_detached(["sh", str(path / "launch.sh")], path, "launch.log")
     return path
@@ -251,27 +280,26 @@ def start(ref: str | Path | Written) -> Path:
 def check_inputs(settings: Mapping[str, Any]) -> None:
     """MissingFile where the data or the checkpoints that these settings name do not exist: the ranks would load for a minute first."""
     for name in ("data_dir", "task_data"):
-        where = settings.get(name)
-        if where and where not in SOURCES and not (runs_dir().parent / where).exists():
-            raise MissingFile(
-                f"{config.flag_of(name)} {where} does not exist in {runs_dir().parent}; prepare it with `codechat data`, "
-                "or write the launch with another one"
-            )
-    refs = (settings.get(name) for name in ("init_from", "ckpt"))
-    for ref in (one for some in refs for one in ([some] if isinstance(some, str) else some or ())):
-        paths.find_checkpoint(ref)
+        data = settings.get(name)
+        if data and data not in SOURCES and not (paths.ROOT / data).exists():
+            raise MissingFile(f"{config.flag_of(name)} {data} does not exist in {paths.ROOT}; prepare it with `codechat data`, "
+                              "or write the launch with another one")  # fmt: skip
+    for name in ("init_from", "ckpt"):
+        refs = settings.get(name) or ()
+        for ref in [refs] if isinstance(refs, str) else refs:
+            paths.find_checkpoint(ref)
 
 
-def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job_scripts.SAVE_S) -> str:
+def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = SAVE_S) -> str:
     """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it; the last checkpoint stays.
 
     RunError where nothing runs, where it runs on another host, or where it has not ended after timeout_s."""
     path = _folder(ref)
-    name, status, process = name_of(path), read_status(path), process_of(path)
-    owner = process or (status if status["status"] == "running" else None)
+    state = read_status(path)
+    owner = process_of(path) or (state if state["status"] == "running" else None)
     if owner is None:
-        raise RunError(f"run {name} is not running ({status['status']})")
-    end(f"run {name}", owner, now, timeout_s)
+        raise RunError(f"run {name_of(path)} is not running ({state['status']})")
+    end(f"run {name_of(path)}", owner, now, timeout_s)
     return read_status(path)["status"]
 
 
@@ -282,23 +310,17 @@ def status(ref: str | Path | Written) -> dict[str, Any]:
     """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun its run;
     "start failed" one that never did, with the last line of its log as reason."""
     path = _folder(ref)
-    found, process = read_status(path), process_of(path)
-    state, reason = found["status"], found.get("reason")
-    if state == paths.PLANNED and process:
-        state = "starting"
+    read, process = read_status(path), process_of(path)
+    state, reason = read["status"], read.get("reason")
+    if process and state in (paths.PLANNED, "killed", "stopped"):
+        state = "starting" if state == paths.PLANNED else "starting again"
     elif state == paths.PLANNED and (path / "process.json").is_file():
         state, reason = "start failed", error_line(path / "launch.log")
-    elif state in ("killed", "stopped") and process:
-        state = "starting again"
-    row, max_steps = last_row(path), read_json(path / "config.json").get("max_steps")
-    found = {
-        "run": name_of(path),
-        "status": state,
-        "reason": reason,
-        "step": row.pop("step", 0),
-        "max_steps": max_steps,
-    }
-    return found | {"process": process["pid"] if process else None} | row
+    last = {"step": 0}
+    for row in read_rows(path / "metrics.jsonl"):
+        last |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
+    about = {"run": name_of(path), "status": state, "reason": reason, "process": process["pid"] if process else None}
+    return about | {"max_steps": read_json(path / "config.json").get("max_steps")} | last
 
 
 def error_line(log: Path) -> str | None:
@@ -317,37 +339,36 @@ def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]
     """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
     max_steps = read_json(path / "config.json").get("max_steps")
-    try:
-        for row in _new_rows(path, every_s):
-            print(line_of(row, max_steps), flush=True)
-    except KeyboardInterrupt:
-        print(f"stopped following {name_of(path)}; it is still running")
+    lines = new_lines(lambda: [path / "metrics.jsonl"], lambda: lives(path), every_s)
+    follow((line_of(json.loads(line), max_steps) for line in lines), name_of(path))
     state = status(path)
     print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))
     return state
 
 
-def _new_rows(path: Path, every_s: float) -> Iterator[dict[str, Any]]:
-    """Rows of metrics.jsonl as they are written, until the run ends; a file that became shorter (a resumed run drops later rows) is
-    read again."""
-    file, position, going = path / "metrics.jsonl", 0, True
-    while going:
-        going = lives(path)  # before reading, so that the last rows are read too
-        data = file.read_bytes() if file.is_file() else b""
-        position = position if position <= len(data) else 0
-        whole = data[position : data.rfind(b"\n") + 1]  # without a line that is still being written
-        position += len(whole)
-        yield from map(json.loads, whole.splitlines())
-        if going:
+def follow(lines: Iterable[str], what: str) -> None:
+    """Print lines as they come. An interrupt ends the following, not what is followed."""
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped following {what}; it is still running")
+
+
+def new_lines(files: Callable[[], list[Path]], going: Callable[[], bool], every_s: float) -> Iterator[str]:
+    """Lines of files as they are written, until nothing is going on; where a resumed run has dropped lines, those behind them."""
+    seen: dict[Path, list[bytes]] = {}
+    more = True
+    while more:
+        more = going()  # before reading, so that the last lines are read too
+        for file in files():
+            before, lines = seen.get(file, []), file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
+            differs = (i for i, (a, b) in enumerate(zip(before, lines)) if a != b)
+            seen[file] = lines
+            for line in lines[next(differs, len(before)) :]:
+                yield line.decode(errors="replace")
+        if more:
             time.sleep(every_s)
-
-
-def last_row(path: Path) -> dict[str, Any]:
-    """The last value of each metric in SHOWN, and the last step."""
-    last: dict[str, Any] = {}
-    for row in read_rows(path / "metrics.jsonl"):
-        last |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
-    return last
 
 
 def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:

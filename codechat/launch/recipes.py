@@ -1,19 +1,5 @@
-"""Recipes: `codechat/recipes/*.toml` or any file like them, read into stages; `bind` fills in their placeholders and hashes them.
-
-    about = "one line"                # top of the file; also from, without, home, larger
-    from = "nano"                     # begin with the stages of another recipe, but those in `without`
-    [shared.sft]                      # settings with a name
-    lr = 0.003
-    [stage.chat]                      # about, kind, needs, out, when, seeded, once, asked; everything else is a setting
-    kind = "sft"                      # id of a function in core.registry
-    needs = ["pretrain"]
-    use = ["sft"]                     # the shared settings of that name; those of the stage replace them
-    init_from = "{pretrain}"
-
-In settings, `out` and `when`, {runs} and {data} stand for the recipe's prefix of run names and its data directory, {NAME} for
-the place where the stage of that name leaves its result. `home` is the recipe beside whose runs and data its own lie, `larger`
-the one whose stages run at a larger scale. A scale, `scales/*.toml`, replaces settings; "default" takes one away.
-"""
+"""Recipes: `codechat/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in their placeholders and
+hashes them. Scales, `scales/*.toml`, replace settings of stages."""
 
 from __future__ import annotations
 
@@ -27,8 +13,9 @@ from typing import Any
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, nearest
-from codechat.runs.paths import ROOT, exists
+from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
 from codechat.runs.run import Run
+from codechat.text import chat, tokenizer
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 NANO = "nano"  # the scale of a recipe as it is
@@ -36,10 +23,7 @@ NANO = "nano"  # the scale of a recipe as it is
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A configuration of the function `kind`. out: the directory that it writes; empty = the run {runs}/NAME.
-
-    seeded: repeated per seed, in a run of its own; once: for seed 0 only; otherwise all seeds share it. when: a pattern of files,
-    without which the stage is skipped. asked: it runs only where --until, --from or --force names it, or a stage that needs it."""
+    """A configuration of the function `kind`; the other fields are the keys of docs/recipes.md."""
 
     name: str
     about: str
@@ -55,19 +39,20 @@ class Stage:
     def is_done(self, cfg: Any) -> bool:
         """Whether its result is there: a finished run, or its output directory."""
         if hasattr(cfg, "run_name"):
-            return exists(cfg.run_name) and Run.open(cfg.run_name).status["status"] == "finished"
+            return paths.exists(cfg.run_name) and Run.open(cfg.run_name).status["status"] == "finished"
         out = getattr(cfg, "out", None)
-        return out is None or (ROOT / Path(out)).exists()
+        return out is None or (paths.ROOT / Path(out)).exists()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in order. own: names of those that its file writes, the others are those of `parent`."""
+    """Stages in order. added: names of those that its file writes, the others are those of `parent`. home: the recipe beside whose runs
+    and data its own lie; larger: the one whose stages run at a larger scale."""
 
     about: str
     stages: tuple[Stage, ...]
     parent: str = ""
-    own: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     home: str = ""
     larger: str = ""
 
@@ -88,16 +73,13 @@ class Scale:
         return self.ranks.get(stage.kind, 0)
 
     def stages(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        """The stages that exist at this size, with its settings."""
-        return tuple(
-            replace(stage, settings=_without_defaults({**stage.settings, **self.settings[stage.name]}))
-            for stage in stages
-            if stage.name in self.settings
-        )
-
-
-def _without_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in settings.items() if v != "default"}
+        """The stages that exist at this size, with its settings; "default" takes a setting away."""
+        sized = []
+        for stage in stages:
+            if stage.name in self.settings:
+                settings = {**stage.settings, **self.settings[stage.name]}
+                sized.append(replace(stage, settings={k: v for k, v in settings.items() if v != "default"}))
+        return tuple(sized)
 
 
 # ---- files
@@ -106,34 +88,33 @@ def _without_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _tables(path: Path) -> dict[str, Any]:
     """A toml file over the one it is `from`: stage tables and shared settings are merged by name, a key here replaces."""
     try:
-        own = tomllib.loads(path.read_text())
+        here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
-    own = {"shared": {}, "stage": {}} | own
-    if "from" not in own:
-        return own
-    places = [folder / f"{own['from']}.toml" for folder in (path.parent, FOLDER)]
+    here["added"] = tuple(here["stage"])
+    if "from" not in here:
+        return here
+    places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
     parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
     if parent is None:
-        raise ConfigError(f"{path}: from {own['from']!r}: no such recipe")
+        raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
     above = _tables(parent)
-    above["stage"] = {name: table for name, table in above["stage"].items() if name not in own.get("without", ())}
-    merged = {what: _merged(above[what], own[what]) for what in ("shared", "stage")}
-    return own | merged | {"own": tuple(own["stage"])}
+    for name in here.get("without", ()):
+        above["stage"].pop(name, None)
+    for part in ("shared", "stage"):
+        changed = {name: above[part].get(name, {}) | table for name, table in here[part].items()}
+        here[part] = above[part] | changed
+    return here
 
 
-def _merged(above: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    return {**above, **{name: above.get(name, {}) | table for name, table in own.items()}}
-
-
-def _settings(tables: Mapping[str, Any], name: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a stage: the shared ones that it uses, then its own."""
+def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The table of a stage over the shared settings that it uses."""
     table, settings = tables["stage"][name], {}
     for group in table.get("use", ()):
         if group not in tables["shared"]:
             raise ConfigError(f"stage {name}: use {group!r}{nearest(group, tables['shared'])}: no such shared settings")
         settings |= tables["shared"][group]
-    return settings | {k: v for k, v in table.items() if k not in ("use", *skip)}
+    return settings | {k: v for k, v in table.items() if k != "use"}
 
 
 ATTRIBUTES = tuple(name for name in Stage.__dataclass_fields__ if name not in ("name", "settings"))
@@ -141,16 +122,16 @@ ATTRIBUTES = tuple(name for name in Stage.__dataclass_fields__ if name not in ("
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from its file. ConfigError names what is wrong."""
-    tables = _tables(path)
-    stages = []
+    tables, stages = _tables(path), []
     for name, table in tables["stage"].items():
         if missing := {"about", "kind"} - set(table):
             raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
-        known = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k in ATTRIBUTES}
-        stages.append(Stage(name=name, settings=_settings(tables, name, ATTRIBUTES), **known))
-    own = tables.get("own", tuple(tables["stage"]))
+        settings = _settings(tables, name)
+        known = {k: settings.pop(k) for k in ATTRIBUTES if k in settings}
+        known["needs"] = tuple(known.get("needs", ()))
+        stages.append(Stage(name=name, settings=settings, **known))
     words = {key: tables.get(key, "") for key in ("home", "larger")}
-    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("from", ""), own, **words)
+    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("from", ""), tables["added"], **words)
 
 
 def read_scale(path: Path) -> Scale:
@@ -158,9 +139,8 @@ def read_scale(path: Path) -> Scale:
     return Scale({name: _settings(tables, name) for name in tables["stage"]}, tables["ranks"], tables.get("gpu"))
 
 
-RECIPES = {
-    path.stem: read_recipe(path) for path in sorted(FOLDER.glob("*.toml"), key=lambda p: (p.stem != NANO, p.stem))
-}
+FILES = sorted(FOLDER.glob("*.toml"), key=lambda path: (path.stem != NANO, path.stem))
+RECIPES = {path.stem: read_recipe(path) for path in FILES}
 SCALES = {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
 
 
@@ -209,8 +189,11 @@ class Bound:
         return self.stage.is_done(self.cfg)
 
 
-def bound_stages(name: str, scale: str | None = None, seed: int = 0, settings: Path | None = None) -> list[Bound]:
-    """The stages of a recipe in order, ready to run. ConfigError for what does not exist or does not fit."""
+def bound_stages(
+    name: str, scale: str | None = None, seed: int = 0, settings: Path | None = None, base: str | None = None
+) -> list[Bound]:
+    """The stages of a recipe in order, ready to run; base: a checkpoint in place of its pretraining. ConfigError for what does not exist
+    or does not fit."""
     recipe, size = find_recipe(name), find_scale(scale)
     stages = recipe.stages
     if size:
@@ -218,38 +201,40 @@ def bound_stages(name: str, scale: str | None = None, seed: int = 0, settings: P
         there = {stage.name for stage in stages}
         if lost := [need for stage in stages for need in stage.needs if need not in there]:
             raise ConfigError(f"recipe {name} has no scale {scale}: stage {lost[0]} has no settings there")
-    return bind(prefix_of(name, scale), stages, seed, config.read_json(settings) if settings else {})
+    bound = bind(prefix_of(name, scale), stages, seed, config.read_json(settings) if settings else {}, base)
+    return bound if base is None else behind_pretraining(bound, base)
 
 
 def bind(
-    recipe: str, stages: tuple[Stage, ...], seed: int = 0, own: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[Bound]:
-    """The stages, ready to run. own: {stage: settings without placeholders} that replace those of the recipe."""
-    own, names = own or {}, [s.name for s in stages]
-    for name, settings in own.items():
+    prefix: str, stages: tuple[Stage, ...], seed: int = 0, edited: Mapping[str, Any] | None = None, base: str | None = None
+) -> list[Bound]:  # fmt: skip
+    """The stages, ready to run. edited: {stage: settings without placeholders} that replace those of the recipe."""
+    edited, names = edited or {}, [s.name for s in stages]
+    for name, settings in edited.items():
         if name not in names or not isinstance(settings, Mapping):
-            raise ConfigError(
-                f"settings of {name!r}{nearest(name, names)}; required is {{stage: {{setting: value}}}}, "
-                f"stages of {recipe}: {', '.join(names)}"
-            )
+            raise ConfigError(f"settings of {name!r}{nearest(name, names)}; required is {{stage: {{setting: value}}}}, "
+                              f"stages of {prefix}: {', '.join(names)}")  # fmt: skip
     bound: dict[str, Bound] = {}
-    places = {"runs": recipe, "data": f"data/{recipe}"}
+    places, parents = {"runs": prefix, "data": f"data/{prefix}"}, {}
     for stage in stages:
         if seed and stage.once:
             continue
         suffix = f"-s{seed}" if seed and stage.seeded else ""
         place = "out" if stage.out else "run_name"
-        places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix
-        settings = {place: places[stage.name]} | dict(
-            own[stage.name] if stage.name in own else _fill(stage.settings, places)
-        )
+        usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix}
+        settings = usual | dict(edited[stage.name] if stage.name in edited else _fill(stage.settings, places))
         places[stage.name] = settings[place]
+        if base and stage.kind == "pretrain":
+            parents[settings[place]] = base
+        settings = {k: v if k == place else _replaced(v, parents) for k, v in settings.items()}
         entry, seeds = registry.find(stage.kind), {"seed": seed} if stage.seeded else {}
-        cfg = config.from_dict(entry.config_class, settings | seeds, where=f"recipe {recipe}, stage {stage.name}")
+        cfg = config.from_dict(entry.config_class, settings | seeds, where=f"recipe {prefix}, stage {stage.name}")
         what = [entry.id, config.config_hash(cfg), [bound[need].hash for need in stage.needs]]
+        if base and stage.kind == "pretrain":
+            what = [checkpoint.fingerprint(checkpoint.read_meta(base))]
         digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-        action = entry.load(entry.function)
-        bound[stage.name] = Bound(stage, stage.name + suffix, cfg, action, digest, _fill(stage.when, places))
+        action, when = entry.load(entry.function), _fill(stage.when, places)
+        bound[stage.name] = Bound(stage, stage.name + suffix, cfg, action, digest, when)
     return list(bound.values())
 
 
@@ -262,3 +247,42 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
         return {k: _fill(v, places) for k, v in value.items()}
     return [_fill(v, places) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
+    """A setting, or its items, with checkpoints of other runs in place of those that names has."""
+    if isinstance(value, str):
+        return names.get(value.partition("@")[0], value)
+    return [_replaced(v, names) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def behind_pretraining(bound: list[Bound], base: str) -> list[Bound]:
+    """The stages from SFT on: without pretraining, and without what only that needs. ConfigError where the checkpoint cannot take its place."""
+    trained = {b.stage.name: b.cfg for b in bound if b.stage.kind == "pretrain"}
+    if not any(b.stage.kind == "sft" and b.cfg.init_from == base for b in bound):
+        raise ConfigError(f"--base {base}: this recipe has no SFT that starts from its pretraining; leave out --base")
+    gone = set(trained)
+    for b in reversed(bound):
+        users = {user.stage.name for user in bound if b.stage.name in user.stage.needs}
+        gone |= {b.stage.name} if users and users <= gone else set()
+    check_base(base, max(cfg.model.block_size for cfg in trained.values()), bound)
+    kept = [b for b in bound if b.stage.name not in gone]
+    needs = {b.stage.name: tuple(need for need in b.stage.needs if need not in gone) for b in kept}
+    return [replace(b, stage=replace(b.stage, needs=needs[b.stage.name])) for b in kept]
+
+
+def check_base(base: str, length: int, bound: list[Bound]) -> None:
+    """ConfigError where a checkpoint cannot stand in for the pretraining of these stages, whose rows have up to `length` tokens."""
+    meta = checkpoint.read_meta(base)
+    shape, held, problem = meta.get("model_config") or {}, meta.get("tokenizer") or {}, ""
+    if shape.get("block_size", 0) < length:
+        problem = f"its rows end at {shape.get('block_size', 0)} tokens, this recipe has rows of {length}"
+    for spec in {b.cfg.tokenizer for b in bound if b.stage.kind.startswith("data.") and hasattr(b.cfg, "tokenizer")}:
+        if held.get("spec") != spec and held != tokenizer.load(spec).to_dict():
+            problem = f"its tokenizer is {held.get('spec', 'an imported one')}, the data of this recipe have {spec}"
+    rows = shape.get("vocab_size", 0) + shape.get("n_tags", 0)
+    if not problem and any(getattr(b.cfg, "tags", "") == "reserved" for b in bound if b.stage.kind == "sft"):
+        if rows < tokenizer.from_dict(held).n_vocab + chat.N_TAGS:
+            problem = "it has no rows for the reserved tags of this recipe"
+    if problem:
+        raise ConfigError(f"--base {base}: {problem}; name another run, or leave out --base to pretrain one")

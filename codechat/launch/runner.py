@@ -5,8 +5,8 @@
     codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
+    codechat run nano --base my-base       from SFT on, from a checkpoint that exists
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
-    codechat run v6 --scale 2b             on one GPU of 80 GB
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat run --list
 
@@ -40,8 +40,8 @@ from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, nearest
 from codechat.launch import launcher, planner
-from codechat.launch.recipes import RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
-from codechat.runs.paths import ROOT, exists, runs_dir
+from codechat.launch.recipes import FOLDER, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
+from codechat.runs import paths
 from codechat.runs.run import Run, StopSignal
 
 
@@ -49,28 +49,35 @@ from codechat.runs.run import Run, StopSignal
 class RecipeConfig:
     """What to run of a recipe."""
 
+    recipe: str = opt("", "recipe, or the path of its file (MY.toml)", positional=True)
     list: bool = opt(False, "list the recipes and their stages")
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
-    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
+    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them", verbatim=True)
     until: str | None = opt(None, "stop after this stage")
+    base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of the recipe's pretraining")
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
     scale: str | None = opt(
         None, "size of the models: nano, 2b (one GPU) or 8b (eight GPUs); none = the recipe as it is, which is nano"
     )
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
-    gpu: str | None = opt(None, "GPU to plan for; none = the scale's own, a800-80gb")
-    price: float | None = opt(None, "price of a GPU-hour, for the plan")
     settings: Path | None = opt(
         None, "json file of {stage: settings}, as `codechat export-scripts` writes it; they replace those of the recipe"
     )
     logs: Path | None = opt(None, "directory for a log file of each stage; none = everything goes to the terminal")
 
     def __post_init__(self) -> None:
-        if isinstance(self.force, str):
-            object.__setattr__(self, "force", (self.force,))
         if self.settings and self.seed:
             raise ConfigError("--settings names the runs of seed 0; leave out --seed")
+
+    @property
+    def bound(self) -> list[Bound]:
+        return bound_stages(self.recipe, self.scale, self.seed, self.settings, self.base)
+
+    @property
+    def folder(self) -> Path:
+        """Where its runs lie."""
+        return paths.runs_dir() / prefix_of(self.recipe, self.scale)
 
 
 @dataclass
@@ -84,50 +91,40 @@ class Ledger:
     def read(cls, path: Path) -> Ledger:
         return cls(path, read_json(path) if path.exists() else {})
 
-    def put(self, name: str, row: dict[str, Any]) -> None:
-        self.rows = self.read(self.path).rows | {name: row}  # another seed may run beside this one
+    def put(self, name: str, row: dict[str, Any] | None) -> None:
+        """Set the row of a stage; None removes it. Another seed may run beside this one, so the file is read again."""
+        rows = {k: v for k, v in self.read(self.path).rows.items() if k != name}
+        self.rows = rows | ({name: row} if row else {})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path, json.dumps(self.rows, indent=1))
-
-    def drop(self, name: str) -> None:
-        self.rows = self.read(self.path).rows
-        if self.rows.pop(name, None) is not None:
-            write_atomic(self.path, json.dumps(self.rows, indent=1))
 
     def holds(self, b: Bound) -> bool:
         """Whether the stage was finished with these settings."""
         return self.rows.get(b.name, {}).get("hash") == b.hash
 
 
-def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
-    """Names of the stages to run: unfinished ones, forced ones, and every stage that needs one of those."""
+def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> tuple[set[str], set[str]]:
+    """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of those among them that
+    --from and --force run again."""
     names = [b.stage.name for b in bound]
-    named = (cfg.from_stage, cfg.until, *cfg.force)
+    named = [name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None]
     for name in named:
-        if name is not None and name not in names:
+        if name not in names:
             raise ConfigError(f"no stage {name!r}{nearest(name, names)}; stages: {', '.join(names)}")
-    todo: set[str] = set()
-    requested = {name for name in named if name}
+    requested, todo = set(named), set()
     for b in reversed(bound):
         requested |= set(b.stage.needs) if b.stage.name in requested else set()
-    for i, b in enumerate(bound):
-        forced = b.stage.name in cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
-        wanted = not b.stage.asked or b.stage.name in requested
-        if wanted and (forced or not (ledger.holds(b) and b.done) or todo & set(b.stage.needs)):
-            todo.add(b.stage.name)
-    return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
-
-
-def requested_again(bound: list[Bound], cfg: RecipeConfig) -> set[str]:
-    """Names of the stages that --from and --force run again, and of those that need them."""
-    names = [b.stage.name for b in bound]
     again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
     for b in bound:
-        again |= {b.stage.name} if again & set(b.stage.needs) else set()
-    return again
+        needs, lacking = set(b.stage.needs), not (ledger.holds(b) and b.done)
+        forced = b.stage.name in again
+        again |= {b.stage.name} if again & needs else set()
+        if (not b.stage.asked or b.stage.name in requested) and (forced or lacking or todo & needs):
+            todo.add(b.stage.name)
+    return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
 
 
-def check_parents(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> None:
+def check_parents(bound: list[Bound], cfg: RecipeConfig) -> None:
     """ConfigError where --from names a stage that needs one which is not finished."""
     by_name = {b.stage.name: b for b in bound}
     for need in by_name[cfg.from_stage].stage.needs if cfg.from_stage else ():
@@ -137,13 +134,12 @@ def check_parents(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> None
             )
 
 
-def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
+def run_recipe(cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound = bound_stages(name, cfg.scale, cfg.seed, cfg.settings)
-    console, scale, prefix = console or Console(), find_scale(cfg.scale), prefix_of(name, cfg.scale)
-    ledger = Ledger.read(runs_dir() / prefix / "stages.json")
-    todo, again = pending(bound, ledger, cfg), requested_again(bound, cfg)
-    check_parents(bound, ledger, cfg)
+    bound, scale, console = cfg.bound, find_scale(cfg.scale), console or Console()
+    ledger = Ledger.read(cfg.folder / "stages.json")
+    todo, again = pending(bound, ledger, cfg)
+    check_parents(bound, cfg)
     if scale and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg, console)
     for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
@@ -152,12 +148,13 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
         if b.stage.name not in todo:
             why = "finished, skipped" if b.name in ledger.rows else "not requested"
             console.print(f"{title}: {why}", style="dim", highlight=False)
-        elif b.when and not any(ROOT.glob(b.when)):
+        elif b.when and not any(paths.ROOT.glob(b.when)):
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}", highlight=False)
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
-            if scale and scale.gpu:
-                require_gpus(ranks, cfg.scale)
+            if scale and scale.gpu and (here := gpus_here()) < ranks:
+                raise ConfigError(f"this needs {ranks} GPUs and there are {here}; stages that need none are finished; run it on a machine that has "
+                                  f"them, or write a job for one stage: codechat launch pretrain --nproc {ranks} --slurm -- --preset {cfg.scale} ...")  # fmt: skip
             with output_to(cfg.logs / f"{b.name}.log" if cfg.logs else None):
                 seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
             console.print(f"{title}: {seconds:.0f} s", highlight=False)
@@ -171,23 +168,22 @@ def output_to(file: Path | None) -> Iterator[None]:
         yield
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    _flush()
-    kept = os.dup(1), os.dup(2)
+    kept = {}
     with open(file, "ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+        for number, stream in enumerate((sys.stdout, sys.stderr), 1):
+            stream.flush()
+            kept[number] = os.dup(number)
+            os.dup2(log.fileno(), number)
     try:
         yield
     finally:
-        _flush()
-        for number, descriptor in zip((1, 2), kept):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        for number, stream in enumerate((sys.stdout, sys.stderr), 1):
+            stream.flush()
+            os.dup2(kept[number], number)
+            os.close(kept[number])
 
 
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+# ---- one stage
 
 
 def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwrite: bool = False) -> float:
@@ -198,7 +194,7 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwri
     if not (ranks and follow_living(b.cfg.run_name)):
         lost = b.name not in ledger.rows  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
-        ledger.drop(b.name)
+        ledger.put(b.name, None)
         launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.done:
         reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "no output"
@@ -215,36 +211,23 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
     """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
 
     A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`, else a ConfigError."""
-    if not hasattr(b.cfg, "run_name") or not exists(b.cfg.run_name):
+    if not hasattr(b.cfg, "run_name") or not paths.exists(b.cfg.run_name):
         return b.cfg
-    old = Run.open(b.cfg.run_name)
-    changes = _changes(old.config, b.cfg)
+    old, now = Run.open(b.cfg.run_name), config.identity(b.cfg)
+    # of what decides the result; the run's model is resolved and may differ
+    changes = {k: (old.config[k], now[k]) for k in now if k in old.config and k != "model" and old.config[k] != now[k]}
     if old.status["status"] == "finished" and not overwrite:
         if not again:
             what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
-            raise ConfigError(
-                f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
-                "and runs it again, --overwrite deletes it"
-            )
-        move_aside(b.cfg.run_name)
+            raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
+                              "and runs it again, --overwrite deletes it")  # fmt: skip
+        number = next(n for n in count(1) if not old.path.with_name(f"{old.path.name}.{n}").exists())
+        old.path.rename(old.path.with_name(f"{old.path.name}.{number}"))
         return b.cfg
     unfinished = old.status["status"] != "finished" and bool(old.checkpoints())
     if hasattr(b.cfg, "resume") and unfinished and not changes:
         return replace(b.cfg, resume=True)
     return replace(b.cfg, overwrite=True)
-
-
-def _changes(stored: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{setting: (stored, now)} of what decides the result; the run's model is resolved and may differ."""
-    now = config.identity(cfg)
-    return {k: (stored[k], now[k]) for k in now if k in stored and k != "model" and stored[k] != now[k]}
-
-
-def move_aside(name: str) -> str:
-    """Rename a run to NAME.1, or the next free number; the new name."""
-    number = next(n for n in count(1) if not (runs_dir() / f"{name}.{n}").exists())
-    os.rename(runs_dir() / name, runs_dir() / f"{name}.{number}")
-    return f"{name}.{number}"
 
 
 # ---- larger scales
@@ -257,13 +240,12 @@ def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Consol
         if not scale.gpu or b.stage.kind not in planner.PLANNED_LOOPS:
             console.print(f"{b.name}: not planned, {b.stage.about}", highlight=False)
             continue
-        machines = dict(gpus=scale.ranks_of(b.stage), gpu=cfg.gpu or scale.gpu, price=cfg.price)
-        found = planner.make(planner.of(b.cfg, **machines, search=False))
-        console.print(f"{b.name}: {found.verdict}", highlight=False)
-        if not found.fits:
-            advice = planner.with_knobs(found).verdict
+        plan = planner.make(planner.of(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu, search=False))
+        console.print(f"{b.name}: {plan.verdict}", highlight=False)
+        if not plan.fits:
+            advice = planner.with_knobs(plan).verdict
             raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/recipes/scales")
-        hours += found.hours
+        hours += plan.hours
     console.print(f"planned: {hours:,.1f} hours on {ranks} GPUs; sampling and data come on top", highlight=False)
     if not cfg.yes:
         if not sys.stdin.isatty():
@@ -281,15 +263,6 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
     return sorted(bound, key=lambda b: b.stage.name in late)
 
 
-def require_gpus(ranks: int, scale: str | None) -> None:
-    """ConfigError where a stage of so many ranks is next and this machine lacks the GPUs; what came before stays finished."""
-    if ranks and (here := gpus_here()) < ranks:
-        raise ConfigError(
-            f"this needs {ranks} GPUs and there are {here}; stages that need none are finished; run it on a machine that has them, "
-            f"or write a job for one stage: codechat launch pretrain --nproc {ranks} --slurm -- --preset {scale} ..."
-        )
-
-
 def gpus_here() -> int:
     import torch
 
@@ -298,7 +271,7 @@ def gpus_here() -> int:
 
 def follow_living(run_name: str) -> bool:
     """Follow a stage that an earlier `codechat run` launched and that is still running; False where there is none."""
-    path = runs_dir() / run_name
+    path = paths.runs_dir() / run_name
     if not (path / "launch.sh").is_file() or not launcher.lives(path):
         return False
     launcher.attach(run_name)
@@ -308,31 +281,28 @@ def follow_living(run_name: str) -> bool:
 def launch_stage(settings: Any, ranks: int) -> None:
     """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is written again."""
     name = settings.run_name
-    if not (getattr(settings, "resume", False) and (runs_dir() / name / "launch.sh").is_file()):
+    if not (getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()):
         launcher.write(replace(settings, overwrite=False), nproc=ranks, overwrite=settings.overwrite)
     launcher.start(name)
-    found = launcher.attach(name)
-    if found["status"] != "finished":
-        raise RunError(
-            f"stage {name} {found['status']}: {found['reason']}; see runs/{name}/launch.log, then run the recipe again to continue"
-        )
+    state = launcher.attach(name)
+    if state["status"] != "finished":
+        raise RunError(f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue")  # fmt: skip
 
 
 # ---- what people see
 
+SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
-def results_table(name: str, prefix: str, bound: list[Bound]) -> Table:
-    """Stage, seconds, and the numbers of its run. prefix: where the recipe's runs lie."""
-    ledger = Ledger.read(runs_dir() / prefix / "stages.json")
-    table = Table("stage", "seconds", "result", title=f"recipe {name}")
+
+def results_table(cfg: RecipeConfig, bound: list[Bound]) -> Table:
+    """Stage, seconds, and the numbers of its run."""
+    ledger = Ledger.read(cfg.folder / "stages.json")
+    table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in bound:
         row = ledger.rows.get(b.name, {})
         done = bool(row) and b.done  # its run may be deleted since
         table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result_of(b) if done else "")
     return table
-
-
-SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 
 def result_of(b: Bound) -> str:
@@ -359,44 +329,48 @@ def list_recipes(console: Console) -> None:
     """Every recipe, what it changed and why, and the stages that it adds to those of another one."""
     for name, recipe in RECIPES.items():
         console.print(f"{name}: {recipe.about}", highlight=False, soft_wrap=True)
-        own = [stage for stage in recipe.stages if stage.name in recipe.own]
-        if shared := [stage.name for stage in recipe.stages if stage not in own]:
+        added = [stage for stage in recipe.stages if stage.name in recipe.added]
+        if shared := [stage.name for stage in recipe.stages if stage not in added]:
             console.print(f"  of {recipe.parent}: {', '.join(shared)}", style="dim", highlight=False, soft_wrap=True)
-        width = max(len(stage.name) for stage in own)
-        for stage in own:
+        width = max(len(stage.name) for stage in added)
+        for stage in added:
             console.print(f"  {stage.name:<{width}}  {stage.about}", highlight=False, soft_wrap=True)
 
 
-def gathered(argv: list[str], flag: str) -> list[str]:
-    """The words, with a flag that may be repeated given once with all of its values."""
-    rest, values, taking = [], [], False
-    for word in argv:
-        head, equals, value = word.partition("=")
-        if word.startswith("--"):
-            taking = head == flag
-            word = value if taking else word
-        if not taking or word or equals:
-            (values if taking else rest).append(word)
-    return [*rest, *([flag, *values] if values else [])]
+SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetConfig:
+    """`codechat recipes`: the recipes, or command lines to copy for public models and data (codechat/recipes/NAME.txt)."""
+
+    name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
+
+
+def main_sheets(argv: list[str]) -> int:
+    """`codechat recipes [NAME]`."""
+    name = config.parse(SheetConfig, argv, prog="codechat recipes", epilog=SheetConfig.__doc__).name
+    if name is None:
+        list_recipes(Console())
+        for sheet, text in SHEETS.items():
+            print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
+    elif name in SHEETS:
+        print(SHEETS[name], end="")
+    else:
+        hint = f"; `codechat run {name}` runs this one" if name in RECIPES else nearest(name, SHEETS)
+        raise ConfigError(f"no sheet of command lines {name!r}; there are: {', '.join(SHEETS)}{hint}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    names = [argv.pop(0)] if argv and not argv[0].startswith("-") else []
-    words = gathered(argv, "--force")
-    cfg = config.parse(RecipeConfig, words, prog="codechat run NAME", epilog=__doc__)
+    words = sys.argv[1:] if argv is None else argv
+    cfg = config.parse(RecipeConfig, words, prog="codechat run", epilog=__doc__)
     console = Console()
-    if cfg.list or not names:
+    if cfg.list or not cfg.recipe:
         return list_recipes(console)
-    bound = run_recipe(names[0], cfg, console)
-    console.print(results_table(names[0], prefix_of(names[0], cfg.scale), bound))
-    index = ROOT / "reports" / "index.html"
+    bound = run_recipe(cfg, console)
+    console.print(results_table(cfg, bound))
+    index = paths.ROOT / "reports" / "index.html"
     if index.exists():
         console.print(f"report: {index}", highlight=False)
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -20,21 +19,23 @@ import pytest
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.core.processes import process_start
+from codechat.core.processes import descendants, process_start
 from codechat.core.registry import LOOPS
+from codechat.data import corpus
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import PasskConfig
 from codechat.labs.chars import CharsConfig
-from codechat.launch import job_scripts, launch_command, launcher
+from codechat.launch import launch_command, launcher
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.sft import SFTConfig
+from codechat.text import tokenizer
 
-PACKAGE = Path(__file__).resolve().parents[2] / "codechat"
+PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = [
     PretrainConfig(run_name="big/pre.train-1", model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"), compile=None),
     SFTConfig(run_name="s", data_dir="a folder with 'quotes' and $HOME", mix=("calls=0.7", "code=0.3"), max_steps=3),
@@ -125,13 +126,13 @@ def test_a_job_asks_for_its_machines_and_takes_lines_as_they_are_written(runs_ro
     machines = ("--nodes=4", "--gpus-per-node=8", "--ntasks-per-node=1", "--time=36:30:00", "--requeue")
     assert {f"#SBATCH {line}" for line in machines} <= set(lines)
     with pytest.raises(ConfigError, match="rm -rf x"):
-        launcher.write(SFTConfig(run_name="x"), kind="slurm", lines=("--partition=gpu\nrm -rf x",))
+        launcher.write(SFTConfig(run_name="x"), slurm=True, job_lines=("--partition=gpu\nrm -rf x",))
 
 
 def test_a_job_starts_torchrun_on_every_node_with_one_meeting_point(runs_root: Path, tmp_path: Path) -> None:
     """The job run by bash, with stand-ins for the cluster's commands and for Python."""
     cfg = SFTConfig(run_name="s")
-    written = launcher.write(cfg, nproc=2, nodes=2, kind="slurm")
+    written = launcher.write(cfg, nproc=2, nodes=2, slurm=True)
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "nodes").write_text("node-a\nnode-a\nnode-b\n")
@@ -150,7 +151,7 @@ def test_a_job_starts_torchrun_on_every_node_with_one_meeting_point(runs_root: P
         ["bash", str(written.path / "job.slurm")], capture_output=True, text=True, timeout=20, env=env, check=True
     )
     words = (
-        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{job_scripts.PORT} --rdzv-id 77 --nproc-per-node 2 "
+        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} --rdzv-id 77 --nproc-per-node 2 "
         "-m codechat.sft -- --config runs/s/config.json --run-name s"
     )
     assert done.stdout.splitlines() == [words, words]
@@ -167,7 +168,7 @@ def test_impossible_launches_are_rejected_before_anything_is_written(runs_root: 
         dict(nproc=0),
         dict(nodes=2),
         dict(max_restarts=-1),
-        dict(kind="slurm", nodes=2, hours=0),
+        dict(slurm=True, nodes=2, hours=0),
         dict(devices=("GPU-1a2b3c4d", "GPU-1a2b3c4d")),
         dict(devices=("0", "GPU-1a2b3c4d")),
         dict(devices=("GPU-xyz",)),
@@ -176,14 +177,14 @@ def test_impossible_launches_are_rejected_before_anything_is_written(runs_root: 
         dict(devices=("0 1",)),
     ):
         with pytest.raises(ConfigError):
-            launcher.write(SFTConfig(run_name="x"), **arguments)  # type: ignore[arg-type]
+            launcher.write(SFTConfig(run_name="x"), **arguments)
     for cfg in (GPTConfig(), SFTConfig(run_name="x", resume=True), SFTConfig(run_name="x", overwrite=True)):
         with pytest.raises(ConfigError):
             launcher.write(cfg)
     assert not (runs_root / "runs").exists()
     uuids = ("GPU-f1e2d3c4-b5a6-0000-1111-222233334444", "GPU-f1e2d3c4-b5a6-0000-1111-222233335555")
     for devices in (("0", "3"), uuids, ("MIG-1a2b3c4d-55",)):
-        job_scripts.check_devices(devices, 1)
+        launcher.Machines(devices=devices)
 
 
 @pytest.fixture
@@ -314,23 +315,17 @@ def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
 # ---- following
 
 
-def test_each_row_is_read_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, read = tmp_path / "metrics.jsonl", []
-    texts = [
-        '{"step": 1}\n{"step": 2, "trai',
-        '{"step": 1}\n{"step": 2, "train_loss": 2.0}\n{"step": 3}\n',
-        '{"step": 1}\n',
-    ]
-    for text in texts:  # the last: a resumed run dropped what came after its checkpoint
+def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    # then a resumed run drops what came after its checkpoint, and goes on with a longer line or further than before
+    texts = ["1\n2a", "1\n2ab\n3\n", "1\n", "1\n2cde\n3\n4\n", "1\n2cde\n3\n5xyz\n6\n"]
+    written = iter(texts)
 
-        def write(path: Path, text: str = text) -> bool:
-            file.write_text(text)
-            return text != texts[-1]
+    def going() -> bool:
+        file.write_text(text := next(written))
+        return text != texts[-1]
 
-        read.append(write)
-    written = iter(read)
-    monkeypatch.setattr(launcher, "lives", lambda path: next(written)(path))
-    assert [row["step"] for row in launcher._new_rows(tmp_path, every_s=0.0)] == [1, 2, 3, 1]
+    assert list(launcher.new_lines(lambda: [file], going, 0.0)) == [*"1", "2ab", "3", "2cde", "3", "4", "5xyz", "6"]
 
 
 def test_a_logged_step_in_words() -> None:
@@ -338,28 +333,25 @@ def test_a_logged_step_in_words() -> None:
     assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 
 
-# ---- end to end, in a project of its own: a copy of the package, so that runs/ lies below the test's folder
+# ---- end to end, in a folder that is the root of all processes
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    shutil.copytree(PACKAGE, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Whatever a test leaves running is killed, ranks included."""
+    for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for file in (tmp_path / "runs").glob("**/process.json"):
+        process = json.loads(file.read_text())
+        if process_start(process["pid"]) == process["pid_start"]:
+            for pid in [process["pid"], *descendants(process["pid"])]:
+                os.kill(pid, 9)
 
 
-def environment(project: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
-
-
-def codechat(project: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "codechat", *words],
-        cwd=project,
-        env=environment(project),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+def codechat(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "codechat", *words], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -372,19 +364,6 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90.0) -> Any:
     return found
 
 
-@pytest.fixture
-def reaper(project: Path) -> Iterator[None]:
-    """Whatever a test leaves running is killed, ranks included."""
-    yield
-    from codechat.core.processes import descendants
-
-    for file in (project / "runs").glob("**/process.json"):
-        found = json.loads(file.read_text())
-        if process_start(found["pid"]) == found["pid_start"]:
-            for pid in [found["pid"], *descendants(found["pid"])]:
-                os.kill(pid, 9)
-
-
 TINY = ["--task", "toy", "--tokenizer", "bytes", "--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "2", "--model.block-size", "64",
         "--device-batch-size", "2", "--group-size", "4", "--eval-every", "0", "--eval-examples", "4", "--max-new-tokens", "4",
         "--diagnose-groups", "0", "--dead-patience", "100000"]  # fmt: skip
@@ -394,48 +373,87 @@ def state(project: Path, name: str) -> dict[str, Any]:
     return json.loads((project / "runs" / name / "status.json").read_text())
 
 
+def steps_of(file: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
+
+
 @pytest.mark.slow
-def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path, reaper: None) -> None:
+def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path) -> None:
     run = ["--max-steps", "100000", "--save-every", "0", "--run-name", "a/toy"]
-    said = codechat(project, "launch", "reinforce", "--nproc", "2", "--start", "--", *TINY, *run)
-    assert re.search(r"max_steps +50 -> 100000", said) and "started" in said
+    printed = codechat("launch", "reinforce", "--nproc", "2", "--start", "--", *TINY, *run)
+    assert re.search(r"max_steps +50 -> 100000", printed) and "started" in printed
     rows = project / "runs/a/toy/metrics.jsonl"
-    wait_for(lambda: rows.is_file() and len(rows.read_text().splitlines()) > 3)
-    assert "running" in codechat(project, "launch", "a/toy", "status")
-    env = json.loads((project / "runs/a/toy/env.json").read_text())
-    assert "--config" in env["argv"]
-    assert codechat(project, "launch", "a/toy", "stop").strip() == "a/toy: stopped"
+    wait_for(lambda: len(steps_of(rows)) > 3)
+    assert "running" in codechat("launch", "a/toy", "status")
+    assert codechat("launch", "a/toy", "stop").strip() == "a/toy: stopped"
     saved = int((project / "runs/a/toy/checkpoints/latest").read_text().strip().removeprefix("step_"))
     meta = json.loads((project / f"runs/a/toy/checkpoints/step_{saved:06d}/meta.json").read_text())
     assert meta["world_size"] == 2 and saved >= 3
-    codechat(project, "launch", "a/toy", "start")
-    wait_for(
-        lambda: (
-            max(json.loads(x)["step"] for x in rows.read_text().splitlines()) > saved
-            and state(project, "a/toy")["status"] == "running"
-        )
-    )
-    assert codechat(project, "launch", "a/toy", "stop", "--now").strip() == "a/toy: killed"
-    assert not [
-        p for p in Path("/proc").glob("[0-9]*/cmdline") if str(project).encode() in _read(p) or b"a/toy" in _read(p)
-    ]
-    steps = [json.loads(x)["step"] for x in rows.read_text().splitlines()]
-    assert steps == sorted(set(steps)), "the curve is continuous"
+    codechat("launch", "a/toy", "start")
+    wait_for(lambda: steps_of(rows)[-1] > saved and state(project, "a/toy")["status"] == "running")
+    ranks = descendants(json.loads((project / "runs/a/toy/process.json").read_text())["pid"])
+    assert codechat("launch", "a/toy", "stop", "--now").strip() == "a/toy: killed"
+    assert len(ranks) >= 2 and not any(map(process_start, ranks))
+    assert steps_of(rows) == sorted(set(steps_of(rows))), "the curve is continuous"
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+TOY = ["--preset", "toy", "--eval-every", "0"]
+TEXT = ["--model.depth", "1", "--model.n-embd", "16", "--model.n-head", "1", "--device-batch-size", "2", "--no-compile"]
+SMALL = {  # id of a loop -> settings of a run that takes seconds
+    "pretrain": ["--data-dir", "corpus", "--seq-len", "32", "--eval-tokens", "64", *TEXT],
+    "sft": ["--data-dir", "talks", "--tokenizer", "bytes", "--probe-examples", "0", *TEXT],
+    "preference": [*TOY, "--task", "toy"],
+    "chars": [
+        "--source",
+        "text.txt",
+        "--device-batch-size",
+        "2",
+        "--horizon",
+        "16",
+        "--max-tokens",
+        "15360",
+        *TEXT[:6],
+    ],
+}
 
 
 @pytest.mark.slow
-def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path, reaper: None) -> None:
+@pytest.mark.parametrize("id", LOOPS)
+def test_every_loop_starts_is_killed_and_finishes_by_launch(
+    id: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "ROOT", project)
+    if id == "pretrain":
+        corpus.write_corpus(["def f(x): return x + 1\n" * 99] * 9, project / "corpus", tokenizer.load("bytes"))
+    (project / "talks").mkdir()
+    talk = {
+        "id": "c",
+        "domain": "code",
+        "meta": {},
+        "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "x"}],
+    }
+    for split in ("train", "select"):
+        (project / f"talks/code.{split}.jsonl").write_text((json.dumps(talk) + "\n") * 9)
+    (project / "text.txt").write_text("".join(f"def f{i}(x): return x + {i}\n" for i in range(999)))
+    steps = [] if id == "chars" else ["--max-steps", "60"]
+    settings = [*SMALL.get(id, TOY), *steps, "--save-every", "1", "--run-name", "x"]
+    launch_command.main([LOOPS[id].command, "--start", "--", *settings])
+    wait_for(lambda: paths.exists("x") and Run.open("x").checkpoints())
+    assert launcher.stop("x", now=True) == "killed"
+    saved = Run.open("x").checkpoints()[-1]
+    launch_command.main(["x", "start"])
+    assert launch_command.main(["x", "tail"]) == 0, (project / "runs/x/launch.log").read_text()
+    assert Run.open("x").status["status"] == "finished" and saved < 60
+    steps = list(Run.open("x").metrics()["step"])
+    assert steps == sorted(set(steps)) and steps[-1] == 60
+
+
+@pytest.mark.slow
+def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path) -> None:
     from jupyter_client.manager import KernelManager
 
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(project), env=environment(project))
+    manager.start_kernel(cwd=str(project), env=dict(os.environ))
     try:
 
         def run(code: str) -> str:

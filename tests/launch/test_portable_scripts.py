@@ -49,8 +49,8 @@ def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) 
     assert committed == {path.name: path.read_text() for path in written.iterdir()}, (
         "run `codechat export-scripts --out scripts` and commit what it changes"
     )
-    assert {f"{id}.sh" for id in LOOPS} <= set(committed)
-    assert {f"{recipe}-{scale}.sh" for recipe in ("v6", "ours") for scale in ("2b", "8b")} <= set(committed)
+    names = {f"{recipe}-{scale}" for recipe in ("v6", "ours") for scale in ("2b", "8b")}
+    assert {f"{name}.sh" for name in (*LOOPS, *names)} <= set(committed)
     assert all(os.access(path, os.X_OK) for path in (ROOT / "scripts").glob("*.sh"))
     assert not [name for name, text in committed.items() if str(ROOT) in text or "--run " in text]
 
@@ -67,26 +67,23 @@ def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path
         assert cfg == dataclasses.replace(expected, run_name="mine")
 
 
-def test_the_settings_of_a_recipe_are_the_recipes_own(written: Path) -> None:
+def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(written: Path, tmp_path: Path) -> None:
     for name, scale in itertools.product(("v6", "ours"), ("2b", "8b")):
-        own = bound_stages(name, scale)
         read = bound_stages(name, scale, settings=written / f"{name}-{scale}.json")
-        assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [(b.name, b.cfg, b.hash, b.when) for b in own]
-
-
-def test_an_edited_stage_is_another_one_and_so_is_what_needs_it(written: Path, tmp_path: Path) -> None:
+        assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [
+            (b.name, b.cfg, b.hash, b.when) for b in bound_stages(name, scale)
+        ]
     settings = json.loads((written / "v6-8b.json").read_text())
     settings["v6-sft"] |= {"lr": 1e-5, "run_name": "mine/sft"}
     (tmp_path / "edited.json").write_text(json.dumps(settings))
-    own = {b.name: b for b in bound_stages("v6", "8b")}
-    found = {b.name: b for b in bound_stages("v6", "8b", settings=tmp_path / "edited.json")}
-    assert (found["v6-sft"].cfg.lr, found["v6-sft"].cfg.run_name) == (1e-5, "mine/sft")
-    assert {name for name in own if own[name].hash != found[name].hash} == {
-        "v6-sft", "v6-diagnose", "v6-rl", "v6-evaluate",
-    }  # fmt: skip
+    edited = {b.name: b for b in bound_stages("v6", "8b", settings=tmp_path / "edited.json")}
+    assert (edited["v6-sft"].cfg.lr, edited["v6-sft"].cfg.run_name) == (1e-5, "mine/sft")
+    changed = {b.name for b in bound_stages("v6", "8b") if edited[b.name].hash != b.hash}
+    assert changed == {"v6-sft", "v6-diagnose", "v6-rl", "v6-evaluate"}, "it, and what needs it"
 
 
-def test_skip_to_and_force_are_those_of_the_original(written: Path, tmp_path: Path) -> None:
+def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path, tmp_path: Path) -> None:
+    """SKIP_TO and FORCE as in the original; nobody says --yes for the user."""
     head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", str(written / "v6-8b.json")]
     for environment, expected in (
         ({}, []),
@@ -95,20 +92,19 @@ def test_skip_to_and_force_are_those_of_the_original(written: Path, tmp_path: Pa
         ({"SKIP_TO": "sft-general"}, ["--from", "sft-general"]),
         ({"FORCE_PREP_CODE": "1", "FORCE_MERGE": "1"}, ["--force", "v6-sft", "--force", "plain-programs"]),
         ({"FORCE_MERGE": "0", "FORCE_V6_RL": "1", "SKIP_TO": "8"}, ["--force", "v6-rl", "--from", "v6-evaluate"]),
+        ({"BASE": "mine/base@20"}, ["--base", "mine/base@20"]),
+        ({"BASE": "b", "SKIP_TO": "3"}, ["--base", "b", "--from", "v6-sft"]),
     ):
         _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
         assert words == [*head, *expected, "--until", "v6-rl"]
-        cfg = config.parse(runner.RecipeConfig, runner.gathered(words[4:], "--force"))
-        assert (cfg.until, cfg.yes) == ("v6-rl", False)
+        cfg = config.parse(runner.RecipeConfig, words[3:])
+        assert (cfg.until, cfg.yes, cfg.base) == ("v6-rl", False, environment.get("BASE"))
         assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
-        bound = bound_stages("v6", cfg.scale, cfg.seed, cfg.settings)
-        runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist
-
-
-def test_numbers_of_ours_are_places_of_its_stages(written: Path, tmp_path: Path) -> None:
+        stages = dataclasses.replace(cfg, base=None)
+        runner.pending(stages.bound, runner.Ledger(tmp_path), stages)  # all stages that a script names exist
     stages = list(json.loads((written / "ours-2b.json").read_text()))
     words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("rl") + 1))
-    assert words[-2:] == ["--from", "rl"]
+    assert words[-2:] == ["--from", "rl"], "numbers of other recipes are places"
 
 
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
@@ -121,31 +117,22 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
         (tmp_path / "s.json").write_text(text)
         with pytest.raises(ConfigError, match=named):
             bound_stages("v6", "8b", settings=tmp_path / "s.json")
-    with pytest.raises(ConfigError):
-        runner.RecipeConfig(settings=Path("x"), seed=1)
-    for wish in ({"recipes": ("v66",)}, {"scales": ("9b",)}, {"nproc": 0}):
+    for words in ({"recipes": ("v66",)}, {"scales": ("9b",)}):
         with pytest.raises(ConfigError):
-            portable_scripts.export(portable_scripts.ExportConfig(out=tmp_path / "s", **wish))
+            portable_scripts.export(portable_scripts.ExportConfig(out=tmp_path / "s", **words))
         assert not (tmp_path / "s").exists()
 
 
-def test_changed_settings_give_the_configuration_back() -> None:
+def test_a_configuration_is_written_as_a_script_and_read_back(runs_root: Path, tmp_path: Path) -> None:
     for cfg in (
-        SFTConfig(run_name="s"),
         PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
         CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
     ):
         assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
-
-
-def test_a_notebook_cell_writes_the_script_of_its_configuration(runs_root: Path, tmp_path: Path) -> None:
     cfg = SFTConfig(run_name="a/b", lr=3e-3)
     launcher.write(cfg, nproc=4, scripts=runs_root / "mine")
-    _, *words = words_of(runs_root / "mine" / "a-b.sh", tmp_path)
-    assert words[words.index("--nproc-per-node") + 1] == "4"
+    where, *words = words_of(runs_root / "mine" / "a-b.sh", tmp_path)
+    assert where == str(runs_root) and words[words.index("--nproc-per-node") + 1] == "4"
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
-
-
-def test_a_script_outside_the_project_stays_where_it_is_called(tmp_path: Path) -> None:
-    path = portable_scripts.write_loop(SFTConfig(run_name="s"), tmp_path / "out")
-    assert words_of(path, tmp_path)[0] == "/"
+    outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")
+    assert words_of(outside, tmp_path)[0] == "/", "outside of the project it stays where it is called"

@@ -22,16 +22,17 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.processes import StopSignal
 from codechat.data import corpus
-from codechat.launch import launcher, planner, recipes, runner
+from codechat.launch import launcher, planner, portable_scripts, recipes, runner
 from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, Stage, bound_stages
-from codechat.runs import paths, run
+from codechat.launch.runner import Ledger, RecipeConfig
+from codechat.runs import paths
 from codechat.runs.run import Run
 
 VERSIONS = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
 TINY = """
 about = "a test"
 [shared.quick]
-model = { depth = 1, n_embd = 16, n_head = 1, block_size = 32 }
+model = { depth = 1, n_embd = 16, n_head = 1, block_size = 128 }
 seq_len = 16
 device_batch_size = 2
 max_steps = 4
@@ -62,20 +63,12 @@ init_from = "{first}"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Everything lies below tmp_path."""
-    for module in (run, paths, recipes, runner):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def tiny(home: Path) -> Path:
+def tiny(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus, a pretraining run on it, and a second one from the first, in tiny.toml."""
-    (home / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    (home / "tiny.toml").write_text(TINY)
-    return home / "tiny.toml"
+    monkeypatch.chdir(runs_root)
+    (runs_root / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
+    (runs_root / "tiny.toml").write_text(TINY)
+    return runs_root / "tiny.toml"
 
 
 def edit(file: Path, stage: str, **settings: Any) -> None:
@@ -84,19 +77,17 @@ def edit(file: Path, stage: str, **settings: Any) -> None:
     file.write_text(file.read_text().replace(f"[stage.{stage}]\n", f"[stage.{stage}]\n{lines}"))
 
 
-def ran(**wish: Any) -> list[str]:
+def ran(**options: Any) -> list[str]:
     """Names of the stages that a call runs."""
-    cfg = runner.RecipeConfig(**wish)
-    bound = bound_stages("tiny.toml", seed=cfg.seed)
-    todo = runner.pending(bound, runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json"), cfg)
-    runner.run_recipe("tiny.toml", cfg)
-    return [b.stage.name for b in bound if b.stage.name in todo]
+    cfg = RecipeConfig(recipe="tiny.toml", **options)
+    todo, _ = runner.pending(cfg.bound, Ledger.read(cfg.folder / "stages.json"), cfg)
+    return [b.stage.name for b in runner.run_recipe(cfg) if b.stage.name in todo]
 
 
 def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(tiny: Path) -> None:
     assert ran() == ["corpus", "first", "second"]
     assert ran() == []
-    assert ran(force="second") == ["second"]
+    assert ran(force=("second",)) == ["second"]
     assert ran(from_stage="first") == ["first", "second"]
     edit(tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1)  # how often is not part of a stage
     assert ran() == []
@@ -120,7 +111,7 @@ def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(t
     assert ran() == []
     shutil.rmtree(Run.open("tiny/second").path)
     assert ran() == ["second"]
-    runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json").drop("second")  # killed before it was noted
+    Ledger.read(paths.runs_dir() / "tiny" / "stages.json").put("second", None)  # killed before it was noted
     assert ran() == ["second"] and ran() == [] and paths.exists("tiny/second.1")
 
 
@@ -177,7 +168,7 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
         ("nano", dict(scale="9b"), "'9b'"),
     ):
         with pytest.raises(UserError) as error:
-            runner.run_recipe(name, runner.RecipeConfig(**wish))
+            runner.run_recipe(RecipeConfig(recipe=name, **wish))
         assert near in str(error.value)
     for old, new, named in (
         ('use = ["quick"]', 'use = ["quik"]', "'quick'"),
@@ -196,7 +187,7 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     child = tiny.with_name("child.toml")
     child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')
     read = recipes.read_recipe(child)
-    assert [s.name for s in read.stages] == ["corpus", "first"] and read.own == ("first",)
+    assert [s.name for s in read.stages] == ["corpus", "first"] and read.added == ("first",)
     above, settings = recipes.read_recipe(tiny).stage("first").settings, read.stage("first").settings
     assert settings == above | {"max_steps": 5, "seq_len": 8}
     same = tiny.with_name("nano.toml")  # the name of a recipe of the project, and from it
@@ -204,6 +195,87 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     longer, nano = recipes.read_recipe(same), RECIPES["nano"]
     assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
     assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
+
+
+# ---- from a checkpoint in place of pretraining
+
+CHAT = """
+from = "tiny"
+without = ["second"]
+[stage.chat]
+about = "fine-tune"
+kind = "sft"
+needs = ["first"]
+init_from = "{first}"
+data_dir = "talks"
+tags = "text"
+max_steps = 2
+save_every = 0
+probe_examples = 0
+device_batch_size = 2
+compile = false
+[stage.both]
+about = "another, by its best checkpoint"
+kind = "diagnose"
+needs = ["first", "chat"]
+ckpt = "{first}@best"
+asked = true
+"""
+
+
+@pytest.fixture
+def chat(tiny: Path) -> RecipeConfig:
+    """A recipe with an SFT behind its pretraining; the base is the first run of tiny.toml."""
+    (tiny.parent / "chat.toml").write_text(CHAT)
+    (tiny.parent / "talks").mkdir()
+    for split in ("train", "select"):
+        messages = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "x + 1"}]
+        row = json.dumps({"id": "c", "domain": "code", "meta": {}, "messages": messages}) + "\n"
+        (tiny.parent / "talks" / f"code.{split}.jsonl").write_text(row * 8)
+    runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first"))
+    return RecipeConfig(recipe="chat.toml", base="tiny/first")
+
+
+def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConfig, tmp_path: Path) -> None:
+    assert [(b.name, b.stage.needs) for b in chat.bound] == [("chat", ()), ("both", ("chat",))]
+    assert chat.bound[1].cfg.ckpt == "tiny/first", "wherever the recipe names its pretraining"
+    runner.run_recipe(chat)
+    assert Run.open("chat/chat").env["parent"]["run"] == "tiny/first" and not paths.exists("chat/first")
+    assert runner.pending(chat.bound, Ledger.read(chat.folder / "stages.json"), chat)[0] == set()
+    settings = tmp_path / "settings.json"  # of an exported script: places are written out
+    usual = {b.stage.name: portable_scripts.changed_settings(b.cfg) for b in replace(chat, base=None).bound}
+    settings.write_text(json.dumps(usual))
+    assert [b.hash for b in replace(chat, settings=settings).bound] == [b.hash for b in chat.bound]
+    edit(tmp_path / "tiny.toml", "first", lr=1e-4)
+    runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first", from_stage="first"))
+    with pytest.raises(ConfigError, match="stage chat is finished"):  # other weights under the same name
+        runner.run_recipe(chat)
+
+
+def test_a_base_that_cannot_fit_is_one_line_before_anything_is_written(chat: RecipeConfig, tmp_path: Path) -> None:
+    file = tmp_path / "chat.toml"
+    for text, base, named in (
+        (CHAT, "tiny/frist", "tiny/first"),
+        (CHAT + "[stage.corpus]\ntokenizer = 'gpt2:300'\n", "tiny/first", "tokenizer is bytes"),
+        (CHAT + "[stage.first.model]\nblock_size = 256\n", "tiny/first", "128 tokens"),
+        (CHAT + "[stage.first.model]\nn_tags = 0\n", "tiny/first", ""),
+        (CHAT.replace('tags = "text"', 'tags = "reserved"'), "chars/small", "reserved tags"),
+        (
+            CHAT.replace('kind = "sft"', 'kind = "pretrain"').replace("tags", "#").replace("probe", "#"),
+            "tiny/first",
+            "no SFT",
+        ),
+    ):
+        file.write_text(text)
+        if not named:  # a model without rows for tags
+            edit(tmp_path / "tiny.toml", "first", run_name="chars/small")
+            file.write_text(text)
+            runner.run_recipe(RecipeConfig(recipe="chat.toml", until="first"))
+            continue
+        with pytest.raises(UserError) as error:
+            runner.run_recipe(replace(chat, base=base))
+        assert named in str(error.value) and "\n" not in str(error.value)
+        assert not paths.exists("chat/chat")
 
 
 # ---- the ledger and what people see
@@ -214,51 +286,33 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_two_seeds_lose_no_entry(tm
     for text in ("", "[]", '{"sft": '):
         file.write_text(text)
         with pytest.raises(RunError, match="stages.json"):
-            runner.Ledger.read(file)
+            Ledger.read(file)
     file.unlink()
-    one, other = (runner.Ledger.read(file) for _ in range(2))
+    one, other = (Ledger.read(file) for _ in range(2))
     one.put("sft", {"hash": "a"})
     other.put("sft-s1", {"hash": "b"})
-    one.drop("sft")
-    assert runner.Ledger.read(file).rows == {"sft-s1": {"hash": "b"}}
+    one.put("sft", None)
+    assert Ledger.read(file).rows == {"sft-s1": {"hash": "b"}}
 
 
-def test_the_table_goes_without_the_result_of_a_run_that_was_deleted(home: Path) -> None:
+def test_the_table_goes_without_the_result_of_a_run_that_was_deleted(runs_root: Path) -> None:
     bound = bound_stages("nano")
     for b in bound:
-        runner.Ledger.read(paths.runs_dir() / "nano" / "stages.json").put(b.name, {"hash": "", "seconds": 1.0})
-    table = runner.results_table("nano", "nano", bound)
+        Ledger.read(paths.runs_dir() / "nano" / "stages.json").put(b.name, {"hash": "", "seconds": 1.0})
+    table = runner.results_table(RecipeConfig(recipe="nano"), bound)
     assert list(table.columns[1].cells) == ["1"] * len(bound) and not any(table.columns[2].cells)
-
-
-def test_the_list_says_what_each_recipe_is_and_tells_shared_stages_once(capsys: pytest.CaptureFixture[str]) -> None:
-    runner.main(["--list"])
-    text = " ".join(capsys.readouterr().out.split())
-    for name, recipe in RECIPES.items():
-        assert f"{name}: {recipe.about}" in text
-        assert all(f"{s.name} {s.about}" in text for s in recipe.stages if s.name in recipe.own)
-    assert text.count(RECIPES["general"].stage("sft-general").about) == 1
-
-
-def test_a_flag_may_be_repeated() -> None:
-    for words, expected in (
-        (["--force", "a", "--seed", "1", "--force", "b"], ["--seed", "1", "--force", "a", "b"]),
-        (["--force=a", "--yes", "--force=b"], ["--yes", "--force", "a", "b"]),
-        (["--seed", "1"], ["--seed", "1"]),
-    ):
-        assert runner.gathered(words, "--force") == expected
 
 
 def test_stages_that_must_be_asked_for_run_only_where_they_are_named() -> None:
     bound = bound_stages("nano")
     asked = {b.stage.name for b in bound if b.stage.asked}
-    ledger = runner.Ledger(Path("none"), {})
+    ledger = Ledger(Path("none"), {})
     assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
-    assert not asked & runner.pending(bound, ledger, runner.RecipeConfig())
+    assert not asked & runner.pending(bound, ledger, RecipeConfig())[0]
     for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
-        assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
-    control = runner.RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
-    assert asked & runner.pending(bound, ledger, control) == {"more-sft", "more-sft-evaluate"}
+        assert asked & runner.pending(bound, ledger, RecipeConfig(**how))[0] == {"natural"}
+    control = RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
+    assert asked & runner.pending(bound, ledger, control)[0] == {"more-sft", "more-sft-evaluate"}
 
 
 # ---- the recipes
@@ -311,16 +365,6 @@ def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
     assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/compact/sft")  # fmt: skip
     chosen = [name for name, cfg in cfgs.items() if any("@best" in ref for ref in cfg.ckpt)]
     assert chosen == ["ours"], "only ours is chosen, on select"
-    for name, reward in (("v1-grpo", "binary"), ("v1-grpo-fraction", "fractional")):
-        cfg = v["v1"][name].cfg
-        assert (cfg.task, cfg.group_size, cfg.kl_coef, cfg.kl_kind) == (f"micro:reward={reward}", 4, 0.02, "k1")
-    assert v["v2"]["v2-filter"].cfg.window == (0.05, 0.95) and v["v2"]["v2-grpo"].cfg.task == "micro:reward=tiered"
-    gate = v["v3"]["v3-gate"].cfg
-    assert (gate.gate_parseable, gate.gate_pass_at_k, gate.k) == (0.5, 0.1, 8)
-    assert v["v3"]["v3-sft-calls"].cfg.init_from == "compact/v3-sft-code"
-    assert v["v5"]["v5-sft"].cfg.weights == {"calls": 1.0} and v["v5"]["v5-rl"].cfg.baseline == "mean"
-    assert v["v6"]["v6-sft"].cfg.mix_by == "rows" and v["v7"]["v7-sft"].cfg.mix_by == "tokens"
-    assert v["v6-claimed"]["v6-claimed-sft"].cfg.weights == {"calls": 28.0, "programs": 1.0}
     programs = {n: v["v7-parts"][f"{n}-programs"].cfg for n in ("plain", "neutral", "negatives", "v7")}
     shares = {n: (cfg.neutral_share, cfg.negatives_share) for n, cfg in programs.items()}
     assert shares == {"plain": (0, 0), "neutral": (0.2, 0), "negatives": (0, 0.1), "v7": (0.2, 0.1)}
@@ -356,20 +400,9 @@ def test_larger_scales_have_the_published_settings() -> None:
             assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
         if stage.endswith("-rl"):
             assert ranks * cfg.device_batch_size * cfg.group_size == 128
-    small, large = stages_of("v6", "2b"), stages_of("v6", "8b")
-    cfg = small["pretrain"].cfg
-    assert (cfg.max_steps, cfg.lr, cfg.warmup_steps, cfg.device_batch_size, cfg.grad_accum) == (30_000, 2e-4, 500, 2, 16)  # fmt: skip
-    assert (small["v6-sft"].cfg.device_batch_size, small["v6-sft"].cfg.grad_accum) == (1, 16)
+    small = stages_of("v6", "2b")
     assert set(SCALES["2b"].ranks.values()) == {1} and small["corpus"].cfg.max_tokens >= 30_000 * 65_536
-    assert planner.of(cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(2.65e9, rel=0.01)
-    assert all(small[name].cfg.lr == large[name].cfg.lr for name in ("sft-general", "v6-sft", "v6-rl"))
-
-
-def test_recipe_and_preset_nano_pretrain_alike() -> None:
-    settings, preset = RECIPES["compact"].stage("pretrain").settings, pretrain.RUN_PRESETS["nano"]
-    for name in ("lr", "muon_lr", "seq_len", "device_batch_size"):
-        assert settings[name] == preset[name]
-    assert stages_of("v6", "nano")["v6-sft"].cfg == stages_of("v6")["v6-sft"].cfg
+    assert planner.of(small["pretrain"].cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(2.65e9, rel=0.01)
 
 
 # ---- larger scales
@@ -381,7 +414,7 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
     peaks = planner.step_memory.Peaks({"weights": 20 * planner.GIB}, {})
 
-    def run_stage(b: Bound, ledger: runner.Ledger, ranks: int, again: bool, overwrite: bool) -> float:
+    def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool, overwrite: bool) -> float:
         started.append(b.stage.name)
         ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
         return 0.0
@@ -400,21 +433,22 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_larger_scale_prints_its_plan_and_asks(
     planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cfg = runner.RecipeConfig(scale="8b", price=2.0)
+    cfg = RecipeConfig(recipe="late", scale="8b")
     with pytest.raises(ConfigError, match="--yes"):
-        runner.run_recipe("late", cfg)
+        runner.run_recipe(cfg)
     text = " ".join(capsys.readouterr().out.split())
-    assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text and "cost" in text and "hours on 8 GPUs" in text
-    with pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
-        runner.run_recipe("late", replace(cfg, yes=True, gpu="l4-24gb"))
+    assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text and "hours on 8 GPUs" in text
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
+        patch.setitem(SCALES, "8b", replace(SCALES["8b"], gpu="l4-24gb"))
+        runner.run_recipe(replace(cfg, yes=True))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(ConfigError):
-        runner.run_recipe("late", cfg)
+        runner.run_recipe(cfg)
     assert planned_8b == []
     monkeypatch.setattr("builtins.input", lambda question: "y")
-    runner.run_recipe("late", cfg)
-    runner.run_recipe("late", cfg)  # finished: neither asked nor launched again
+    runner.run_recipe(cfg)
+    runner.run_recipe(cfg)  # finished: neither asked nor launched again
     assert planned_8b == ["corpus", "code", "calls", "pretrain", "sft", "choose"]
 
 
@@ -424,7 +458,7 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     """On a machine without GPUs the data are prepared, also those that the recipe lists behind its first training."""
     monkeypatch.setattr(runner, "gpus_here", lambda: 2)
     with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
-        runner.run_recipe("late", runner.RecipeConfig(scale="8b", yes=True))
+        runner.run_recipe(RecipeConfig(recipe="late", scale="8b", yes=True))
     assert planned_8b == ["corpus", "code", "calls"]
 
 
@@ -451,11 +485,14 @@ sys.exit(command.guarded(runner.main, sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) -> None:
-    shutil.copytree(Path(codechat.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "two.py").write_text(TWO)
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
+    env = os.environ | {
+        "PYTHONPATH": str(Path(codechat.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "CODECHAT_DTYPE": "float32",
+    }
     words = [sys.executable, "two.py", "tiny.toml", "--scale", "two"]
     how: dict[str, Any] = dict(capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
 

@@ -17,7 +17,7 @@ from test_docs import Parsed
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.launch import recipe_sheets
+from codechat.launch import runner
 from codechat.models import export, import_weights, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -274,7 +274,7 @@ def test_recipes_are_listed_and_unknown_sheets_are_errors(capsys: pytest.Capture
     assert cli.main(["recipes"]) == 0
     assert "nano:" in (text := capsys.readouterr().out) and "gsm8k:" in text
     assert cli.main(["recipes", "nano"]) == 2 and "codechat run nano" in capsys.readouterr().err
-    assert set(recipe_sheets.SHEETS) == {"gsm8k"}
+    assert set(runner.SHEETS) == {"gsm8k"}
 
 
 def test_the_preset_has_the_examples_own_settings() -> None:
