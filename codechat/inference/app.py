@@ -1,7 +1,8 @@
 """The HTTP side: OpenAI's API, health, weight updates and the chat page, as a FastAPI application.
 
-Pages of other sites in the same browser can send requests here too. So a request must name this host, its body must be declared as json (a
-browser asks first before another site may send that, and we never agree), and nothing here has side effects but a trainer's weight updates.
+Pages of other sites in the same browser can send requests here too. So a request must name this host, its body must be
+declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side
+effects but a trainer's weight updates.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError
+from codechat.core.errors import CheckpointError, MissingFile, RunError, UserError
 from codechat.inference.engine import Engine, Job, Overloaded
 from codechat.inference.page import add_page
 from codechat.inference.protocol import (
@@ -46,10 +47,17 @@ CLIENT_LEFT = 499  # as in nginx; no client reads it
 RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
+class AsciiJson(JSONResponse):
+    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
 def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts: Iterable[str] = ("*",)) -> FastAPI:
-    """The application. key: what clients must send as a bearer token. hosts: names by which they may address this server."""
+    """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
-    app.add_exception_handler(ApiError, lambda request, error: error_response(error))
+    app.add_exception_handler(UserError, lambda request, error: error_response(error))
     app.add_exception_handler(StarletteError, _http_error)
     app.add_exception_handler(
         RequestValidationError, lambda request, error: error_response(validation_error(error.errors()[0]))
@@ -69,18 +77,14 @@ def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts
     return app
 
 
-class AsciiJson(JSONResponse):
-    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":")).encode()
-
-
-def error_response(error: ApiError) -> AsciiJson:
+def error_response(error: UserError) -> AsciiJson:
+    if not isinstance(error, ApiError):
+        code = "overloaded" if isinstance(error, Overloaded) else None
+        error = ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
     return AsciiJson(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
 
 
-def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+def _http_error(request: Request, error: HTTPException) -> AsciiJson:
     return error_response(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}"))
 
 
@@ -103,13 +107,17 @@ class WeightsRequest(Strict):
 def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
+    async def answer(request: Request, body: Common, parse: Callable[..., ParsedRequest]) -> Response:
+        served.check_name(body.model)
+        return await _answer(request, body, await asyncio.to_thread(parse, body, served), engine, served)
+
     @router.post("/v1/chat/completions")
     async def complete_chat(body: ChatRequest, request: Request) -> Response:
-        return await _answer(request, body, await asyncio.to_thread(parse_chat, body, served), engine, served)
+        return await answer(request, body, parse_chat)
 
     @router.post("/v1/completions")
     async def complete_text(body: CompletionRequest, request: Request) -> Response:
-        return await _answer(request, body, await asyncio.to_thread(parse_completion, body, served), engine, served)
+        return await answer(request, body, parse_completion)
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -131,83 +139,58 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
 # ---- one answer
 
 
-class Answer:
-    """One request on its way: its jobs in the engine, woken by `progress`, and the task that cancels them when the client leaves."""
-
-    def __init__(
-        self, request: Request, body: Common, parsed: ParsedRequest, engine: Engine, served: ServedModel
-    ) -> None:
-        self.progress = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(self.progress.set)  # noqa: E731
-        self.jobs = submit(engine, parsed, wake, bool(body.stream))
-        self.response = ResponseBuilder(parsed, self.jobs, served, chat=isinstance(body, ChatRequest))
-        self.leaving = asyncio.create_task(_cancel_when_left(request, self.jobs))
-
-    @property
-    def over(self) -> bool:
-        return all(job.end for job in self.jobs) or any(map(cut_short, self.jobs))
-
-    @property
-    def begun(self) -> bool:
-        return self.over or any(job.ids for job in self.jobs)
-
-    async def events(self, usage: bool) -> AsyncIterator[str]:
-        """Server-sent events: chunks as they come, the usage if requested, [DONE]; an error as the last one."""
-        try:
-            yield "".join(map(_event, self.response.first_chunks()))
-            while True:
-                self.progress.clear()  # before looking, so that nothing that comes meanwhile is missed
-                over = self.over
-                if chunks := "".join(map(_event, self.response.new_chunks())):  # one write for what came together
-                    yield chunks
-                if over:
-                    break
-                await self.progress.wait()
-            check_ends(self.jobs)
-            if usage:
-                yield _event(self.response.usage_chunk())
-            yield "data: [DONE]\n\n"
-        except ApiError as error:  # the status line is long gone; clients look for this
-            yield _event(error.body())
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self.leaving.cancel()
-        for job in self.jobs:
-            job.cancel()
-
-
 async def _answer(
     request: Request, body: Common, parsed: ParsedRequest, engine: Engine, served: ServedModel
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
-    answer, streaming = Answer(request, body, parsed, engine, served), False
+    progress, loop = asyncio.Event(), asyncio.get_running_loop()
+    wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
+    jobs = engine.submit(parsed.requests, on_progress=wake, streams=bool(body.stream))
+    response = ResponseBuilder(parsed, jobs, served, chat=isinstance(body, ChatRequest))
+    leaving = asyncio.create_task(_cancel_when_left(request, jobs))
+
+    def close() -> None:
+        leaving.cancel()
+        for job in jobs:
+            job.cancel()
+
+    def over() -> bool:
+        return all(job.end for job in jobs) or any(map(cut_short, jobs))
+
+    async def events() -> AsyncIterator[str]:
+        """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
+        try:
+            yield _events(response.first_chunks())
+            while True:
+                progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+                last = over()
+                if chunks := _events(response.new_chunks()):  # one write for what came together
+                    yield chunks
+                if last:
+                    break
+                await progress.wait()
+            check_ends(jobs)
+            if body.stream_options and body.stream_options.include_usage:
+                yield _events([response.usage_chunk()])
+            yield "data: [DONE]\n\n"
+        except ApiError as error:  # the status line is long gone; clients look for this
+            yield _events([error.body()])
+        finally:
+            close()
+
+    streaming = False
     try:
-        while not (answer.begun if body.stream else answer.over):
-            await answer.progress.wait()
-            answer.progress.clear()
-        check_ends(answer.jobs)
+        while not (over() or (body.stream and any(job.ids for job in jobs))):
+            await progress.wait()
+            progress.clear()
+        check_ends(jobs)
         if not body.stream:
-            return AsciiJson(answer.response.body(body.return_token_ids))
-        events = answer.events(bool(body.stream_options and body.stream_options.include_usage))
-        streaming = True  # the stream closes the answer
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+            return AsciiJson(response.body(body.return_token_ids))
+        streaming = True  # the stream closes the jobs
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     finally:
         if not streaming:
-            answer.close()
-
-
-def submit(engine: Engine, parsed: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
-    try:
-        return engine.submit(parsed.requests, on_progress=on_progress, streams=streams)
-    except Overloaded as error:
-        raise ApiError(429, str(error), code="overloaded") from None
-    except ConfigError as error:
-        raise ApiError(400, str(error)) from None
-    except RunError as error:
-        raise ApiError(503, str(error)) from None
+            close()
 
 
 async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
@@ -229,8 +212,9 @@ def check_ends(jobs: list[Job]) -> None:
         raise ApiError(CLIENT_LEFT, "the client left")
 
 
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+def _events(values: Iterable[dict[str, Any]]) -> str:
+    """Server-sent events."""
+    return "".join(f"data: {json.dumps(value, separators=(',', ':'))}\n\n" for value in values)
 
 
 # ---- other weights
@@ -241,7 +225,7 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
 
     It is read without executing it, after its hashes agree, before the running model changes."""
     assert served.reload_from is not None
-    folder = served.reload_from.resolve()
+    folder, current = served.reload_from.resolve(), served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
         raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
@@ -250,16 +234,12 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     try:
         state, meta = _read_weights(checkpoint)
         shape, tok, tags = loading.describe(checkpoint, meta)
+        if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
+            raise CheckpointError("shape, tokenizer and tags must be those of the served model")
     except (CheckpointError, MissingFile) as error:
-        raise ApiError(409, f"path: {error}", "path") from None
-    current = served.loaded
-    if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
-        raise ApiError(409, f"path {path[:200]!r}: shape, tokenizer and tags must be those of the served model", "path")
+        raise ApiError(409, str(error), "path") from None
     version = meta.get("version") or fingerprint(meta)
-    try:
-        engine.update_weights(state, version, served.timeout_s)
-    except RunError as error:
-        raise ApiError(503, str(error)) from None
+    engine.update_weights(state, version, served.timeout_s)
     return version
 
 

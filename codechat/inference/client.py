@@ -1,6 +1,7 @@
 """The client of a server that speaks OpenAI's API: `codechat serve`, or another.
 
-`RemoteModel` has the methods of `terminal.LocalModel`. Calls travel as `tool_calls` and come back as the text of the project's protocol.
+`RemoteModel` has the methods of `terminal.LocalModel`. Calls travel as `tool_calls` and come back as the text of the
+project's protocol.
 """
 
 from __future__ import annotations
@@ -25,22 +26,19 @@ def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
             id_ = open_calls.pop(0) if open_calls else "unread"
             out.append({"role": "tool", "tool_call_id": id_, "content": content})
             continue
-        calls = chat.parse_calls(content) if role == "assistant" else []
-        if any(call.form not in chat.READABLE for call in calls):
-            calls = []
-        open_calls = [f"call_{number}_{k}" for k in range(len(calls))]
         out.append({"role": role, "content": content})
-        if calls:
-            out[-1]["content"] = content.split(chat.CALL_TAG)[0] or None
-            out[-1]["tool_calls"] = [
-                {"id": id_, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
-                for id_, c in zip(open_calls, calls)
-            ]
+        calls = chat.parse_calls(content) if role == "assistant" else []
+        readable = bool(calls) and all(call.form in chat.READABLE for call in calls)
+        open_calls = [f"call_{number}_{k}" for k in range(len(calls))] if readable else []
+        if readable:
+            functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
+            given = [{"id": id_, "type": "function", "function": f} for id_, f in zip(open_calls, functions)]
+            out[-1] |= {"content": content.split(chat.CALL_TAG)[0] or None, "tool_calls": given}
     return out
 
 
 class RemoteModel:
-    """Answers of a server. settings: temperature, max_tokens and the like, sent with every request. The seed grows by one with each answer."""
+    """Answers of a server. settings: temperature and the like, sent with every request. The seed grows with each answer."""
 
     def __init__(
         self, url: str, settings: Mapping[str, Any], *, seed: int = 0, api_key_file: Path | None = None
@@ -48,16 +46,14 @@ class RemoteModel:
         self.link, self.seed = Link(url, api_key_file), seed
         self.settings = {k: v for k, v in settings.items() if v is not None}
         self.tools: list[dict[str, Any]] = []  # schemas of the functions that the model is offered
-        self.answers, self.content = 0, ""
+        self.content = ""  # of the last turn
         self.name = self.link.model()
 
-    def say(
-        self, messages: Sequence[chat.Message], raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Iterator[str]:
-        """Pieces of the assistant's next turn. raw is ignored: tags stay with the server. tools: as in LocalModel."""
+    def say(self, messages: Sequence[chat.Message], tools: Sequence[Any] = (), raw: bool = False) -> Iterator[str]:
+        """Pieces of the assistant's next turn. tools: not empty = calls are held to the schemas of those offered."""
         strict = {"strict": True} if tools else {}
-        tools = [{"type": "function", "function": {**schema, **strict}} for schema in self.tools]
-        body = {"messages": as_openai(messages)} | ({"tools": tools} if tools else {})
+        offered = [{"type": "function", "function": {**schema, **strict}} for schema in self.tools]
+        body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
         self.content, calls = "", {}
         for choice in self._choices("/v1/chat/completions", body):
             for piece in choice["delta"].get("tool_calls") or ():
@@ -68,13 +64,10 @@ class RemoteModel:
                 self.content += text
                 yield text
         for call in calls.values():
-            text = _call_text(call["name"], call["arguments"])
+            line_end = "\n" if self.content and not self.content.endswith("\n") else ""
+            text = line_end + _call_text(call["name"], call["arguments"])
             self.content += text
             yield text
-
-    def last_content(self) -> str:
-        """The content of the last turn."""
-        return self.content
 
     def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""
@@ -88,11 +81,9 @@ class RemoteModel:
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The choices of a streamed answer: server-sent events, one JSON object each. RunError where the server gives up."""
-        seed, self.answers = self.seed + self.answers, self.answers + 1
-        with self.link.open(
-            path, {**self.settings, "model": self.name, "seed": seed, "stream": True, **body}
-        ) as answer:
-            for line in answer:
+        seed, self.seed = self.seed, self.seed + 1
+        with self.link.open(path, {**self.settings, "model": self.name, "seed": seed, "stream": True, **body}) as lines:
+            for line in lines:
                 data = line.decode("utf-8").strip().removeprefix("data:").strip()
                 if not data or data == "[DONE]":
                     continue
@@ -103,11 +94,8 @@ class RemoteModel:
 
 
 def _call_text(name: str, arguments: str) -> str:
-    """A call as the assistant would have written it; arguments that are no JSON object stay as they are, and count as unreadable."""
+    """A call as the assistant would have written it; arguments that are no JSON object stay, and count as unreadable."""
     try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        parsed = None
-    if name.strip() and isinstance(parsed, dict):
-        return chat.format_call(name, parsed)
-    return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+        return chat.format_call(name, json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'

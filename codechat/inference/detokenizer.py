@@ -14,7 +14,7 @@ from codechat.text.tokenizer import Tokenizer
 
 
 def stable_text(text: str, end: str) -> str:
-    """The part of a growing text that more tokens cannot change: without half characters, and without a prefix of `end`."""
+    """The part of a growing text that more tokens cannot change: without half characters, without a prefix of `end`."""
     text = text.rstrip("\ufffd")
     cut = next((n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n])), 0)
     return text[: len(text) - cut]
@@ -31,7 +31,8 @@ class Calls(NamedTuple):
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from text. raw: tags are shown."""
+    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from text.
+    raw: tags are shown."""
 
     tokenizer: Tokenizer
     tags: str | None
@@ -44,17 +45,8 @@ class Detokenizer:
         text = self._until_stop(ids)
         return text if self._as_written else chat.in_words(text)
 
-    def _until_stop(self, ids: Sequence[int]) -> str:
-        text = self._decoded(ids)
-        starts = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return text[: min(starts, default=len(text))]
-
-    @property
-    def _as_written(self) -> bool:
-        return self.raw or self.tags is None
-
     def growing(self, ids: Sequence[int]) -> str:
-        """The beginning of the text that further ids cannot change; of a text with calls, the part before the first call."""
+        """The beginning of the text that further ids cannot change; of a text with calls, the part before the first."""
         text = self._until_stop(ids)
         if not self._as_written and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
             return ""
@@ -62,7 +54,7 @@ class Detokenizer:
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> Calls:
-        """Text and calls of a finished completion: those before the first unreadable one. Where that is the first, everything is text."""
+        """Text and calls of a finished completion: those before the first unreadable one. If that is the first, all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
         readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))
@@ -85,6 +77,15 @@ class Detokenizer:
                 length += len(decoder.decode(self.piece(token)))
         return offsets
 
+    @property
+    def _as_written(self) -> bool:
+        return self.raw or self.tags is None
+
+    def _until_stop(self, ids: Sequence[int]) -> str:
+        text = self._decoded(ids)
+        starts = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        return text[: min(starts, default=len(text))]
+
     def _decoded(self, ids: Sequence[int]) -> str:
         if self.raw:
             return chat.decode(ids, self.tokenizer)
@@ -96,7 +97,7 @@ class Detokenizer:
     def endings(self) -> list[str]:
         """What may follow without being shown as text; "" stands for nothing."""
         endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
-        if self.tags is not None and not self.raw:
+        if not self._as_written:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
             endings += ["\n" + closing, closing]  # a model may leave out the line end
         return endings
@@ -108,9 +109,9 @@ class StopStrings:
     def __init__(self, detokenizer: Detokenizer) -> None:
         self.detokenizer, self.tail = detokenizer, b""
         self.stops = [stop.encode() for stop in detokenizer.stops]
-        self.kept = max(map(len, self.stops), default=1) - 1  # bytes that the next token may complete
+        self.longest = max(map(len, self.stops), default=1)
 
     def __call__(self, token: int) -> bool:
         tail = self.tail + self.detokenizer.piece(token)
-        self.tail = tail[len(tail) - min(self.kept, len(tail)) :]
+        self.tail = tail[max(0, len(tail) - self.longest + 1) :]  # bytes that the next token may complete
         return any(stop in tail for stop in self.stops)

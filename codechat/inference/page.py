@@ -56,7 +56,6 @@ def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
             "model": served.name,
             "checkpoint": served.meaning or served.loaded.path.name,
             "tools": [tool.schema for tool in TOOLS.values()],
-            "constrain": served.constrain,
             "neutral": NEUTRAL,
             "alone": mixes_requests(served.loaded.model),
         }
@@ -78,7 +77,7 @@ def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
 def dropped(messages: list[Message], names: list[str], served: ServedModel) -> int:
     """How many of the oldest messages, system messages not counted, leave the answer no room."""
     schemas, block = [TOOLS[name].schema for name in names], served.loaded.model.cfg.block_size
-    needed = min(room_for_an_answer(block, None), served.max_new_tokens or block)
+    needed = room_for_an_answer(block, None)
 
     def too_long(kept: list[Message]) -> bool:
         return block - len(prompt_of(kept, schemas, served.loaded)) < needed

@@ -1,7 +1,8 @@
 """Requests of OpenAI's API, and what the engine samples for them; every error names its field.
 
-An unknown field is rejected: an answer that silently ignored it would be wrong. Roles come from the request's structure alone, so no text can
-open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and `keys` for trainers.
+An unknown field is rejected: an answer that silently ignored it would be wrong. Roles come from the request's structure
+alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and
+`keys` for trainers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.detokenizer import Detokenizer, StopStrings
@@ -27,15 +28,8 @@ from codechat.text.turns import Misplaced, Turn, messages_of_turns
 
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
-ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-    503: "server_error",
-    504: "timeout_error",
-}
+# pydantic's locations also name members of a union, such as str, Choice or list[Part]
+FIELD = re.compile(r"(?!(?:str|int|float|bool|body)$)[a-z_][a-z0-9_]*")
 
 
 class ApiError(UserError):
@@ -46,19 +40,15 @@ class ApiError(UserError):
         self.status, self.param, self.code = status, param, code
 
     def body(self) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-
-# pydantic's locations also name members of a union, such as str, Choice or list[Part]
-FIELD = re.compile(r"(?!(?:str|int|float|bool|body)$)[a-z_][a-z0-9_]*")
 
 
 def validation_error(error: Mapping[str, Any]) -> ApiError:
     """An error of pydantic in OpenAI's form, with the field's name as a client writes it."""
     unknown, loc = error["type"] == "extra_forbidden", () if error["type"] == "json_invalid" else error["loc"]
-    path = [p for p in loc[:-1] if isinstance(p, int) or FIELD.fullmatch(p)]
-    path += [p for p in loc[-1:] if unknown or isinstance(p, int) or FIELD.fullmatch(p)]
+    last = len(loc) - 1
+    path = [p for i, p in enumerate(loc) if isinstance(p, int) or FIELD.fullmatch(p) or (unknown and i == last)]
     param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix(".") or None
     return ApiError(400, f"{param or 'the body'}: {error['msg']}", param, "unknown_parameter" if unknown else None)
 
@@ -72,9 +62,16 @@ def encodable(value: Any) -> Any:
     return value
 
 
+def unsupported(value: Any) -> Any:
+    if value:
+        raise ValueError("this server does not support it; leave it out")
+    return value
+
+
 Text = Annotated[str, Field(min_length=1), AfterValidator(encodable)]
 Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+Unsupported = Annotated[Any, AfterValidator(unsupported)]
 
 
 class Lenient(BaseModel):
@@ -143,6 +140,10 @@ class StreamOptions(Lenient):
     include_usage: bool = False
 
 
+class PlainText(Lenient):
+    type: Literal["text"]
+
+
 class Common(Strict):
     """The fields of both kinds of completion."""
 
@@ -158,16 +159,9 @@ class Common(Strict):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     user: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-
-    @field_validator("frequency_penalty", "presence_penalty", "logit_bias", "echo", "store", check_fields=False)
-    @classmethod
-    def _unsupported(cls, value: Any, info: ValidationInfo) -> Any:
-        if value:
-            raise ValueError("this server does not support it; leave it out")
-        return value
+    frequency_penalty: Unsupported = None
+    presence_penalty: Unsupported = None
+    logit_bias: Unsupported = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -182,16 +176,9 @@ class ChatRequest(Common):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = True
-    response_format: dict[str, Any] | None = None
+    response_format: PlainText | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any] | None) -> Any:
-        if value is not None and value.get("type") != "text":
-            raise ValueError('this server writes text; leave it out, or give {"type": "text"}')
-        return value
+    store: Unsupported = None
 
 
 class CompletionRequest(Common):
@@ -200,7 +187,7 @@ class CompletionRequest(Common):
     keys: list[int | Text] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool = False
-    echo: bool | None = False
+    echo: Unsupported = None
 
 
 # ---- what is sampled
@@ -213,12 +200,10 @@ class ServedModel:
     loaded: LoadedModel
     name: str
     created: int  # seconds since 1970
-    max_new_tokens: int | None = None  # none = what the block leaves
     timeout_s: float = 120.0
     most_choices: int = 64
     reload_from: Path | None = None  # directory from which weights may be loaded; none = never
     meaning: str = ""  # which of its run's checkpoints it is, in words
-    constrain: bool = True  # hold calls to their schemas where a request asks for it; else such a request is rejected
 
     def check_name(self, name: str) -> None:
         if name != self.name:
@@ -228,7 +213,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What one HTTP request asks for. requests: prompt-major, n of each prompt; details: log-probabilities are asked for."""
+    """What one HTTP request asks for. requests: prompt-major, n of each prompt; details: log-probabilities too."""
 
     requests: list[Request]
     detokenizer: Detokenizer
@@ -239,36 +224,34 @@ class ParsedRequest:
 
 def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     """A chat completion. ApiError names the field."""
-    served.check_name(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are one setting; keep one", "max_completion_tokens")
     loaded, tools = served.loaded, offered_tools(body)
-    ids = prompt_of(body.messages, tools, loaded)
+    ids = prompt_of(body.messages, [tool.schema_ for tool in tools], loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     no_calls = body.tool_choice == "none" and loaded.tags == "reserved"
+    grammar = grammar_of(body, tools, loaded)
     rows = requests_of(
         body,
         [ids],
         served,
         detokenizer,
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
-        banned=(loaded.tokenizer.n_vocab + chat.TAGS.index(chat.CALL_TAG),) if no_calls else (),
+        banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else (),
         top=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar_of(body, served),
+        grammar=grammar,
     )
-    needed = (rows[0].grammar and rows[0].grammar.shortest) or 0
+    needed = (grammar and grammar.shortest) or 0
     if rows[0].max_new_tokens < needed:
-        field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-        message = f"a call may need {needed} tokens, and the answer may have {rows[0].max_new_tokens}"
-        raise ApiError(400, f"{message}; raise {field}, or shorten the conversation", field)
+        message = f"a call may need {needed} tokens, and the answer may have {rows[0].max_new_tokens}; raise the limit"
+        raise ApiError(400, f"{message}, or shorten the conversation", limit_of(body)[0])
     return ParsedRequest(rows, detokenizer, len(ids), bool(body.logprobs), body.parallel_tool_calls is False)
 
 
 def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequest:
     """A plain continuation, of a text or of ids as they are. ApiError names the field."""
-    served.check_name(body.model)
     tokenizer, n_ids = served.loaded.tokenizer, served.loaded.model.cfg.n_ids
     given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     given = [given] if isinstance(given[0], int) else given
@@ -276,14 +259,14 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequ
         prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     except DataError as error:  # a character that the model's alphabet lacks
         raise ApiError(400, str(error), "prompt") from None
-    stop_ids = tuple((stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ())
-    for field, lists in (("prompt", prompts), ("stop_token_ids", stop_ids)):
+    stop = tuple((stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ())
+    for field, lists in (("prompt", prompts), ("stop_token_ids", stop)):
         if not all(0 <= i < n_ids for ids in lists for i in ids):
             raise ApiError(400, f"{field} holds ids beyond 0..{n_ids - 1}, which this model does not know", field)
     if body.keys is not None and len(body.keys) != len(prompts):
         raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
-    stop = stop_ids if body.ignore_eos else ((tokenizer.eot_id,), *stop_ids)
+    stop = stop if body.ignore_eos else ((tokenizer.eot_id,), *stop)
     # logprobs=0 needs no details beside each token
     rows = requests_of(body, prompts, served, detokenizer, body.keys, stop=stop, top=body.logprobs or None)
     return ParsedRequest(rows, detokenizer, sum(map(len, prompts)), body.logprobs is not None)
@@ -297,7 +280,7 @@ def requests_of(
     keys: Sequence[int | str] | None = None,
     **common: Any,
 ) -> list[Request]:
-    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys. common: fields of every Request."""
+    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys. common: other fields."""
     n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
     if n * len(prompts) > served.most_choices:
         raise ApiError(400, f"{n * len(prompts)} completions at once; at most {served.most_choices} are possible", "n")
@@ -305,13 +288,13 @@ def requests_of(
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
     temperature = 1.0 if body.temperature is None else body.temperature
     common |= dict(how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p))
+    common |= dict(timeout_s=served.timeout_s)
     return [
         Request(
             prompt=ids,
             max_new_tokens=budget(len(ids), body, served),
             draws=row_key(seed, key, s),
             should_stop=StopStrings(detokenizer) if body.stops else None,
-            timeout_s=served.timeout_s,
             **common,
         )
         for key, ids in zip(range(len(prompts)) if keys is None else keys, prompts)
@@ -319,33 +302,33 @@ def requests_of(
     ]
 
 
+def limit_of(body: Common) -> tuple[str, int | None]:
+    """The longest completion asked for, and the field that says so."""
+    longest = getattr(body, "max_completion_tokens", None)
+    return ("max_tokens", body.max_tokens) if longest is None else ("max_completion_tokens", longest)
+
+
 def budget(prompt: int, body: Common, served: ServedModel) -> int:
     """Tokens that a completion may have after a prompt of so many."""
-    limits = ("max_completion_tokens", "max_tokens")
-    field = next((name for name in limits if getattr(body, name, None) is not None), "max_tokens")
-    requested, most, block = getattr(body, field), served.max_new_tokens, served.loaded.model.cfg.block_size
+    (field, requested), block = limit_of(body), served.loaded.model.cfg.block_size
     room = block - prompt
     if room < 1:
+        field = "messages" if isinstance(body, ChatRequest) else "prompt"
         message = f"the prompt has {prompt} tokens; the model reads at most {block - 1}; shorten it"
-        prompt_field = "messages" if isinstance(body, ChatRequest) else "prompt"
-        raise ApiError(400, message, prompt_field, "context_length_exceeded")
-    if requested is None:
-        return min(room, most or room)
-    if most and requested > most:
-        raise ApiError(400, f"{field} {requested}; this server writes at most {most} tokens", field)
-    if requested > room:
+        raise ApiError(400, message, field, "context_length_exceeded")
+    if (requested or 0) > room:
         message = f"the prompt has {prompt} tokens and {field} is {requested}; both must fit the model's {block}"
         raise ApiError(400, f"{message}; set {room} or less", field, "context_length_exceeded")
-    return requested
+    return requested or room
 
 
 # ---- conversations
 
 
-def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
-    """The schemas of the functions that the model may call."""
-    tools, choice = [tool.function.schema_ for tool in body.tools or ()], body.tool_choice
-    names = [tool["name"] for tool in tools]
+def offered_tools(body: ChatRequest) -> list[Function]:
+    """The functions that the model may call."""
+    tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+    names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "two functions have the same name; keep one", "tools")
     if choice == "none":
@@ -358,22 +341,18 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
     return tools
 
 
-def grammar_of(body: ChatRequest, served: ServedModel) -> CallGrammar | None:
-    """The grammar of the answer where tool_choice asks for a call or a function is strict; none = anything may be written."""
-    choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
-    required = choice == "required" or isinstance(choice, Choice)
-    if choice == "none" or not (required or any(tool.strict for tool in tools)):
+def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel) -> CallGrammar | None:
+    """The grammar of the answer where tool_choice asks for a call or a function is strict; none = free."""
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, Choice) else None
+    required = named is not None or body.tool_choice == "required"
+    if not (required or any(tool.strict for tool in tools)):
         return None
-    field = "tool_choice" if required else "tools"
-    if not served.constrain:
-        raise ApiError(400, f"{field} asks for constrained calls; this server was started with --constrain off", field)
     if required and body.stops:
         raise ApiError(400, "stop goes with text; leave it out where tool_choice asks for a call", "stop")
-    callable_ = [tool for tool in tools if not isinstance(choice, Choice) or tool.name == choice.function.name]
+    callable_ = [tool for tool in tools if named in (None, tool.name)]
     # where only some are strict, the others may have any arguments
     schemas = [tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT}) for tool in callable_]
-    loaded = served.loaded
-    how = dict(required=required, one_call=isinstance(choice, Choice) or body.parallel_tool_calls is False)
+    how = dict(required=required, one_call=named is not None or body.parallel_tool_calls is False)
     how |= dict(strict=any(tool.strict for tool in callable_), declines=loaded.declines)
     try:
         return call_grammar(loaded.tokenizer, loaded.tags, schemas, **how)

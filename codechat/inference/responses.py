@@ -1,6 +1,7 @@
 """Finished and growing completions as OpenAI's API writes them.
 
-Log-probabilities are of the sampling distribution, the closing tag's included. Beyond OpenAI's fields, an entry has the token's id and its entropy.
+Log-probabilities are of the sampling distribution, the closing tag's included. Beyond OpenAI's fields, an entry has the
+token's id and its entropy.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from codechat.inference.engine import Job
 from codechat.inference.protocol import ParsedRequest, ServedModel
-from codechat.text import chat
+from codechat.text.tool_calls import escape_surrogates
 
 Json = dict[str, Any]
 
@@ -25,6 +26,8 @@ class ResponseBuilder:
         self.parsed, self.jobs, self.chat, self.detokenizer = parsed, jobs, chat, parsed.detokenizer
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": self.id, "created": int(time.time()), "model": served.name}
+        kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
+        self.whole_head, self.chunk_head = ({**self.head, "object": kind} for kind in kinds)
         self.sent = [0] * len(jobs)  # characters
         self.logged = [0] * len(jobs)  # tokens whose log-probability was sent
         self.over = [False] * len(jobs)
@@ -32,21 +35,19 @@ class ResponseBuilder:
     def body(self, with_ids: bool) -> Json:
         """The body of a finished answer."""
         choices = [self._choice(i, job, with_ids) for i, job in enumerate(self.jobs)]
-        kind = "chat.completion" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
+        return {**self.whole_head, "choices": choices, "usage": self.usage()}
 
     def usage(self) -> dict[str, int]:
         prompt, completion = self.parsed.prompt_tokens, sum(len(job.ids) for job in self.jobs)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _choice(self, i: int, job: Job, with_ids: bool) -> Json:
-        text, calls = self._split(job)
+        text, calls = self._split(i, job)
         logprobs = self._logprobs(job, 0, len(job.ids))
         choice: Json = {"index": i, "finish_reason": finish_reason(job, bool(calls)), "logprobs": logprobs}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-            if calls:
-                choice["message"]["tool_calls"] = self._calls(i, calls)
+            choice["message"] |= {"tool_calls": calls} if calls else {}
         else:
             choice["text"] = text
         if with_ids:
@@ -54,16 +55,14 @@ class ResponseBuilder:
             choice |= {"weights_version": job.version}
         return choice
 
-    def _split(self, job: Job) -> tuple[str, list[tuple[str, Json]]]:
+    def _split(self, i: int, job: Job) -> tuple[str, list[Json]]:
+        """Text and calls of a finished completion."""
         text, calls = self.detokenizer.split(job.ids)
-        return text, calls[:1] if self.parsed.one_call else calls
-
-    def _calls(self, i: int, calls: Sequence[tuple[str, Json]]) -> list[Json]:
-        written = [(name, chat.escape_surrogates(json.dumps(a, ensure_ascii=False))) for name, a in calls]
-        functions = [{"name": name, "arguments": arguments} for name, arguments in written]
-        return [
-            {"id": f"call_{self.id[-12:]}_{i}_{k}", "type": "function", "function": f} for k, f in enumerate(functions)
-        ]
+        written = []
+        for k, (name, arguments) in enumerate(calls[:1] if self.parsed.one_call else calls):
+            function = {"name": name, "arguments": escape_surrogates(json.dumps(arguments, ensure_ascii=False))}
+            written.append({"id": f"call_{self.id[-12:]}_{i}_{k}", "type": "function", "function": function})
+        return text, written
 
     # ---- streaming
 
@@ -78,30 +77,26 @@ class ResponseBuilder:
             if self.over[i] or cut_short(job):
                 continue
             end, ids = job.end, list(job.ids)  # in this order: `end` is set last
-            text, calls = self._split(job) if end else (self.detokenizer.growing(ids), [])
+            text, calls = self._split(i, job) if end else (self.detokenizer.growing(ids), [])
             piece = text[self.sent[i] :]
             if piece or end:
                 self.sent[i] = len(text)
                 logprobs = self._logprobs(job, self.logged[i], len(ids))
                 self.logged[i] = len(ids)
                 delta: Json = {"content": piece} if piece or not calls else {}
-                if calls:
-                    delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(self._calls(i, calls))]
+                delta |= {"tool_calls": [{"index": k, **call} for k, call in enumerate(calls)]} if calls else {}
                 yield self._chunk(i, delta, logprobs)
             if end:
                 self.over[i] = True
                 yield self._chunk(i, {}, None, finish_reason(job, bool(calls)))
 
     def usage_chunk(self) -> Json:
-        return {**self._stream_head(), "choices": [], "usage": self.usage()}
-
-    def _stream_head(self) -> Json:
-        return {**self.head, "object": "chat.completion.chunk" if self.chat else "text_completion"}
+        return {**self.chunk_head, "choices": [], "usage": self.usage()}
 
     def _chunk(self, i: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
         content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
         choice = {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._stream_head(), "choices": [choice]}
+        return {**self.chunk_head, "choices": [choice]}
 
     # ---- log-probabilities
 
@@ -111,13 +106,12 @@ class ResponseBuilder:
             return None
         if self.chat:
             return {"content": [self._entry(job, t) for t in range(start, stop)], "refusal": None}
-        offsets = self.detokenizer.offsets(job.ids[:stop])
         top = [{self._shown(token): lp for token, lp in detail.top} for detail in job.details[start:stop]]
         return {
             "tokens": [self._shown(token) for token in job.ids[start:stop]],
             "token_logprobs": job.logprobs[start:stop],
             "top_logprobs": top if job.details else None,
-            "text_offset": offsets[start:],
+            "text_offset": self.detokenizer.offsets(job.ids[:stop])[start:],
         }
 
     def _entry(self, job: Job, t: int) -> Json:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from codechat.core import config
 from codechat.core.config import Settings, opt
@@ -44,12 +44,7 @@ class ServeConfig(Settings):
     api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
     max_batch: int = opt(16, "completions that are sampled together", least=1)
     max_queue: int = opt(64, "completions that may wait; more are rejected with status 429", least=1)
-    max_new_tokens: int | None = opt(None, "longest completion, tokens; none = what the block leaves", least=1)
     timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds", least=0.001)
-    constrain: Literal["auto", "off"] = opt(
-        "auto",
-        "auto: token masks hold calls to the schemas where a request asks for it; off: such requests are rejected",
-    )
     reload_from: Path | None = opt(
         None, "directory of checkpoints that POST /admin/weights may load while the server runs; none = no such request"
     )
@@ -57,9 +52,7 @@ class ServeConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_loopback(self.host) and self.api_key_file is None:
-            raise ConfigError(
-                f"host {self.host} can be reached by other machines; set --api-key-file, or keep 127.0.0.1"
-            )
+            raise ConfigError(f"host {self.host} is open to other machines; set --api-key-file, or keep 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:
@@ -128,50 +121,30 @@ def answer(
     from codechat.inference.engine import Engine
     from codechat.inference.protocol import ServedModel
 
-    served = ServedModel(
-        loaded,
-        cfg.name or name_of(loaded, cfg.ckpt),
-        int(time.time()),
-        max_new_tokens=cfg.max_new_tokens,
-        timeout_s=cfg.timeout_s,
-        most_choices=cfg.max_batch + cfg.max_queue,
-        reload_from=cfg.reload_from,
-        meaning=meaning,
-        constrain=cfg.constrain == "auto",
-    )
+    class Server(uvicorn.Server):
+        async def startup(self, *args: Any, **kwargs: Any) -> None:
+            await super().startup(*args, **kwargs)
+            # not before: Ctrl-C would end a half-built event loop
+            print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
+
+    name, most = cfg.name or name_of(loaded, cfg.ckpt), cfg.max_batch + cfg.max_queue
+    served = ServedModel(loaded, name, int(time.time()), cfg.timeout_s, most, cfg.reload_from, meaning)
+    host, port = sock.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     # on loopback the server has its own names only, so that no web page's name can point here
     hosts = {"127.0.0.1", "localhost", "[::1]", cfg.host} if is_loopback(cfg.host) else {"*"}
+    usual = sys.getswitchinterval()
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
         app = build_app(engine, served, read_key(cfg.api_key_file), hosts)
         settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
-        server = uvicorn.Server(uvicorn.Config(app, **settings))
-        host, port = sock.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        announce(server, f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it")
+        server = Server(uvicorn.Config(app, **settings))
         if ready:
             ready(server, url)
-        run_quickly(server, sock)
-
-
-def announce(server: Any, text: str) -> None:
-    """Print a line once the server answers: Ctrl-C before that would end a half-built event loop."""
-    begin = server.startup
-
-    async def startup(*args: Any, **kwargs: Any) -> None:
-        await begin(*args, **kwargs)
-        print(text, flush=True)
-
-    server.startup = startup
-
-
-def run_quickly(server: Any, sock: socket.socket) -> None:
-    """Run uvicorn with frequent switches of threads."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        server.run(sockets=[sock])
-    finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(SWITCH_S)
+        try:
+            server.run(sockets=[sock])
+        finally:
+            sys.setswitchinterval(usual)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,9 +8,9 @@
     codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
-`tools` offers the functions of the toolbox that fit each request, or yours; calls are held to their schemas by token masks, run, and their
-results fed back until the model answers in words. What goes wrong in a call goes back to the model as {"error": ...}. A file of --executors
-runs with your rights, like any script that you start.
+`tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some. Calls
+are held to their schemas by token masks, run, and their results fed back until the model answers in words. What goes wrong
+in a call goes back to the model as {"error": ...}. A file of --executors runs with your rights, like any script.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,20 +56,18 @@ class ChatConfig(Settings):
     chooses: ClassVar[bool] = False  # offers functions of the toolbox that fit the request
     ckpt: str = opt(
         "",
-        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory or checkpoint; "
-        "or give --server",
+        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory "
+        "or checkpoint; or give --server",
     )
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
     complete: str = opt("", "a text to continue as it stands, without turns (for pretrained checkpoints)")
-    system: str = opt(NEUTRAL, "system message, before the list of functions; empty = none")
     max_new_tokens: int | None = opt(
         None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves", least=1
     )
     temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token", least=0)
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all", least=1)
-    top_p: float | None = opt(None, "sample from the smallest set of tokens that holds this probability", most=1)
     seed: int = opt(0, "seed of the sampling; the same seed gives the same answers")
     tools: tuple[str, ...] = opt((), "functions to offer, by name")
     tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
@@ -95,7 +94,6 @@ class ToolsConfig(ChatConfig):
     """The same with functions: those given, else some of the toolbox that fit each request."""
 
     chooses: ClassVar[bool] = True
-    system: str = default("")
     temperature: float = default(0.0)
 
 
@@ -103,83 +101,64 @@ class ToolsConfig(ChatConfig):
 
 
 class LocalModel:
-    """A loaded checkpoint with sampling settings. Each answer has its own sampling key, so the same request may get another answer."""
+    """A loaded checkpoint with sampling settings. Each answer has its own sampling key."""
 
     def __init__(self, cfg: ChatConfig) -> None:
         self.cfg, self.answers = cfg, 0
-        self.ids: list[int] = []  # sampled for the last answer
+        self.content = ""  # of the last turn, however it was shown
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
         self.loaded = loading.load_model(path, dist.device())
         self.tokenizer, self.tags = self.loaded.tokenizer, self.loaded.tags
-        self.block_size = self.loaded.model.cfg.block_size
-        if (cfg.max_new_tokens or 0) >= self.block_size:
-            raise ConfigError(
-                f"max_new_tokens {cfg.max_new_tokens}; the block of {cfg.ckpt} holds {self.block_size} tokens"
-            )
+        self.block = self.loaded.model.cfg.block_size
+        if (cfg.max_new_tokens or 0) >= self.block:
+            raise ConfigError(f"max_new_tokens {cfg.max_new_tokens}; the block of {cfg.ckpt} holds {self.block} tokens")
+        kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
+        self.only_pretrained = bool(kinds) and kinds <= {"pretrain", "chars"}  # it never saw a conversation
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
-    @property
-    def only_pretrained(self) -> bool:
-        """Whether no stage that led to this checkpoint showed it a conversation."""
-        kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
-        return bool(kinds) and kinds <= {"pretrain", "chars"}
-
-    def say(
-        self, messages: Sequence[Message], raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Iterator[str]:
-        """Pieces of the assistant's next turn; raw: with tags. tools: schemas that its calls are held to."""
-        detokenizer = Detokenizer(self.tokenizer, self.tags, raw=raw)
+    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), raw: bool = False) -> Iterator[str]:
+        """Pieces of the assistant's next turn. tools: schemas that its calls are held to; raw: with tags."""
         grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if tools else None
-        stop = chat.stop_sequences(self.tokenizer, self.tags)
-        return self._pieces(self.prompt(messages), detokenizer, stop=stop, grammar=grammar)
+        ids: list[int] = []
+        how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
+        yield from self._pieces(ids, self.prompt(messages), Detokenizer(self.tokenizer, self.tags, raw=raw), **how)
+        self.content = chat.completion_text(ids, self.tokenizer, self.tags)
 
     def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""
-        ids, detokenizer = self.tokenizer.encode(text), Detokenizer(self.tokenizer, None)
-        return self._pieces(ids, detokenizer, stop=[(self.tokenizer.eot_id,)])
+        stop = [(self.tokenizer.eot_id,)]
+        return self._pieces([], self.tokenizer.encode(text), Detokenizer(self.tokenizer, None), stop=stop)
 
-    def last_content(self) -> str:
-        """The content of the last turn, however it was shown."""
-        return chat.completion_text(self.ids, self.tokenizer, self.tags)
-
-    def _pieces(self, prompt: Sequence[int], detokenizer: Detokenizer, **how: Any) -> Iterator[str]:
-        cfg, shown, self.ids = self.cfg, "", []
-        how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, seed=cfg.seed, key=self.answers)
+    def _pieces(self, ids: list[int], prompt: list[int], detokenizer: Detokenizer, **how: Any) -> Iterator[str]:
+        """Pieces of a text whose tokens are appended to `ids`. ConfigError where the block has no room for it."""
+        cfg, shown, room = self.cfg, "", self.block - len(prompt)
+        how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
+        how |= dict(max_new_tokens=cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1)))
         self.answers += 1
-        budget = self.budget(len(prompt))
+        if room < how["max_new_tokens"]:
+            problem = f"the conversation has {len(prompt)} tokens and the answer may have {how['max_new_tokens']}"
+            remedy = f"set --max-new-tokens {room} or less" if room > 0 else "shorten the conversation"
+            raise ConfigError(f"{problem}; both must fit the block of {self.block}; {remedy}")
         with dist.autocast(dist.device()):
-            for token, _ in generate.stream(self.loaded.model, prompt, max_new_tokens=budget, **how):
-                self.ids.append(token)
-                text = detokenizer.growing(self.ids)
+            for token, _ in generate.stream(self.loaded.model, prompt, **how):
+                ids.append(token)
+                text = detokenizer.growing(ids)
                 if len(text) > len(shown):
                     yield text[len(shown) :]
                     shown = text
-        yield detokenizer.text(self.ids)[len(shown) :]
-
-    def budget(self, prompt_tokens: int) -> int:
-        """Tokens that the next answer may have. ConfigError where there is no room."""
-        room = self.block_size - prompt_tokens
-        needed = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
-        if room < needed:
-            problem = f"the conversation has {prompt_tokens} tokens and the answer may have {needed}"
-            remedy = f"set --max-new-tokens {room} or less" if room > 0 else "shorten the conversation"
-            raise ConfigError(f"{problem}; both must fit the block of {self.block_size}; {remedy}")
-        return needed
+        yield detokenizer.text(ids)[len(shown) :]
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
-        needed = room_for_an_answer(self.block_size, self.cfg.max_new_tokens)
-        too_long = lambda kept: self.block_size - len(self.prompt(kept)) < needed  # noqa: E731
-        kept = drop_oldest(messages, lambda m: m["role"], too_long)
+        needed = room_for_an_answer(self.block, self.cfg.max_new_tokens)
+        kept = drop_oldest(messages, lambda m: m["role"], lambda kept: self.block - len(self.prompt(kept)) < needed)
         if dropped := len(messages) - len(kept):
-            print(
-                f"[the block holds {self.block_size} tokens: the oldest {dropped} messages are forgotten]",
-                file=sys.stderr,
-            )
+            forgotten = f"the oldest {dropped} messages are forgotten"
+            print(f"[the block holds {self.block} tokens: {forgotten}]", file=sys.stderr)
         return kept
 
 
@@ -194,7 +173,7 @@ def mixes_requests(model: Any) -> bool:
 
 
 def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Callable[[list[M]], bool]) -> list[M]:
-    """The messages without the oldest exchanges, each from a user's turn to the next, while the rest is too long. The last one stays."""
+    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last one stays."""
     kept = list(messages)
     while too_long(kept):
         users = [i for i, m in enumerate(kept) if role(m) == "user"]
@@ -211,7 +190,7 @@ def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
         raise ConfigError(f"{given}; set --ckpt RUN, or --server URL")
     if cfg.ckpt:
         return LocalModel(cfg)
-    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, max_tokens=cfg.max_new_tokens)
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
     return RemoteModel(cfg.server, how, seed=cfg.seed, api_key_file=cfg.api_key_file)
 
 
@@ -252,7 +231,7 @@ class Toolkit:
 
 
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """Where the arguments break their JSON schema, in words; empty where they fit. None of an optional parameter counts as left out."""
+    """Where the arguments break their JSON schema, in words, else "". None of an optional parameter counts as left out."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -268,7 +247,7 @@ def _as_json(key: str, value: Any) -> str:
 def gather(
     cfg: ChatConfig, request: str = "", functions: Sequence[Callable[..., Any]] = (), before: Sequence[str] = ()
 ) -> Toolkit:
-    """The functions given and those of the flags, or else those of the toolbox for the request; before: those of the request before it."""
+    """The functions given and those of the flags, or else those of the toolbox for the request; before: the last offer."""
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
     yours = (load_executors(cfg.executors, listed) if cfg.executors else {}) | executors_of(functions)
     runs = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in yours.items()}
@@ -285,29 +264,28 @@ def _call_tool(name: str, /, **arguments: Any) -> Any:
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema from a json file: a list of {name, description, parameters}, or of {"type": "function", "function": {...}}."""
+    """name -> schema of a json file: a list of {name, description, parameters}, or of {"type": "function", "function": {...}}."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise MissingFile(f"{path} is not a file; --tools-file takes a json file with function schemas") from None
     except ValueError as error:
         raise DataError(f"{path} is not json in UTF-8 ({error})") from None
-    rows = content if isinstance(content, list) else [content]
-    return {schema["name"]: schema for schema in (_schema(path, i, row) for i, row in enumerate(rows))}
-
-
-def _schema(path: Path, index: int, row: Any) -> Schema:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
-    try:
-        schema = row.get("function", row)
-        parameters = {"type": "object", "required": [], "properties": {}, **schema.get("parameters", {})}
-        Draft202012Validator.check_schema(parameters)
-        return {"name": schema["name"], "description": str(schema.get("description", "")), "parameters": parameters}
-    except (AttributeError, KeyError, TypeError, SchemaError):
-        needed = '{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}'
-        raise DataError(f"{path} item {index} is not a function schema; required: {needed}") from None
+    schemas = {}
+    for index, row in enumerate(content if isinstance(content, list) else [content]):
+        try:
+            row = row.get("function", row)
+            parameters = {"type": "object", "required": [], "properties": {}, **row.get("parameters", {})}
+            Draft202012Validator.check_schema(parameters)
+            about = dict(name=row["name"], description=str(row.get("description", "")), parameters=parameters)
+        except (AttributeError, KeyError, TypeError, SchemaError):
+            needed = '{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}'
+            raise DataError(f"{path} item {index} is not a function schema; required: {needed}") from None
+        schemas[about["name"]] = about
+    return schemas
 
 
 # ---- a conversation
@@ -335,20 +313,20 @@ class ToolChat:
             self.model.tools = self.kit.schemas
 
     def opening(self) -> list[Message]:
-        """The system message: the functions, worded as in training, which a server adds itself; or that of a chat, where none is offered."""
-        text = self.cfg.system
+        """The system message of training: the functions, which a server adds itself, or that of a chat."""
         if not self.kit.schemas:
-            text = text or (NEUTRAL if self.cfg.chooses else "")
-        elif not self.cfg.server:
-            offer = chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)
-            text = f"{text}\n{offer}" if text else offer
-        return [{"role": "system", "content": text}] if text else []
+            return [{"role": "system", "content": NEUTRAL}]
+        if self.cfg.server:
+            return []
+        style = self.model.loaded.tools_style
+        return [{"role": "system", "content": chat.tools_prompt(self.kit.schemas, style)}]
 
     def reply(self, messages: list[Message]) -> list[Message]:
         """The conversation with the model's turns and those of the functions that it called.
 
-        Ends with an answer in words, with a call that was already answered, with an unreadable call after an answered one, and with the second
-        unreadable call. A small model for which functions are chosen sees a new request alone, else it answers the one before again."""
+        Ends with an answer in words, with a call that was already answered, with an unreadable call after an answered one,
+        and with the second unreadable call. A small model for which functions are chosen sees a new request alone, else it
+        answers the one before again."""
         request = messages[-1]["content"]
         self.offer(request)
         if self.alone and not goes_on(request):
@@ -369,22 +347,20 @@ class ToolChat:
                 self._note("stopped: " + ("this call was already answered" if repeated else "the call cannot be read"))
                 return messages
             complained |= unreadable
-            for call in calls:
-                messages = [*messages, {"role": "function", "content": self._run_call(call)}]
-                if call.form in chat.READABLE:
-                    answered.add(signature(call))
+            messages = [*messages, *({"role": "function", "content": self._run_call(call)} for call in calls)]
+            answered |= {signature(call) for call in calls if call.form in chat.READABLE}
         print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
         return messages
 
     def _speak(self, messages: list[Message]) -> str:
         held = self.kit.schemas if self.cfg.constrain == "auto" else ()
         if not self.cfg.raw:
-            show(self.model.say(messages, tools=held))
-            return self.model.last_content()
+            show(self.model.say(messages, held))
+            return self.model.content
         prompt = chat.decode(self.model.prompt(messages), self.model.tokenizer)  # tags as text
         print(prompt.removeprefix(self.transcript), end="")
-        self.transcript = prompt + show(self.model.say(messages, raw=True, tools=held))
-        return self.model.last_content()
+        self.transcript = prompt + show(self.model.say(messages, held, raw=True))
+        return self.model.content
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
         missing = [call.name for call in calls if not self.kit.can_run(call)]
@@ -428,10 +404,15 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
     At a terminal, a user error or Ctrl-C within an answer drops that turn; elsewhere it ends the command."""
     person = sys.stdin.isatty()
     if person:
-        _load_line_editing()
+        with suppress(ImportError):  # arrow keys and history for input()
+            import readline  # noqa: F401
         print("[Ctrl-D ends, Ctrl-C stops an answer, /new forgets the conversation]")
     messages: list[Message] = []
-    while (line := _read_line(person)) is not None:
+    while True:
+        try:
+            line = input("> " if person else "")
+        except EOFError:
+            return
         if line.strip() == "/new":
             messages = []
         elif line.strip():
@@ -444,21 +425,6 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
                 print("\n[stopped; this turn is forgotten]" if stopped else f"error: {error}", file=sys.stderr)
 
 
-def _read_line(person: bool) -> str | None:
-    try:
-        return input("> " if person else "")
-    except EOFError:
-        return None
-
-
-def _load_line_editing() -> None:
-    """Arrow keys and history for input(), where the interpreter has them."""
-    try:
-        import readline  # noqa: F401
-    except ImportError:
-        pass
-
-
 def main(argv: list[str] | None = None, kind: type[ChatConfig] = ChatConfig) -> None:
     """`codechat chat`."""
     name = "tools" if kind.chooses else "chat"
@@ -468,7 +434,7 @@ def main(argv: list[str] | None = None, kind: type[ChatConfig] = ChatConfig) -> 
         print(cfg.complete, end="", flush=True)
         show(session.model.complete(cfg.complete))
         return
-    if isinstance(session.model, LocalModel) and session.model.only_pretrained:
+    if cfg.ckpt and session.model.only_pretrained:
         advice = "take a checkpoint after SFT, or continue a text with --complete"
         print(f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]", file=sys.stderr)
     if cfg.user:

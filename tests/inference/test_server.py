@@ -33,6 +33,7 @@ from codechat.inference.protocol import (
     CompletionRequest,
     ServedModel,
     grammar_of,
+    offered_tools,
     parse_completion,
     prompt_of,
 )
@@ -63,6 +64,7 @@ def lessons() -> list[list[dict[str, str]]]:
     offer = {"role": "system", "content": chat.tools_prompt([SQUARE], "compact")}
     return [
         turns("code", CODE),
+        [{"role": "system", "content": "You are a helpful assistant."}, *turns("code", CODE)],
         turns("hello", "Hello."),
         [offer, *turns(REQUEST, CALL, respond("square", {"x": 12}), ANSWER)],
     ]
@@ -301,10 +303,6 @@ def test_what_cannot_be_constrained_is_rejected_by_name(up: Running, root: Path)
     assert status(up, **asks, stop="x") == (400, "stop")
     odd = {"name": "f", "strict": True, "parameters": {"properties": {"x": {"type": "no such type"}}}}
     assert status(up, tools=[{"type": "function", "function": odd}]) == (400, "tools")
-    with Serving(constrain="off") as free:
-        assert status(free, **asks) == (400, "tool_choice")
-        assert status(free, tools=[{"type": "function", "function": SQUARE | {"strict": True}}]) == (400, "tools")
-        assert status(free, tools=[TOOL], max_tokens=20) == (200, "")
 
 
 def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
@@ -330,7 +328,6 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again(root: Path) -> N
     class Declining:
         tokenizer, tags, tools_style, declines = TOK, "reserved", "described", True
 
-    served = ServedModel(Declining(), "x", 0)
     strict = {"type": "function", "function": {**SQUARE, "strict": True}}
     body = ChatRequest(model="x", messages=[{"role": "user", "content": "x"}], tools=[strict])
     ids = chat.completion_ids(chat.DECLINE, TOK)
@@ -339,8 +336,9 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again(root: Path) -> N
         state = grammar.begin()
         return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
 
-    assert passes(grammar_of(body, served))
-    assert not passes(grammar_of(body.model_copy(update={"tool_choice": "required"}), served))
+    required = body.model_copy(update={"tool_choice": "required"})
+    assert passes(grammar_of(body, offered_tools(body), Declining()))
+    assert not passes(grammar_of(required, offered_tools(required), Declining()))
     said = [*USER, {"role": "assistant", "content": chat.DECLINED}, *USER]
     messages = ChatRequest(model="x", messages=said).messages
     assert chat.DECLINE in chat.decode(prompt_of(messages, [SQUARE], Declining()), TOK)
@@ -630,7 +628,7 @@ def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
-    assert said("chat", "--server", up.url, "--system", "", "--user", "code", "--temperature", "0") == (
+    assert said("chat", "--server", up.url, "--user", "code", "--temperature", "0") == (
         0,
         CODE + "\n",
         "",
@@ -668,7 +666,6 @@ def test_settings_are_checked_first() -> None:
         ("port", 70000),
         ("max_batch", 0),
         ("timeout_s", 0.0),
-        ("max_new_tokens", 0),
     ):
         with pytest.raises(ConfigError, match=name):
             ServeConfig(ckpt="none", **{name: value})
