@@ -396,7 +396,6 @@ class Scripted:
         yield self.content
 
 
-
 CALL, UNREADABLE = call("square", x=12), chat.CALL_TAG + ' {"name": "square", "arg'
 
 
