@@ -64,7 +64,7 @@ PREPARATIONS = {entry.id: entry for entry in (
     _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "word problems of our own, or GSM8K -> worked solutions and problems"),
     _stage("data.micro", "tasks.micro", "MicroConfig", "prepare_micro", "small code problems of our own -> worked solutions and problems with tests"),
     _stage("data.repair", "tasks.repair.task", "RepairConfig", "prepare_repair", "small repositories with a bug -> expert repairs and problems"),
-    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "successful episodes of AppWorld -> conversations"),
+    _stage("data.appworld", "tasks.appworld", "AppWorldDataConfig", "prepare_appworld", "successful episodes of AppWorld -> conversations"),
 )}  # fmt: skip
 
 STAGES = {entry.id: entry for entry in (

@@ -37,7 +37,7 @@ class TaskEntry(NamedTuple):
 # A class may stand here too, so that a program can add a task: tasks.TASKS["mine"] = MyTask.
 TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "apps": TaskEntry("apps.task", "AppsTask", "multi-turn requests in simulated apps with state"),
-    "appworld": TaskEntry("appworld.task", "AppWorldTask", "AppWorld episodes on an AppWorld server"),
+    "appworld": TaskEntry("appworld", "AppWorldTask", "AppWorld episodes on an AppWorld server"),
     "bfcl": TaskEntry("bfcl.task", "BfclTask", "Berkeley Function Calling Leaderboard, single turn; evaluation only"),
     "funcall": TaskEntry("funcall.task", "FuncallTask", "one function call, graded by the staircase reward"),
     "gsm8k": TaskEntry("reasoning.task", "Gsm8kTask", "GSM8K grade school mathematics"),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raising import raising
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
@@ -23,35 +22,26 @@ from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.appworld import task as appworld
-from codechat.tasks.appworld.task import NO_CODE, AppWorldEnvironment, AppWorldServer
+from codechat.tasks import appworld
+from codechat.tasks.appworld import NO_CODE, AppWorldEnvironment, AppWorldServer
 from codechat.text import chat, tokenizer
 
 TASK = "50e1ac9_1"
 INSTRUCTION = "How many songs are in my Spotify library?"
 SUPERVISOR = {"first_name": "Ann", "last_name": "Li", "email": "ann@x.org", "phone_number": "555"}
-LOOK, COUNT, DONE = (
-    "print(apis.api_docs.show_app_descriptions())",
-    "n = 7\nprint(n)",
-    "apis.supervisor.complete_task(answer=n)",
-)
-CHECKS = [
-    ("assert answers match.", "no_op_fail"),
-    ("assert no model changes.", "no_op_pass"),
-    ("assert one login.", "no_op_fail"),
-]
-ENDPOINTS = {
-    "initialize": ["task_id"],
-    "execute": ["task_id", "code"],
-    "task_completed": ["task_id"],
-    "evaluate": ["task_id"],
-    "close": ["task_id"],
+LOOK, COUNT = "print(apis.api_docs.show_app_descriptions())", "n = 7\nprint(n)"
+DONE = "apis.supervisor.complete_task(answer=n)"
+CHECKS = {
+    "assert answers match.": "no_op_fail",
+    "assert no model changes.": "no_op_pass",
+    "assert one login.": "no_op_fail",
 }
+ENDPOINTS = {"initialize", "execute", "task_completed", "evaluate", "close"}
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
     """What /evaluate says where these of CHECKS pass."""
-    rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS]
+    rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS.items()]
     return {
         "success": len(passed) == len(rows),
         "difficulty": 1,
@@ -62,17 +52,17 @@ def evaluation(*passed: int) -> dict[str, Any]:
 
 
 class Stub(ThreadingHTTPServer):
-    """asked: (endpoint, body) of every request. outputs: what code prints. tasks: what the data hold. broken: endpoint -> (status, text)."""
+    """requests: (endpoint, body) of each. outputs: what code prints. tasks: what the data hold. broken: endpoint -> (status, text)."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.outputs: dict[str, str] = {LOOK: '[{"name": "spotify"}]', COUNT: "7"}
         self.tasks, self.broken = {TASK, "50e1ac9_2", "fac291d_1"}, {}
         self.judge: Callable[[Stub], dict[str, Any]] = lambda stub: evaluation(*([0, 1, 2] if stub.completed else [1]))
-        self.world, self.completed, self.said = "", False, "AppWorld"
+        self.world, self.completed, self.title = "", False, "AppWorld"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -85,21 +75,15 @@ class Stub(ThreadingHTTPServer):
             return self.broken[endpoint]
         if endpoint not in ENDPOINTS:
             return 404, {"detail": "Not Found"}
-        if missing := [key for key in ENDPOINTS[endpoint] if key not in body]:
-            return 422, {"detail": [{"loc": ["body", missing[0]], "msg": "field required"}]}
+        if missing := {"task_id", *(["code"] if endpoint == "execute" else [])} - body.keys():
+            return 422, {"detail": [{"loc": ["body", min(missing)], "msg": "field required"}]}
         task = body["task_id"]
         if endpoint == "initialize":
             if task not in self.tasks:
                 return 500, "Internal Server Error"
             self.world, self.completed = task, False
-            return 200, {
-                "output": {
-                    "task_id": task,
-                    "instruction": f"{INSTRUCTION} Task {task}.",
-                    "supervisor": SUPERVISOR,
-                    "datetime": "2023-05-18T12:00:00",
-                }
-            }
+            world = {"task_id": task, "instruction": f"{INSTRUCTION} Task {task}.", "supervisor": SUPERVISOR}
+            return 200, {"output": world | {"datetime": "2023-05-18T12:00:00"}}
         if not self.world:
             return 400, {"detail": "AppWorld has not been initialized."}
         if self.world != task:
@@ -112,9 +96,7 @@ class Stub(ThreadingHTTPServer):
         if endpoint == "execute":
             self.completed |= "complete_task" in body["code"]
             return self.outputs.get(body["code"], "Execution successful.")
-        return {"task_completed": lambda: self.completed, "evaluate": lambda: self.judge(self), "close": lambda: None}[
-            endpoint
-        ]()
+        return {"task_completed": self.completed, "evaluate": self.judge(self), "close": None}[endpoint]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -132,16 +114,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        self.reply(
-            200,
-            {
-                "message": f"Welcome to {self.server.said} Server! Checkout /redoc or /docs for FastAPI documentation of this Server."
-            },
-        )
+        self.reply(200, {"message": f"Welcome to {self.server.title} Server! Checkout /redoc or /docs."})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path[1:], body))
+        self.server.requests.append((self.path[1:], body))
         self.reply(*self.server.answer(self.path[1:], body))
 
 
@@ -157,7 +134,7 @@ def environment(stub: Stub, **more: Any) -> AppWorldEnvironment:
 
 
 def problem(name: str = TASK) -> Any:
-    return appworld.problems_of([name], "train")[0]
+    return appworld.problem_of(name, "train")
 
 
 def says(code: str) -> dict[str, str]:
@@ -169,69 +146,45 @@ def says(code: str) -> dict[str, str]:
 
 def test_an_episode_is_this_exchange(stub: Stub) -> None:
     world = environment(stub)
-    messages = world.reset(problem(), seed=3)
-    assert [m["role"] for m in messages] == ["system", "user"] and messages[1][
-        "content"
-    ] == f"{INSTRUCTION} Task {TASK}."
-    assert all(
-        word in messages[0]["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "apis.supervisor.complete_task")
-    )
-    assert world.step(says(LOOK)) == (
-        [{"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}],
-        0.0,
-        False,
-    )
+    system, request = world.reset(problem(), seed=3)
+    assert (system["role"], request) == ("system", {"role": "user", "content": f"{INSTRUCTION} Task {TASK}."})
+    assert all(word in system["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "supervisor.complete_task"))
+    output = {"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}
+    assert world.step(says(LOOK)) == ([output], 0.0, False)
     assert world.step(says(COUNT))[1:] == (0.0, False) and world.state_diff() == []
     told, reward, done = world.step(says(DONE))
     assert (reward, done) == (1.0, True) and told[0]["content"] == "Output:\n```\nExecution successful.\n```"
     score = world.score()
     assert (score.reward, score.tier, score.correct) == (1.0, "done", True)
-    parts = {name: value for name, value in score.parts.items() if name != "opening"}
-    assert [m["role"] for m in score.parts["opening"]] == ["system", "user"]
-    assert parts == {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
-    assert world.state_diff() == [{"requirement": text, "passed": True} for text, _ in CHECKS]
+    parts = {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
+    assert score.parts == parts | {"opening": [system, request]}
+    assert world.state_diff() == [{"requirement": text, "passed": True} for text in CHECKS]
     here = {"task_id": TASK}
-    assert stub.asked == [
-        ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30}),
-        *(
-            step
-            for code in (LOOK, COUNT, DONE)
-            for step in (("execute", here | {"code": code}), ("task_completed", here))
-        ),
-        ("evaluate", here | {"suppress_errors": True}),
-        ("close", here),
-    ]
-
-
-def test_after_the_end_there_are_no_requests_and_no_reward(stub: Stub) -> None:
-    world = environment(stub)
-    world.reset(problem())
-    world.step(says(DONE))
-    asked = len(stub.asked)
-    assert world.step(says(DONE)) == ([], 0.0, True) and world.score().reward == 1.0 and len(stub.asked) == asked
+    turns = [(("execute", here | {"code": code}), ("task_completed", here)) for code in (LOOK, COUNT, DONE)]
+    first = ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30})
+    last = [("evaluate", here | {"suppress_errors": True}), ("close", here)]
+    assert stub.requests == [first, *(request for turn in turns for request in turn), *last]
+    assert world.step(says(DONE)) == ([], 0.0, True) and world.score().reward == 1.0, "after the end nothing is asked"
+    assert len(stub.requests) == 9
     world.reset(problem("50e1ac9_2"))
-    assert world.state_diff() == [] and stub.world == "50e1ac9_2"
-    assert world.step(says(DONE))[1:] == (1.0, True)
+    assert world.state_diff() == [] and stub.world == "50e1ac9_2" and world.step(says(DONE))[1:] == (1.0, True)
 
 
 def test_interactions_are_counted_and_end_the_episode(stub: Stub) -> None:
     world = environment(stub, max_interactions=3)
     world.reset(problem())
-    assert stub.asked[0][1]["max_interactions"] == 3
-    assert world.step({"role": "assistant", "content": "I would look around."}) == (
-        [{"role": "user", "content": NO_CODE}],
-        0.0,
-        False,
-    )
+    assert stub.requests[0][1]["max_interactions"] == 3
+    no_code = {"role": "assistant", "content": "I would look around."}
+    assert world.step(no_code) == ([{"role": "user", "content": NO_CODE}], 0.0, False)
     assert world.step(says(LOOK))[2] is False
     _, reward, done = world.step(says(COUNT))
     assert done and reward == pytest.approx(1 / 3) and world.score().tier == "as_idle" and not world.score().correct
-    assert sum(endpoint == "execute" for endpoint, _ in stub.asked) == 2, "an answer without code is not sent"
+    assert sum(endpoint == "execute" for endpoint, _ in stub.requests) == 2, "an answer without code is not sent"
 
 
-@pytest.mark.parametrize(
-    "found, reward, tier",
-    [
+def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: Stub) -> None:
+    world = environment(stub)
+    for answer, reward, tier in (
         (evaluation(0, 1, 2), 1.0, "done"),
         (evaluation(1), 1 / 3, "as_idle"),
         (evaluation(), 0.0, "nothing"),
@@ -240,38 +193,24 @@ def test_interactions_are_counted_and_end_the_episode(stub: Stub) -> None:
         (evaluation(0, 1) | {"success": True}, 2 / 3, "partial"),
         (evaluation(0, 1, 2) | {"num_tests": 6, "success": True}, 0.5, "partial"),  # checks that were not even run
         ({"success": True, "num_tests": 0, "passes": [], "failures": []}, 0.0, "nothing"),
-    ],
-)
-def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(
-    stub: Stub, found: dict[str, Any], reward: float, tier: str
-) -> None:
-    stub.judge = lambda _: found
-    world = environment(stub)
-    world.reset(problem())
-    assert world.step(says(DONE))[1] == pytest.approx(reward)
-    assert world.score().tier == tier and world.score().correct == (tier == "done")
+    ):
+        stub.judge = lambda _, answer=answer: answer
+        world.reset(problem())
+        assert world.step(says(DONE))[1] == pytest.approx(reward)
+        assert world.score().tier == tier and world.score().correct == (tier == "done")
 
 
-@pytest.mark.parametrize(
-    "text, code",
-    [
-        ("```python\nx = 1\n```", "x = 1"),
-        ("a\n```\nx = 1\n```\nb", "x = 1"),
-        ("```py\nx = 1", "x = 1"),
-        ("```python\nx = 1\n```\n```python\ny = 2\n```", "x = 1"),
-        ("```python\nprint('''\na\n''')\n```", "print('''\na\n''')"),
-        ("x = 1", None),
-        ("", None),
-        ("```python\n\n```", None),
-        ("```json x```", None),
-        ("```python   \nx = 1\n```", "x = 1"),
-    ],
-)
-def test_code_is_the_first_fenced_block(text: str, code: str | None) -> None:
-    assert appworld.code_of(text) == code
-
-
-def test_code_is_found_in_linear_time() -> None:
+def test_code_is_the_first_fenced_block_and_is_found_in_linear_time() -> None:
+    for text, code in {
+        "```python\nx = 1\n```": "x = 1",
+        "a\n```\nx = 1\n```\nb": "x = 1",
+        "```py\nx = 1": "x = 1",
+        "```python\nx = 1\n```\n```python\ny = 2\n```": "x = 1",
+        "```python\nprint('''\na\n''')\n```": "print('''\na\n''')",
+        "```python   \nx = 1\n```": "x = 1",
+        **dict.fromkeys(("x = 1", "", "```python\n\n```", "```json x```")),
+    }.items():
+        assert appworld.code_of(text) == code, text
     for text in ("```python\n" * 20_000, "`" * 200_000, "```python\n" + "\n" * 200_000, "```" + " " * 200_000):
         appworld.code_of(text)
 
@@ -289,62 +228,47 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: Stub)
 # ------------------------------------------------------------------ servers that fail
 
 
-def test_no_server_is_a_user_error() -> None:
+def test_no_server_and_another_kind_of_server_are_user_errors(stub: Stub) -> None:
     with pytest.raises(RunError, match="http://127.0.0.1:9"):
         AppWorldServer("http://127.0.0.1:9").check()
     for url in ("127.0.0.1:8000", "ftp://x", ""):
         with pytest.raises(ConfigError):
             AppWorldServer(url)
-
-
-def test_another_kind_of_server_is_recognised(stub: Stub) -> None:
     AppWorldServer(stub.url).check()
-    stub.said = "Apache"
+    stub.title = "Apache"
     with pytest.raises(RunError):
         AppWorldServer(stub.url).check()
 
 
-def test_missing_task_data_are_named(stub: Stub) -> None:
+def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
     with pytest.raises(RunError, match=r"/initialize.*500.*Internal Server Error"):
         environment(stub).reset(problem("0000000_1"))
+    for endpoint, status, text in (
+        ("execute", 500, "Internal Server Error"),
+        ("execute", 200, "not json"),
+        ("execute", 200, {"x": 1}),
+        ("evaluate", 200, {"output": {"passes": 3}}),
+        ("evaluate", 200, {"output": None}),
+        ("task_completed", 422, {"detail": [{"msg": "field required"}]}),
+        ("initialize", 200, {"output": {"task_id": "x"}}),
+    ):
+        stub.broken, world = {endpoint: (status, text)}, environment(stub)
+        with pytest.raises(RunError, match=stub.url if text == "not json" else f"/{endpoint}"):
+            world.reset(problem())
+            world.step(says(DONE))
 
 
-@pytest.mark.parametrize(
-    "endpoint, status, said, match",
-    [
-        ("execute", 500, "Internal Server Error", "/execute"),
-        ("execute", 200, "not json", "json"),
-        ("execute", 200, {"x": 1}, "/execute"),
-        ("evaluate", 200, {"output": {"passes": 3}}, "failures"),
-        ("evaluate", 200, {"output": None}, "None"),
-        ("task_completed", 422, {"detail": [{"msg": "field required"}]}, "field required"),
-        ("initialize", 200, {"output": {"task_id": "x"}}, "/initialize"),
-    ],
-)
-def test_a_server_that_fails_ends_in_one_line(stub: Stub, endpoint: str, status: int, said: Any, match: str) -> None:
-    stub.broken = {endpoint: (status, said)}
-    world = environment(stub)
-    with pytest.raises(RunError, match=match):
-        world.reset(problem())
-        world.step(says(DONE))
-
-
-def test_after_a_server_restart_the_next_episode_plays(stub: Stub) -> None:
-    world = environment(stub)
-    world.reset(problem())
-    stub.world = ""
-    with pytest.raises(RunError, match="has not been initialized"):
-        world.step(says(LOOK))
-    world.reset(problem())
-    assert world.step(says(DONE))[1] == 1.0
-
-
-def test_two_environments_on_one_server_are_an_error_and_not_mixed_up(stub: Stub) -> None:
+def test_a_server_that_restarts_or_plays_another_episode_is_an_error_and_the_next_episode_plays(stub: Stub) -> None:
     first, second = environment(stub), environment(stub)
     first.reset(problem())
     second.reset(problem("50e1ac9_2"))
     with pytest.raises(RunError, match="50e1ac9_2"):
         first.step(says(LOOK))
+    stub.world = ""
+    with pytest.raises(RunError, match="has not been initialized"):
+        second.step(says(LOOK))
+    first.reset(problem())
+    assert first.step(says(DONE))[1] == 1.0
 
 
 # ------------------------------------------------------------------ the task
@@ -361,9 +285,8 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
         task = tasks.load(f"appworld:source={TASK}+50e1ac9_2,worlds={stub.url}+{other.url},max_turns=2")
         problems = task.problems("train", 1)
         batch = rollout.collect(policy, task, problems, tok, "reserved", group_size=2, max_new_tokens=4)
-        assert [e for e, _ in other.asked] == ["initialize", "evaluate", "close"] == [e for e, _ in stub.asked], (
-            "no code was written, none was sent"
-        )
+        no_code = ["initialize", "evaluate", "close"]
+        assert [e for e, _ in other.requests] == no_code == [e for e, _ in stub.requests]
         assert (
             batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2] and not batch.correct.any() and len(task.free) == 2
         )
@@ -374,42 +297,26 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
 
 
 def test_evaluation_plays_episodes_without_reference_solutions(home: Path, stub: Stub) -> None:
+    """Two problems, one server: one after the other."""
     saved("new", 1536)
-    words = [
-        "evaluate",
-        "--ckpt",
-        "new",
-        "--task",
-        f"appworld:worlds={stub.url},max_turns=1,source={TASK}+50e1ac9_2",
-        "--n",
-        "1",
-        "--ks",
-        "1",
-    ]
-    assert cli.main([*words, "--max-new-tokens", "4"]) == 0, "two problems, one server: one after the other"
-    assert [e for e, _ in stub.asked] == ["initialize", "evaluate", "close"] * 2
+    task = f"appworld:worlds={stub.url},max_turns=1,source={TASK}+50e1ac9_2"
+    assert cli.main(["evaluate", "--ckpt", "new", "--task", task, *"--n 1 --ks 1 --max-new-tokens 4".split()]) == 0
+    assert [e for e, _ in stub.requests] == ["initialize", "evaluate", "close"] * 2
     row = Run.open("evaluate").evals().iloc[0]
     assert (row["n_problems"], row["tier/as_idle"], row["reward_mean"]) == (2, 1.0, pytest.approx(1 / 3))
 
 
 def test_a_task_scores_one_answer_and_rejects_invalid_settings(stub: Stub) -> None:
     task = tasks.load("appworld", source=TASK, worlds=stub.url)
-    (asked,) = task.problems("test")
-    assert task.score(asked, says(DONE)["content"]).correct and task.score(asked, "").tier == "as_idle"
-    checked = tasks.check_reference_solutions(task, [asked]).require()
-    assert checked.ok and checked.n == 0 and checked.unknown
-    with raising(DataError, "appworld", 0):
+    (one,) = task.problems("test")
+    assert task.score(one, says(DONE)["content"]).correct and task.score(one, "").tier == "as_idle"
+    check = tasks.check_reference_solutions(task, [one]).require()
+    assert check.ok and check.n == 0 and check.unknown
+    with pytest.raises(DataError):
         tasks.check_reference_solutions(task, []).require()
-    for options, match in (
-        ({}, "--data-dir"),
-        ({"source": TASK, "max_turns": 0}, "max_interactions 0"),
-        ({"source": TASK, "worlds": "x"}, " x"),
-    ):
-        with pytest.raises(ConfigError, match=match):
+    for options in ({}, {"source": TASK, "max_turns": 0}, {"source": TASK, "worlds": "x"}):
+        with pytest.raises(ConfigError):
             tasks.load("appworld", **options)
-
-
-# ------------------------------------------------------------------ which tasks
 
 
 def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> None:
@@ -418,13 +325,13 @@ def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> Non
     (tmp_path / "mine").write_text("fac291d_1\n50e1ac9_1\n")
     assert appworld.task_ids([str(tmp_path)], "select") == ["50e1ac9_1", "50e1ac9_2"]
     assert appworld.task_ids(["82e2fac_1", str(tmp_path / "mine")], "test") == ["82e2fac_1", "fac291d_1", "50e1ac9_1"]
-    for words, split, error, match in (
-        ([str(tmp_path)], "train", MissingFile, "train.txt"),
-        (["nowhere"], "test", MissingFile, "nowhere"),
-        ([], "test", ConfigError, "82e2fac_1"),
-        ([str(tmp_path)], "prompt", ConfigError, "split 'prompt'"),
+    for words, split, error in (
+        ([str(tmp_path)], "train", MissingFile),
+        (["nowhere"], "test", MissingFile),
+        ([], "test", ConfigError),
+        ([str(tmp_path)], "prompt", ConfigError),
     ):
-        with pytest.raises(error, match=match):
+        with pytest.raises(error):
             appworld.task_ids(words, split)
 
 
@@ -440,8 +347,8 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def saved(name: str, block: int) -> None:
     """A run with a checkpoint of a new model."""
     model, tok = tiny(block)
-    with Run.create(name, {}, kind="sft") as made:
-        checkpoint.save(made.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
+    with Run.create(name, {}, kind="sft") as run:
+        checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
 
 
 def test_successful_episodes_become_conversations(home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
