@@ -18,7 +18,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -40,9 +40,9 @@ from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
 from codechat.text import chat
 
-Outcome = Literal["follows", "ignores", "other"]
-OUTCOMES: tuple[Outcome, ...] = ("follows", "ignores", "other")
+OUTCOMES = ("follows", "ignores", "other")
 SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")
+SHOWN = 3  # cases of each swap among the samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Case:
     before: list[Message]
     after: list[Message]
     valid: Callable[[str], bool]
-    judge: Callable[[str], Outcome]
+    judge: Callable[[str], str]
 
 
 # ---- the cases
@@ -78,31 +78,31 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
     """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the requests for code."""
     rng = random.Random(f"swaps {seed}")
     served = [p for p in problems if p.gold is not None]
-    swaps: list[Case] = []
-    for make in (tools_off, tool_swapped, tool_renamed):
-        swaps += _first(make.__name__, (make(p, rng) for p in served), limit)
-    swaps += _first("value_swapped", (value_swapped(p, served, rng) for p in served), limit)
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
-    return swaps + _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
-
-
-def _first(swap: str, candidates: Iterator[Case | None], limit: int) -> list[Case]:
-    kept = list(islice((case for case in candidates if case is not None), limit))
-    if not kept:
-        raise DataError(f"no request can be used for {swap}; make data with `codechat data calls`")
-    return kept
+    candidates: dict[str, Iterable[Case | None]] = {
+        make.__name__: map(partial(make, rng=rng), served) for make in (tools_off, tool_swapped, tool_renamed)
+    }
+    candidates["value_swapped"] = (value_swapped(p, served, rng) for p in served)
+    candidates["tools_on"] = (tools_on(p, i, rng) for i, p in enumerate(code))
+    swaps: list[Case] = []
+    for swap, some in candidates.items():
+        kept = list(islice((case for case in some if case is not None), limit))
+        if not kept:
+            raise DataError(f"no request can be used for {swap}; make data with `codechat data calls`")
+        swaps += kept
+    return swaps
 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
-    outcomes: dict[str, Outcome] = {"call": "ignores", "neither": "follows"}
     after = _system(problem.messages, toolbox.neutral_system(rng))
-    return Case("tools_off", problem.id, problem.messages, after, _calls, _judge(outcomes))
+    judge = _by_behaviour(call="ignores", neither="follows")
+    return Case("tools_off", problem.id, problem.messages, after, _calls, judge)
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
     offered, messages = toolbox.tools_system(rng), probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
-    judge = _judge({"code": "follows", "call": "ignores"})
+    judge = _by_behaviour(code="follows", call="ignores")
     return Case("tools_on", f"code-{number}", messages, after, lambda text: behaviour(text) == "code", judge)
 
 
@@ -117,14 +117,14 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     style = "compact" if lines[at].startswith(name) else "described"
     lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
 
-    def judge(text: str) -> Outcome:
+    def judge(text: str) -> str:
         return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
 
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
 
-def tool_renamed(problem: Problem, _: random.Random) -> Case | None:
+def tool_renamed(problem: Problem, rng: random.Random) -> Case | None:
     """The requested tool keeps its description and arguments under another name: its words in reverse order (area_circle), or add_it."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
@@ -133,7 +133,7 @@ def tool_renamed(problem: Problem, _: random.Random) -> Case | None:
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
 
-    def judge(text: str) -> Outcome:
+    def judge(text: str) -> str:
         return "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"
 
     after = _system(problem.messages, "\n".join(lines))
@@ -157,13 +157,11 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
     start, end = _places(spelled[key], request)[0]
     after = [*problem.messages[:-1], {"role": "user", "content": request[:start] + _spelled(new) + request[end:]}]
 
-    def judge(text: str) -> Outcome:
+    def judge(text: str) -> str:
         value = _argument(text, name, key)
         return "follows" if value == new and type(value) is type(new) else "ignores" if value == old else "other"
 
-    def valid(text: str) -> bool:
-        return _argument(text, name, key) == old
-
+    valid = lambda text: _argument(text, name, key) == old  # noqa: E731
     return Case("value_swapped", problem.id, problem.messages, after, valid, judge)
 
 
@@ -191,8 +189,7 @@ def _calls(text: str, name: str | None = None) -> bool:
     return any(call.name == name for call in chat.parse_calls(text)[:1])
 
 
-def _judge(outcomes: dict[str, Outcome]) -> Callable[[str], Outcome]:
-    """The outcome of an answer by its behaviour, else "other"."""
+def _by_behaviour(**outcomes: str) -> Callable[[str], str]:
     return lambda text: outcomes.get(behaviour(text), "other")
 
 
@@ -221,8 +218,7 @@ def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) ->
 def run_swaps(cfg: SwapsConfig) -> Run:
     """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
-    probes = read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
-    swaps = cases(problems, probes, cfg.limit, cfg.seed)
+    swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
     how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
     with Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite) as run:
@@ -230,24 +226,22 @@ def run_swaps(cfg: SwapsConfig) -> Run:
             step, name = int(loaded.meta["step"]), label(Path(loaded.path))
             conversations = [m for case in swaps for m in (case.before, case.after)]
             texts = answers(loaded.model, loaded.tokenizer, loaded.tags, conversations, **how)
-            before, after = texts[::2], texts[1::2]
-            for row in flips(swaps, before, after):
+            for row in flips(swaps, texts[::2], texts[1::2]):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))
-                shown = (
-                    ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row) or "never as expected before the swap"
-                )
-                print(f"{name} {row['swap']}: {shown} (n={row['n']} of {row['asked']})")
-            run.log_samples(step, _shown(swaps, before, after, name))
+                shares = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
+                words = shares or "never as expected before the swap"
+                print(f"{name} {row['swap']}: {words} (n={row['n']} of {row['asked']})")
+            run.log_samples(step, _first_of_each(swaps, texts[::2], texts[1::2], name))
     return run
 
 
-def _shown(
-    swaps: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str, each: int = 3
+def _first_of_each(
+    swaps: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str
 ) -> list[dict[str, Any]]:
     """The first few cases of each swap that count, for people."""
     seen, rows = Counter[str](), []
     for case, a, b in zip(swaps, before, after, strict=True):
-        if case.valid(a) and seen[case.swap] < each:
+        if case.valid(a) and seen[case.swap] < SHOWN:
             seen[case.swap] += 1
             row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
             row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -33,15 +32,14 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
 from codechat.evaluation import contamination, domain_loss, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
-from codechat.evaluation.intervals import estimate_pass_at_k
-from codechat.evaluation.results import ProblemResult, TaskResult
-from codechat.evaluation.settings import ProblemSettings
+from codechat.evaluation.results import TaskResult
+from codechat.evaluation.settings import ScoringSettings, TaskSettings
 from codechat.models import generate, loading
 from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
-from codechat.tasks.base import Problem, Score, Task
+from codechat.tasks.base import Problem, Task
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from codechat.models.gpt import GPT
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
-KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
 # ---- one task
@@ -97,27 +94,11 @@ def evaluate_task(
                 my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
             bar.update(len(chunk))
     model.train(was_training)
-    rows = _in_order(dist.gather(my_rows), len(problems), n)
+    parts = dist.gather(my_rows)
+    of_problem = [parts[i % len(parts)][i // len(parts) * n :][:n] for i in range(len(problems))]
     by = getattr(task, "clustered_by", "")
-    counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
-    return TaskResult(
-        task=task.name,
-        tiers=tuple(task.tiers),
-        problems=counted,
-        n=n,
-        temperature=temperature,
-        pass_at={k: results.mean_over(counted, [estimate_pass_at_k(n, r.c, k) for r in counted], seed) for k in ks},
-        # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare
-        reward=results.mean_over(counted, [r.reward_mean for r in counted], seed, max(1.0, task.max_reward)),
-        completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] in generate.CUT_OFF for r in rows) / len(rows),
-        samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
-        examples=rows,
-        formatted=tuple(getattr(task, "formatted", ())),
-        grouped_by=getattr(task, "grouped_by", ""),
-        classified_by=getattr(task, "classified_by", ""),
-        classes=tuple(getattr(task, "classes", ())),
-    )
+    counted = [results.count(p, rows, by) for p, rows in zip(problems, of_problem, strict=True)]
+    return TaskResult(task, counted, [row for rows in of_problem for row in rows], n, temperature, ks, seed)
 
 
 def _sample_those_that_fit(
@@ -145,12 +126,6 @@ def _sample_those_that_fit(
     return [next(begun) if fit else full for fit in fits for _ in range(samples_per_prompt)]
 
 
-def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
-    """All rows, problem-major, from each rank's rows of its problems."""
-    starts = [(parts[i % len(parts)], i // len(parts) * n) for i in range(n_problems)]
-    return [row for part, at in starts for row in part[at : at + n]]
-
-
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
     if not ks or min(ks) < 1 or max(ks) > n:
         raise ConfigError(f"pass@k for k={list(ks)} from n={n} samples; each k must be from 1 to n; set --ks or --n")
@@ -163,7 +138,8 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
         if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
-            score = _failed(task, score)
+            nothing = dict.fromkeys(score.terms, 0.0)
+            score = replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=nothing)
         yield dict(
             problem=problem.id,
             reward=score.reward,
@@ -179,40 +155,19 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
         ) | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
 
 
-def _failed(task: Task, score: Score) -> Score:
-    return replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=dict.fromkeys(score.terms, 0.0))
-
-
-def _problem_result(problem: Problem, rows: Sequence[Mapping[str, Any]], clustered_by: str) -> ProblemResult:
-    return ProblemResult(
-        id=problem.id,
-        n=len(rows),
-        c=sum(r["correct"] for r in rows),
-        reward_mean=sum(r["reward"] for r in rows) / len(rows),
-        tiers=Counter(r["tier"] for r in rows),
-        rewards=tuple(r["reward"] for r in rows),
-        meta=problem.meta,
-        cluster=str(problem.meta.get(clustered_by) or ""),
-    )
-
-
-def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """At most `count` rows at equal distances, so that samples come from all over the problems."""
-    return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
-
-
 # ---- the command
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(ProblemSettings):
+class EvaluateConfig(TaskSettings, ScoringSettings):
     """What to evaluate, and how many samples to draw."""
 
-    ckpt: tuple[str, ...] = opt(
-        config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
-    )
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
+    )
+    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
+    skip_failing_references: bool = opt(
+        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     n: int = opt(8, "completions per problem")
@@ -267,98 +222,78 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
     return [first, *others, *given, *held]
 
 
-def run_evaluation(cfg: EvaluateConfig) -> Run:
-    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl."""
-    task = tasks.load(cfg.task, **cfg.source)
-    problems, left_out = {}, {}
+Judge = Callable[[Run, TaskResult, str], dict[str, Any]]  # further metrics of a result on a split
+
+
+def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
+    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
+    task, problems, left_out = tasks.load(cfg.task, **cfg.source, **options), {}, {}
     for split in cfg.split:
-        problems[split], failing = checked_problems(cfg, task, split)
-        left_out |= {split: failing} if failing else {}
+        all_problems = task.problems(split, limit=cfg.limit, seed=cfg.seed)
+        problems[split], check = tasks.checked_problems(task, all_problems, skip=cfg.skip_failing_references)
+        left_out |= {split: list(check.failed)} if check.failed else {}
     paths = [find_checkpoint(ref) for ref in cfg.ckpt]
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     with (
         dist.session(cfg) as world,
-        Run.create(cfg.run_name, cfg, kind="evaluate", parent=str(paths[0]), overwrite=cfg.overwrite) as run,
+        Run.create(cfg.run_name, cfg, kind=kind, parent=str(paths[0]), overwrite=cfg.overwrite) as run,
     ):
-        rows = [_evaluate_checkpoint(cfg, run, task, problems, path, world) for path in paths]
+        rows = [_evaluate_checkpoint(cfg, run, task, problems, path, judge) for path in paths]
         summary = _paired_summary(run, cfg) if len(paths) > 1 and world.is_main else {}
         if cfg.all_checkpoints and world.is_main:
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
             checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
+        kept = ("verdict", "remedy", "reward_verdict", "gate") if judge else ()
+        summary |= {k: row[k] for row in rows[-1].values() for k in kept if k in row}
         run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run
-
-
-def checked_problems(cfg: ProblemSettings, task: Task, split: str) -> tuple[list[Problem], list[str]]:
-    """(the problems of a split, ids of those that are left out because their reference solution fails)."""
-    problems = task.problems(split, limit=cfg.limit, seed=cfg.seed)
-    kept, check = tasks.checked_problems(task, problems, skip=cfg.skip_failing_references)
-    return kept, list(check.failed)
 
 
 def evaluate_split(
     cfg: Any, loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], split: str, sampling: Sampling
 ) -> TaskResult:
     """`evaluate_task` with the settings of a configuration."""
-    return evaluate_task(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.tags,
-        task,
-        problems,
-        n=sampling.n,
-        temperature=sampling.temperature,
-        top_k=cfg.top_k,
-        max_new_tokens=cfg.max_new_tokens,
-        ks=sampling.ks,
-        seed=cfg.seed,
-        begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else (),
-        constrain=sampling.constrained,
-        progress=f"{label(loaded.path)} on {split}",
-    )
-
-
-def find_contamination(
-    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
-) -> contamination.Report | None:
-    """The problems that a checkpoint was trained on, printed; None with --contamination false."""
-    if not cfg.contamination:
-        return None
-    report = contamination.check(problems, loaded.meta.get("lineage", ()))
-    if dist.is_main():
-        print(report)
-    return report
+    begin = chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else ()
+    how = dict(n=sampling.n, temperature=sampling.temperature, ks=sampling.ks, constrain=sampling.constrained)
+    how |= dict(top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, begin=begin)
+    title = f"{label(loaded.path)} on {split}"
+    return evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, problems, progress=title, **how)
 
 
 def _evaluate_checkpoint(
-    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: dist.World
-) -> dict[str, dict[str, float]]:
+    cfg: EvaluateConfig,
+    run: Run,
+    task: Task,
+    problems: Mapping[str, Sequence[Problem]],
+    path: Path,
+    judge: Judge | None,
+) -> dict[str, dict[str, Any]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    loaded = loading.load_model(path, world.device, cfg.tags)
-    step, name, rows = int(loaded.meta["step"]), label(path), {}
-    report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
-    for split, items in problems.items():
-        which = dict(checkpoint=name, split=split, task=cfg.task)
-        first, *others = samplings(cfg)
-        result = _evaluate_sampling(cfg, run, loaded, task, items, split, first, world)
-        row = result.row() | dict(sampling=str(first))
-        if report is not None:
-            row |= results.clean_and_exposed(result, report.how, seed=cfg.seed)
-        if cfg.heldout_examples:
-            row |= domain_loss.of_checkpoint(loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device)
-        if probes := _probes(cfg, split):
-            matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
-            row |= matrix.metrics()
-            if world.is_main:
-                print(matrix)
-        run.log_eval(step, row | which)
-        for sampling in others:
-            other = _evaluate_sampling(cfg, run, loaded, task, items, split, sampling, world)
-            run.log_eval(step, other.row() | dict(sampling=str(sampling)) | which)
-        rows[split] = row
+    loaded, shared, rows, report = loading.load_model(path, dist.device(), cfg.tags), cfg.data_dir or "", {}, None
+    step = int(loaded.meta["step"])
+    if cfg.contamination:
+        everything = [problem for items in problems.values() for problem in items]
+        report = contamination.check(everything, loaded.meta.get("lineage", ()))
+        print(report) if dist.is_main() else None
+    for (split, items), (i, sampling) in itertools.product(problems.items(), enumerate(samplings(cfg))):
+        which = dict(checkpoint=label(path), split=split)
+        result = _evaluate_sampling(cfg, run, loaded, task, items, which, sampling)
+        row = result.row() | dict(sampling=str(sampling))
+        if i == 0:
+            rows[split] = row
+            row |= results.clean_and_exposed(result, report.how) if report is not None else {}
+            row |= judge(run, result, split) if judge else {}
+            if cfg.heldout_examples:
+                row |= domain_loss.of_checkpoint(loaded, shared, split, cfg.heldout_examples, dist.device())
+            if cfg.probe_examples and shared and (Path(shared) / f"probes.{split}.jsonl").exists():
+                probes = read_probes(shared, split, cfg.probe_examples)
+                matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
+                row |= matrix.metrics()
+                print(matrix) if dist.is_main() else None
+        run.log_eval(step, row | which | dict(task=cfg.task))
     return rows
 
 
@@ -368,27 +303,19 @@ def _evaluate_sampling(
     loaded: loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
-    split: str,
+    which: dict[str, str],
     sampling: Sampling,
-    world: dist.World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
-    result = evaluate_split(cfg, loaded, task, problems, split, sampling)
-    which = dict(checkpoint=label(loaded.path), split=split, sampling=str(sampling))
-    if world.is_main:
-        special = sampling.forced_call or sampling.constrained
-        title = f"{which['checkpoint']} on {cfg.task} {split}" + (f", {sampling}" if special else "")
-        print(f"{title}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
+    result = evaluate_split(cfg, loaded, task, problems, which["split"], sampling)
+    which = which | dict(sampling=str(sampling))
+    if dist.is_main():
+        special = f", {sampling}" if sampling.forced_call or sampling.constrained else ""
+        print(result.report(f"{which['checkpoint']} on {cfg.task} {which['split']}{special}"))
         results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
         results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
     run.log_samples(int(loaded.meta["step"]), [dict(s, **which) for s in result.samples])
     return result
-
-
-def _probes(cfg: EvaluateConfig, split: str) -> list[dict[str, Any]]:
-    if not cfg.probe_examples or not cfg.data_dir or not (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
-        return []
-    return read_probes(cfg.data_dir, split, cfg.probe_examples)
 
 
 def label(path: Path) -> str:

@@ -4,8 +4,8 @@
     codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
     codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
 
-`passk` evaluates with the tiered reward and prints two verdicts: by pass@1 (would RL stall?), and that of `diagnose` over the tiered reward
-(do groups have variance?). `pass_rates.jsonl` has a row for each problem.
+`passk` is `evaluate` with the tiered reward, two verdicts and a row for each problem in `pass_rates.jsonl`. The verdict by pass@1 says whether RL
+would stall, that of `diagnose` over the tiered reward whether groups have variance.
 
 `filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least --min-tiered. The other
 splits are copied unchanged.
@@ -27,16 +27,12 @@ from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
-from codechat.evaluation.evaluate import Sampling, checked_problems, evaluate_split, find_contamination, label
-from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
-from codechat.evaluation.settings import ProblemSettings
-from codechat.models import loading
-from codechat.runs.run import Run, find_checkpoint
+from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
+from codechat.evaluation.results import TaskResult, append_rows
+from codechat.runs.run import Run
 from codechat.tasks.base import row_of
 from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
-from codechat.tasks.coding.task import CodingTask
 
-Rates = Mapping[str, Any]
 RATES = "pass_rates.jsonl"
 DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
 REMEDIES = {
@@ -51,63 +47,45 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PasskConfig(ProblemSettings):
+class PasskConfig(EvaluateConfig):
     """Which problems to try, and how often."""
 
     run_name: str = default("passk")
-    ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
     task: str = default("micro")
-    split: Literal["train", "select", "test", "test_hard"] = opt("train", "split to try; only train can be filtered")
-    k: int = opt(8, "completions per problem", least=2)
+    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = default(("train",))
     max_new_tokens: int = default(128)
+    k: int = opt(8, "completions per problem; sets n, and ks to 1 and k", least=2)
     gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1)
     gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1)
 
     def __post_init__(self) -> None:
+        if self.n not in (8, self.k):
+            raise ConfigError(f"n {self.n}; passk takes --k")
+        object.__setattr__(self, "n", self.k)
+        object.__setattr__(self, "ks", (1, self.k))
         super().__post_init__()
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: all completions would be the same")
-
-
-def load_task(cfg: PasskConfig) -> CodingTask:
-    """The code task with the tiered reward. ConfigError for a task of another kind."""
-    kind = tasks.task_class(cfg.task.partition(":")[0])
-    if isinstance(kind, type) and not issubclass(kind, CodingTask):
-        raise ConfigError(f"task {cfg.task!r} has no programs to run; passk takes micro, mbpp or humaneval")
-    return tasks.load(cfg.task, **cfg.source, reward="tiered")
 
 
 def run_passk(cfg: PasskConfig) -> Run:
-    """The reference-solution check, then samples, then rates and verdicts."""
-    task = load_task(cfg)
-    problems, failing = checked_problems(cfg, task, cfg.split)
-    path = find_checkpoint(cfg.ckpt)
-    run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
-    with dist.session() as world, run:
-        loaded = loading.load_model(path, world.device, cfg.tags)
-        report = find_contamination(cfg, loaded, problems)
-        sampling = Sampling(cfg.temperature, cfg.k, tuple(sorted({1, cfg.k})))
-        result = evaluate_split(cfg, loaded, task, problems, cfg.split, sampling)
-        row = summary(result, cfg)
-        if world.is_main:
-            print(format_summary(result, row, f"{label(path)} on {cfg.task} {cfg.split}"))
-            append_rows(run.path / RATES, (rates_row(p, cfg.split) for p in result.problems))
-        if report:
-            row |= clean_and_exposed(result, report.how, seed=cfg.seed)
-        step = int(loaded.meta["step"])
-        run.log_eval(step, dict(result.row(), **row, checkpoint=label(path), split=cfg.split, task=cfg.task))
-        run.log_samples(step, [dict(s, split=cfg.split) for s in result.samples])
-        kept = {k: row[k] for k in ("verdict", "remedy", "reward_verdict", "gate") if k in row}
-        run.finish(kept | ({"left_out": {cfg.split: failing}} if failing else {}))
-    return run
+    """The evaluation with rates and verdicts."""
+
+    def judge(run: Run, result: TaskResult, split: str) -> dict[str, Any]:
+        row = verdicts(result, cfg)
+        if dist.is_main():
+            print(*_report(result, row), sep="\n")
+            append_rows(run.path / RATES, ({"split": split} | row for row in rates(result)))
+        return row
+
+    return run_evaluation(cfg, "passk", judge, reward="tiered")
 
 
-def summary(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
+def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and the gate where one is set (it stops nothing)."""
     import torch
 
-    rewards = torch.tensor([p.rewards for p in result.problems])  # (P, G)
-    correct = torch.tensor([[i < p.c for i in range(p.n)] for p in result.problems])  # (P, G); only counts matter
+    rewards, correct = (
+        torch.tensor([e[key] for e in result.examples]).view(result.N, result.n) for key in ("reward", "correct")
+    )
     diagnosis, pass_at_1 = diagnose.judge(rewards, correct, min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(pass_at_1, pass_at_1, DEAD_BELOW, WEAK_BELOW)
     row = dict(
@@ -126,40 +104,34 @@ def summary(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     return row
 
 
-def format_summary(result: TaskResult, row: Mapping[str, Any], title: str) -> str:
-    """The report for people."""
-    few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})"
-    lines = [
-        f"{title}: {result}",
+def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
+    """The lines for people, after those of the evaluation."""
+    few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})" * (result.N < diagnose.MIN_GROUPS)
+    return [
         f"  mean tiered reward {result.reward}, parseable {row['parseable_frac']:.1%}, runnable {row['runnable_frac']:.1%}",
-        "  " + ", ".join(f"{t} {result.tier_share([t]):.1%}" for t in result.tiers),
-        *_by_level(result.problems),
+        *(
+            f"  level {level}: pass@1 {passes} (N={size})"
+            for level, (passes, size) in result.groups("level").items()
+            if level != "other"
+        ),
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
-        f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}"
-        + few * (result.N < diagnose.MIN_GROUPS),
+        f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}{few}",
         *([f"GATE {row['gate']}"] if "gate" in row else []),
     ]
-    return "\n".join(lines)
 
 
-def _by_level(problems: Sequence[ProblemResult]) -> list[str]:
-    """A line for each level, if the problems have levels."""
-    by_level: dict[int, list[ProblemResult]] = {}
-    for p in problems:
-        if "level" in p.meta:
-            by_level.setdefault(p.meta["level"], []).append(p)
-    return [
-        f"  level {level}: pass@1 {sum(p.c / p.n for p in members) / len(members):.3f}, solved at least once "
-        f"{sum(p.c > 0 for p in members)} of {len(members)}, mean tiered {sum(p.reward_mean for p in members) / len(members):.3f}"
-        for level, members in sorted(by_level.items())
-    ]
-
-
-def rates_row(p: ProblemResult, split: str) -> dict[str, Any]:
-    """A line of pass_rates.jsonl."""
-    share = lambda tiers: sum(p.tiers[t] for t in tiers) / p.n  # noqa: E731
-    row = dict(id=p.id, split=split, n=p.n, c=p.c, pass_rate=p.c / p.n, tiered_mean=p.reward_mean)
-    return row | dict(parseable=share(PARSEABLE), runnable=share(RUNNABLE), tiers=dict(p.tiers))
+def rates(result: TaskResult) -> list[dict[str, Any]]:
+    """A row for each problem."""
+    rows = []
+    for p in result.problems:
+        share = {
+            name: sum(p.tiers[t] for t in tiers) / p.n
+            for name, tiers in (("parseable", PARSEABLE), ("runnable", RUNNABLE))
+        }
+        rows.append(
+            dict(id=p.id, n=p.n, c=p.c, pass_rate=p.c / p.n, tiered_mean=p.reward_mean, **share, tiers=dict(p.tiers))
+        )
+    return rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -186,14 +158,17 @@ class FilterConfig(config.Settings):
             raise ConfigError(f"window {list(self.window)}; required two shares, the smaller first: --window 0.05 0.95")
 
 
-def choose(rates: Sequence[Rates], window: Sequence[float], min_tiered: float) -> tuple[list[Rates], str]:
-    """The rows to keep, and by which rule: "window", "tiered" or "nothing"."""
-    low, high = window
-    kept = [r for r in rates if low <= r["pass_rate"] <= high]
-    if kept:
-        return kept, "window"
-    kept = [r for r in rates if r["tiered_mean"] >= min_tiered and r["pass_rate"] < low]
-    return kept, "tiered" if kept else "nothing"
+def choose(rows: Sequence[Mapping[str, Any]], cfg: FilterConfig) -> tuple[list[Mapping[str, Any]], str]:
+    """The rows to keep, and what was kept and why, for people."""
+    low, high = cfg.window
+    kept = [r for r in rows if low <= r["pass_rate"] <= high]
+    why = f"kept {len(kept)}"
+    if not kept:
+        kept = [r for r in rows if r["tiered_mean"] >= cfg.min_tiered and r["pass_rate"] < low]
+        why = f"the window is empty; kept {len(kept)} with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered"
+    never, always = sum(r["pass_rate"] < low for r in rows), sum(r["pass_rate"] > high for r in rows)
+    counts = f"{never} below a pass rate of {low:g}, {always} above {high:g}, {len(rows) - never - always} between"
+    return kept, f"{len(rows)} problems: {counts}\n{why if kept else 'nothing is left to train on'}"
 
 
 def filter_problems(cfg: FilterConfig) -> dict[str, int]:
@@ -202,47 +177,29 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     if not (run.path / RATES).exists():
         raise MissingFile(f"run {run.name} has no {RATES}; `codechat passk` writes it; give one of its runs to --rates")
     passk = config.from_dict(PasskConfig, run.config)
-    if passk.split != "train":
-        raise ConfigError(f"run {run.name} tried split {passk.split!r}; run passk with --split train")
-    rates = list(read_rows(run.path / RATES))
-    kept, rule = choose(rates, cfg.window, cfg.min_tiered)
-    print(describe(rates, kept, rule, cfg))
-    if rule == "nothing" and not cfg.allow_empty:
+    if passk.split != ("train",):
+        raise ConfigError(f"run {run.name} tried split {', '.join(passk.split)}; run passk with --split train")
+    kept, words = choose(list(read_rows(run.path / RATES)), cfg)
+    print(words)
+    if not kept and not cfg.allow_empty:
         raise RunError(
             f"no problem of run {run.name} is left; strengthen the base, take easier problems, or widen --window"
         )
-    task = load_task(passk)
+    task = tasks.load(passk.task, **passk.source, reward="tiered")
     by_id = {p.id: p for p in task.problems("train", limit=passk.limit, seed=passk.seed)}
     if lost := [r["id"] for r in kept if r["id"] not in by_id]:
         raise DataError(f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again")
     others = {split: task.problems(split) for split in task.splits if split != "train"} | {"prompt": task.worked}
-    files = {"train": [by_id[r["id"]] for r in kept]} | {split: rows for split, rows in others.items() if rows}
-    write_problems(Path(cfg.out), task.name, files)
-    return {split: len(problems) for split, problems in files.items()}
-
-
-def write_problems(out: Path, name: str, files: Mapping[str, Sequence[Any]]) -> None:
-    """OUT/NAME.SPLIT.jsonl for each split that has problems."""
+    files = {"train": [by_id[r["id"]] for r in kept]} | others
+    out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.train.jsonl").unlink(missing_ok=True)
+    (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
     for split, problems in files.items():
         if problems:
             lines = [json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in problems]
-            write_atomic(out / f"{name}.{split}.jsonl", "".join(lines))
-            print(f"{out / name}.{split}.jsonl: {len(problems)} problems")
-
-
-def describe(rates: Sequence[Rates], kept: Sequence[Rates], rule: str, cfg: FilterConfig) -> str:
-    """What was kept and why, for people."""
-    low, high = cfg.window
-    never, always = sum(r["pass_rate"] < low for r in rates), sum(r["pass_rate"] > high for r in rates)
-    reasons = {
-        "window": f"kept {len(kept)}",
-        "tiered": f"the window is empty; kept {len(kept)} with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered",
-        "nothing": "nothing is left to train on",
-    }
-    between = len(rates) - never - always
-    return f"{len(rates)} problems: {never} below a pass rate of {low:g}, {always} above {high:g}, {between} between\n{reasons[rule]}"
+            write_atomic(out / f"{task.name}.{split}.jsonl", "".join(lines))
+            print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
+    return {split: len(problems) for split, problems in files.items()}
 
 
 def main_filter(argv: list[str] | None = None) -> None:

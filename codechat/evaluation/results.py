@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from codechat.evaluation.intervals import (
     paired_bootstrap,
 )
 from codechat.runs.run import Run
+from codechat.tasks.base import Problem, Task
+
+Row = dict[str, Any]
+CUT_OFF = ("length", "context")
+KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
 @dataclass(frozen=True)
@@ -31,38 +37,51 @@ class ProblemResult:
     c: int
     reward_mean: float
     tiers: Counter[str]
-    rewards: tuple[float, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     cluster: str = ""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """A line of per_problem.jsonl."""
         row = dict(id=self.id, n=self.n, c=self.c, reward_mean=self.reward_mean, tiers=dict(self.tiers))
         return row | ({"cluster": self.cluster} if self.cluster else {})
 
 
+def count(problem: Problem, rows: Sequence[Row], clustered_by: str) -> ProblemResult:
+    """The result of a problem from the rows of its completions."""
+    reward = sum(r["reward"] for r in rows) / len(rows)
+    tiers, cluster = Counter(r["tier"] for r in rows), str(problem.meta.get(clustered_by) or "")
+    return ProblemResult(problem.id, len(rows), sum(r["correct"] for r in rows), reward, tiers, problem.meta, cluster)
+
+
 @dataclass(frozen=True)
 class TaskResult:
-    """One checkpoint on one split. examples: every completion with its score. formatted: the tiers of completions in the required format.
+    """One checkpoint on one split. examples: a row for each completion, problem-major.
 
-    grouped_by: the key of a problem's meta by which scores are grouped, such as "category". classified_by, classes: the key of a score's parts
-    whose values are counted, and those values."""
+    A task may have `formatted` (tiers of completions in the required format), `grouped_by` (a key of a problem's meta by which scores are grouped),
+    `clustered_by`, and `classified_by` with `classes` (a key of a score's parts and its values, which are counted)."""
 
-    task: str
-    tiers: tuple[str, ...]
+    task: Task
     problems: list[ProblemResult]
+    examples: list[Row] = field(repr=False)
     n: int
     temperature: float
-    pass_at: dict[int, Interval]
-    reward: Interval
-    completion_tokens_mean: float
-    truncated_frac: float
-    samples: list[dict[str, Any]] = field(repr=False)
-    examples: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    formatted: tuple[str, ...] = ()
-    grouped_by: str = ""
-    classified_by: str = ""
-    classes: tuple[str, ...] = ()
+    ks: Sequence[int]
+    seed: int = 0
+
+    def of_task(self, name: str, default: Any = "") -> Any:
+        return getattr(self.task, name, default)
+
+    @cached_property
+    def pass_at(self) -> dict[int, Interval]:
+        passed = {k: [estimate_pass_at_k(p.n, p.c, k) for p in self.problems] for k in self.ks}
+        return {k: mean_over(self.problems, values, self.seed) for k, values in passed.items()}
+
+    @cached_property
+    def reward(self) -> Interval:
+        # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare
+        return mean_over(
+            self.problems, [p.reward_mean for p in self.problems], self.seed, max(1.0, self.task.max_reward)
+        )
 
     @property
     def N(self) -> int:  # noqa: N802  (the letter that goes with pass@k)
@@ -83,89 +102,81 @@ class TaskResult:
         return sum(counts[t] for t in tiers) / self.total
 
     @property
-    def exact_match(self) -> float:
-        return sum(p.c for p in self.problems) / self.total
-
-    @property
-    def format_rate(self) -> float:
-        return self.tier_share(self.formatted)
+    def samples(self) -> list[Row]:
+        """At most KEPT_SAMPLES rows at equal distances, so that they come from all over the problems."""
+        rows, total = self.examples, len(self.examples)
+        rows = [rows[i * total // KEPT_SAMPLES] for i in range(KEPT_SAMPLES)] if total > KEPT_SAMPLES else rows
+        return [{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in rows]
 
     def counts(self, problems: int | None = None) -> str:
         """n, N and temperature, without which no pass@k is printed."""
         return f"n={self.n}, N={self.N if problems is None else problems}, temperature={self.temperature:g}"
 
-    def outcomes(self) -> str:
-        """Accuracy, format rate and counts by tier in one line; a completion that was cut off also counts under its tier."""
-        counts = self.tier_counts
-        layout = f", format rate {self.format_rate:.3f}" if self.formatted else ""
-        tiers = ", ".join(f"{t} {counts[t]}" for t in reversed(self.tiers))
-        cut = round(self.truncated_frac * self.total)
-        long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
-        not_begun = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
-        return (
-            f"accuracy {self.exact_match:.3f}{layout}; of {self.total} completions: {tiers}; cut off {cut}{not_begun}"
-        )
-
-    def groups(self) -> dict[str, tuple[Interval, int]]:
+    def groups(self, by: str = "") -> dict[str, tuple[Interval, int]]:
         """Group -> pass@1 and its number of problems, by name; empty where the task has no groups. Intervals are over clusters."""
         members: dict[str, list[ProblemResult]] = {}
-        for p in self.problems if self.grouped_by else ():
-            members.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p)
+        for p in self.problems if (by := by or self.of_task("grouped_by")) else ():
+            members.setdefault(str(p.meta.get(by, "other")), []).append(p)
         return {name: (_pass_at_1(members[name]), len(members[name])) for name in sorted(members)}
 
     def class_shares(self) -> dict[str, dict[str, float]]:
         """Group -> class -> share of its completions; one group "" where the task has none. Empty without classes."""
-        if not self.classes:
+        if not (classes := self.of_task("classes")):
             return {}
-        group_of = {p.id: str(p.meta.get(self.grouped_by, "other")) if self.grouped_by else "" for p in self.problems}
+        by, key = self.of_task("grouped_by"), self.of_task("classified_by")
+        group_of = {p.id: str(p.meta.get(by, "other")) if by else "" for p in self.problems}
         counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(group_of.values()))}
         for e in self.examples:
-            counts[group_of[e["problem"]]][e["parts"].get(self.classified_by, "")] += 1
-        return {name: {c: some[c] / max(1, some.total()) for c in self.classes} for name, some in counts.items()}
-
-    def group_lines(self) -> list[str]:
-        """A line for each group, then the mean in which each group counts the same; none without groups."""
-        groups, by, classes = self.groups(), self.grouped_by, self.class_shares()
-
-        def shown(name: str) -> str:
-            return "; " + ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
-
-        lines = [
-            f"  {by} {name}: pass@1 = {passes} ({self.counts(size)}){shown(name)}"
-            for name, (passes, size) in groups.items()
-        ]
-        return lines + ([f"  mean over {len(groups)} of {by}: {_mean(groups):.3f}"] if groups else [])
+            counts[group_of[e["problem"]]][e["parts"].get(key, "")] += 1
+        return {name: {c: some[c] / max(1, some.total()) for c in classes} for name, some in counts.items()}
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
-        row = {f"tier/{t}": self.tier_share([t]) for t in self.tiers} | self.reward.row("reward_mean")
+        row = {f"tier/{t}": self.tier_share([t]) for t in self.task.tiers} | self.reward.row("reward_mean")
         for k, interval in self.pass_at.items():
             row |= interval.row(f"pass@{k}")
         for name in self.examples[0]["terms"] if self.examples else ():
             row[f"reward/{name}"] = sum(e["terms"][name] for e in self.examples) / len(self.examples)
-        if self.formatted:
-            row["format_rate"] = self.format_rate
+        if formatted := self.of_task("formatted"):
+            row["format_rate"] = self.tier_share(formatted)
         if groups := self.groups():
             row["mean_of_groups"] = _mean(groups)
         for name, (passes, size) in groups.items():
             row |= passes.row(f"{name}/pass@1") | {f"{name}/n": size}
         for name, shares in self.class_shares().items():
-            row |= {f"{name}/{self.classified_by}_{c}".lstrip("/"): share for c, share in shares.items()}
+            row |= {f"{name}/{self.of_task('classified_by')}_{c}".lstrip("/"): share for c, share in shares.items()}
         return row | dict(
-            exact_match=self.exact_match,
+            exact_match=sum(p.c for p in self.problems) / self.total,
             n_samples=self.n,
             n_problems=self.N,
             temperature=self.temperature,
-            completion_tokens_mean=self.completion_tokens_mean,
-            truncated_frac=self.truncated_frac,
+            completion_tokens_mean=sum(e["tokens"] for e in self.examples) / self.total,
+            truncated_frac=sum(e["stop"] in CUT_OFF for e in self.examples) / self.total,
         )
+
+    def report(self, title: str) -> str:
+        """For people: pass@k, tiers, groups. A completion that was cut off also counts under its tier."""
+        counts, row, classes, by = self.tier_counts, self.row(), self.class_shares(), self.of_task("grouped_by")
+        layout = f", format rate {row['format_rate']:.3f}" if "format_rate" in row else ""
+        tiers = ", ".join(f"{t} {counts[t]}" for t in reversed(self.task.tiers))
+        long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
+        not_begun = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
+        cut = sum(e["stop"] in CUT_OFF for e in self.examples)
+        lines = [
+            f"{title}: {self}",
+            f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; cut off {cut}{not_begun}",
+        ]
+        for name, (passes, size) in (groups := self.groups()).items():
+            shown = "; " + ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
+            lines.append(f"  {by} {name}: pass@1 = {passes} ({self.counts(size)}){shown}")
+        return "\n".join(lines + ([f"  mean over {len(groups)} of {by}: {_mean(groups):.3f}"] if groups else []))
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
-        drawn = f"{len({p.cluster or p.id for p in self.problems})} " + (
-            "clusters" if any(p.cluster for p in self.problems) else "problems"
+        kind = "clusters" if any(p.cluster for p in self.problems) else "problems"
+        return (
+            f"{passes} ({self.counts()}, 95 % intervals over {len({p.cluster or p.id for p in self.problems})} {kind})"
         )
-        return f"{passes} ({self.counts()}, 95 % intervals over {drawn})"
 
 
 def mean_over(
@@ -224,12 +235,12 @@ def difference_over_seeds(
     return hierarchical_interval(table, clusters=clusters, seed=seed)
 
 
-def clean_and_exposed(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:
+def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str, float]:
     """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem is exposed."""
     row: dict[str, float] = {"exposed_n": sum(p.id in exposed for p in result.problems)}
     for part in ("clean", "exposed") if row["exposed_n"] else ():
         if problems := [p for p in result.problems if (p.id in exposed) == (part == "exposed")]:
-            passes = _pass_at_1(problems, seed)
+            passes = _pass_at_1(problems, result.seed)
             row |= passes.row(f"{part}/pass@1")
             print(f"  {part}: pass@1 = {passes} ({result.counts(len(problems))})")
     return row
@@ -241,7 +252,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
-def read_per_problem(run: Run) -> list[dict[str, Any]]:
+def read_per_problem(run: Run) -> list[Row]:
     """Rows of an evaluation's per_problem.jsonl: checkpoint, split, id, n, c, reward_mean, tiers, and cluster where it has one."""
     path = run.path / "per_problem.jsonl"
     if not path.exists():

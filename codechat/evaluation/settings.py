@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.tasks import name_of
 
 
@@ -45,18 +45,9 @@ class TaskSettings(SamplingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings(SamplingSettings):
-    """How a checkpoint is scored."""
+    """Which checkpoints are scored."""
 
+    ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemSettings(TaskSettings, ScoringSettings):
-    """Which problems of the task are scored."""
-
-    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
-    skip_failing_references: bool = opt(
-        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
     )

@@ -45,6 +45,7 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "mbpp": TaskEntry("coding.task", "MbppTask", "MBPP programs, run against tests"),
     "micro": TaskEntry("micro", "MicroTask", "generated small Python functions, run against tests"),
     "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
+    "natural": TaskEntry("natural", "NaturalTask", "fixed prompts as people type them; evaluation only"),
     "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
     "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits"),
     "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),

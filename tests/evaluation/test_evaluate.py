@@ -94,7 +94,7 @@ def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tok
     found = toy_result(policy)
     assert (found.N, found.n, found.tier_counts.total()) == (8, 4, 32)
     row = found.row()
-    assert sum(row[f"tier/{t}"] for t in found.tiers) == pytest.approx(1)
+    assert sum(row[f"tier/{t}"] for t in found.task.tiers) == pytest.approx(1)
     assert row["reward_mean"] == pytest.approx(
         np.mean([s["reward"] for s in found.samples])
     )  # 32 samples: all are kept
@@ -115,7 +115,7 @@ def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer
         assert len(mine) == 8 and sum(shares[name].values()) == pytest.approx(1)
         for c in NAMED:
             assert shares[name][c] == sum(e["parts"]["named"] == c for e in mine) / 8 == row[f"{name}/named_{c}"]
-    assert len(result.group_lines()) == 3
+    assert len(result.report("x").splitlines()) == 5
 
 
 def test_draws_do_not_depend_on_the_other_problems_or_the_batch(

@@ -19,12 +19,13 @@ from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Problem
+from codechat.tasks.natural import NaturalTask, read_requests
 from codechat.tasks.toolbox import everyday
 from codechat.text import chat, tokenizer
 
-PROBLEMS = natural.read_requests()
+PROBLEMS = read_requests()
 BY_ID = {p.id: p for p in PROBLEMS}
-TASK = natural.NaturalTask()
+TASK = NaturalTask()
 
 # function: a solution, and what makes it wrong: a piece and its replacement
 SOLUTIONS = {
@@ -278,7 +279,7 @@ def test_the_released_models_answers_are_committed_as_a_table_that_their_rows_gi
         row = json.loads(line)
         answers.setdefault(row["checkpoint"], []).append(row)
     assert {name.partition("@")[0] for name in answers} == {"released/mini", "released/nano"}
-    requests = {problem.id: problem.messages[-1]["content"] for problem in natural.read_requests()}
+    requests = {problem.id: problem.messages[-1]["content"] for problem in read_requests()}
     assert all({row["id"]: row["request"] for row in rows} == requests for rows in answers.values())
     how = (folder / "natural.md").read_text("utf-8").split("\n")[2]
     assert natural.markdown(answers, how) == (folder / "natural.md").read_text("utf-8")

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
-from codechat.evaluation import diagnose, pass_rates
-from codechat.evaluation.intervals import Interval
-from codechat.evaluation.results import ProblemResult, TaskResult
+from codechat.evaluation import diagnose, pass_rates, results
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.sandbox import SandboxUnavailable, close_all
-from codechat.tasks.coding.rewards import TIERS
+from codechat.tasks.base import Problem
 from codechat.tasks.toy import TOY_MODEL
 from codechat.text import tokenizer
 
 
 def test_both_verdicts_stand_beside_each_other() -> None:
     """Nothing is solved, but completions differ in how far they come."""
-    problems = [
-        ProblemResult(
-            str(i), 4, 0, 0.08, Counter(raises=2, none_passed=1, empty=1), (0.05, 0.05, 0.15, 0.0), {"level": 2}
-        )
+    task, rungs = tasks.load("micro"), {"raises": 0.05, "none_passed": 0.15, "empty": 0.0}
+    tiers = ("raises", "none_passed", "raises", "empty")
+    rows = [
+        dict(problem=str(i), reward=rungs[t], tier=t, correct=False, tokens=1, stop="stop", terms={})
         for i in range(70)
+        for t in tiers
     ]
-    result = TaskResult(
-        "micro", TIERS, problems, 4, 1.0, {1: Interval(0.0, 0.0, 0.0)}, Interval(0.08, 0.07, 0.09), 5.0, 0.0, []
-    )
-    row = pass_rates.summary(result, pass_rates.PasskConfig(ckpt="x"))
+    problems = [Problem(str(i), [], {}, "train", {"level": 2}) for i in range(70)]
+    counted = [results.count(p, rows[4 * i :][:4], "") for i, p in enumerate(problems)]
+    result = results.TaskResult(task, counted, rows, 4, 1.0, (1, 4))
+    row = pass_rates.verdicts(result, pass_rates.PasskConfig(ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
     assert row["parseable_frac"] == 0.75 and row["runnable_frac"] == 0.25
-    text = pass_rates.format_summary(result, row, "x")
-    assert "DEAD" in text and "LIVE" in text and "level 2: pass@1 0.000" in text
+    bounds = {0.0: "DEAD", 0.0099: "DEAD", 0.01: "WEAK", 0.0499: "WEAK", 0.05: "LIVE", 0.85: "LIVE", 0.851: "SATURATED"}
+    for rate, verdict in bounds.items():
+        assert diagnose.verdict_of(rate, rate, pass_rates.DEAD_BELOW, pass_rates.WEAK_BELOW) == verdict
 
 
-def rates(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
-    return [dict(id=str(i), pass_rate=a, tiered_mean=b) for i, (a, b) in enumerate(pairs)]
-
-
-def test_the_window_keeps_problems_with_variance() -> None:
-    found, rule = pass_rates.choose(rates((0, 0.1), (0.05, 0.2), (0.5, 0.6), (0.95, 0.97), (1, 1)), (0.05, 0.95), 0.1)
-    assert rule == "window" and [r["id"] for r in found] == ["1", "2", "3"]
-
-
-def test_without_any_in_the_window_partial_rewards_decide() -> None:
-    found, rule = pass_rates.choose(rates((0, 0.05), (0, 0.1), (1, 1), (0, 0.3)), (0.05, 0.95), 0.1)
-    assert rule == "tiered" and [r["id"] for r in found] == ["1", "3"], "what is always solved has no variance either"
-    assert pass_rates.choose(rates((0, 0.05), (1, 1)), (0.05, 0.95), 0.1) == ([], "nothing")
+def test_the_window_keeps_problems_with_variance_and_without_any_partial_rewards_decide() -> None:
+    cfg = pass_rates.FilterConfig(rates="x", out="y")
+    for pairs, kept, why in (
+        (((0, 0.1), (0.05, 0.2), (0.5, 0.6), (0.95, 0.97), (1, 1)), ["1", "2", "3"], "kept 3"),
+        (
+            ((0, 0.05), (0, 0.1), (1, 1), (0, 0.3)),
+            ["1", "3"],
+            "the window is empty",
+        ),  # what is always solved has no variance either
+        (((0, 0.05), (1, 1)), [], "nothing is left"),
+    ):
+        rows, words = pass_rates.choose(
+            [dict(id=str(i), pass_rate=a, tiered_mean=b) for i, (a, b) in enumerate(pairs)], cfg
+        )
+        assert [r["id"] for r in rows] == kept and why in words
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def passk_here(*words: str) -> None:
 def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     passk_here("--run-name", "rates")
     out = capsys.readouterr().out
-    for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD"):
+    for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level "):
         assert words in out
     rows = [json.loads(line) for line in (Run.open("rates").path / "pass_rates.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and all(r["n"] == 2 and r["pass_rate"] == 0 and sum(r["tiers"].values()) == 2 for r in rows)
@@ -130,12 +130,6 @@ def test_problems_to_train_on_do_not_come_from_test(policy: Run, tmp_path: Path)
         pass_rates.main_filter(["--rates", "base", "--out", str(tmp_path / "x")])
 
 
-def test_the_verdict_by_pass_at_1_has_bounds_of_its_own() -> None:
-    bounds = {0.0: "DEAD", 0.0099: "DEAD", 0.01: "WEAK", 0.0499: "WEAK", 0.05: "LIVE", 0.85: "LIVE", 0.851: "SATURATED"}
-    for rate, verdict in bounds.items():
-        assert diagnose.verdict_of(rate, rate, pass_rates.DEAD_BELOW, pass_rates.WEAK_BELOW) == verdict
-
-
 def test_invalid_settings_are_named() -> None:
     for words, name in (
         (["--k", "1"], "--k"),
@@ -143,6 +137,7 @@ def test_invalid_settings_are_named() -> None:
         (["--gate-parseable", "1.5"], "--gate-parseable"),
         (["--task", "funcall"], "funcall"),
         (["--task", "micor"], "'micro'"),
+        (["--n", "4"], "--k"),
     ):
         with pytest.raises(ConfigError, match=name):
             pass_rates.main(["--ckpt", "x", *words])

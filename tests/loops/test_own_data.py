@@ -11,10 +11,10 @@ import pytest
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
 from codechat.core.errors import DataError
-from codechat.evaluation import natural
 from codechat.inference import protocol, terminal
 from codechat.models import loading
 from codechat.models.config import GPTConfig
+from codechat.tasks import natural
 from codechat.tasks.custom import RowsTask
 from codechat.tasks.toolbox import prepare
 from codechat.tasks.toolbox.catalogue import TOOLS

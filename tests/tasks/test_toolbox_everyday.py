@@ -12,8 +12,8 @@ from zlib import crc32
 import pytest
 
 from codechat.data import synthetic
-from codechat.evaluation import natural
 from codechat.launch.recipes import RECIPES
+from codechat.tasks import natural
 from codechat.tasks.toolbox import conversations, copying, everyday, reading, values
 from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
 from codechat.tasks.toolbox.tool import check, say
