@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import KVCache, attend_cached, attend_grouped, new_cache
+from codechat.models.kv_cache import KVCache, attend_cached, new_cache
 
 
 class SlotCache:
@@ -60,10 +60,8 @@ class SlotCache:
         kept = [kept[layer, : len(q), :, :end] for kept in self.kept]
         for cached, new in zip(kept, (k, v)):
             cached[rows, :, self.columns] = new[:, :, 0].to(cached.dtype)
-        if len(kept) == 2:
-            return attend_cached(q, kept[0].to(q.dtype), kept[1].to(q.dtype), mask)
-        latent = kept[0].to(q.dtype)  # the value is its first columns; torch's kernels want values as wide as keys
-        return attend_grouped(q, latent, latent[..., : v.shape[-1]], mask)
+        keys, values = kept[0].to(q.dtype), kept[-1].to(q.dtype)
+        return attend_cached(q, keys, values[..., : v.shape[-1]], mask)  # a latent's value is its first columns
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count the stored token of every row."""

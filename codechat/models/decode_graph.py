@@ -17,7 +17,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,13 @@ from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_
 from codechat.models.layers import residual, rope_table
 from codechat.models.sampling_memory import COLUMNS, bucket
 
+if TYPE_CHECKING:
+    from codechat.models.generate import Reader, _Batch
+
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
 COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds in a process, pays
+ANY, NEVER = -2, -3  # of stop sequences: where every token matches, and where none does
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 
 
@@ -72,7 +77,7 @@ class Slots:
     budget: Tensor  # (B,) new tokens that a row may have
     hidden: Tensor  # (B, D) last states
     tail: Tensor  # (B, L) last tokens; -1 = none yet
-    endings: Tensor  # (N, L) stop sequences, right-aligned; -2 = any token
+    endings: Tensor  # (N, L) stop sequences, right-aligned
     done: Tensor  # (B,) bool
     stopped: Tensor  # (B,) bool: by a stop sequence
     ends: Tensor  # (B,) tokens of the completion
@@ -88,7 +93,7 @@ def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Te
     logits[:, model.cfg.n_ids :] = -math.inf
     ids, logprobs = draw(logits, how, uniform(slots.keys, slots.t))
     slots.tail.copy_(torch.cat((slots.tail[:, 1:], ids[:, None]), dim=1))
-    hit = ((slots.tail[:, None] == slots.endings) | (slots.endings == -2)).all(-1).any(-1)
+    hit = ((slots.tail[:, None] == slots.endings) | (slots.endings == ANY)).all(-1).any(-1)
     first = hit & ~slots.done
     slots.stopped.logical_or_(first)
     slots.ends.copy_(torch.where(first, slots.t + 1, slots.ends))
@@ -130,104 +135,84 @@ def _compiling(compiled: str | None) -> ExitStack:
     return stack
 
 
-class Replay:
-    """A step whose tensors stay where they are. On a GPU it is captured the third time, and replayed as one graph from
-    then on."""
+def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
+    """A step whose tensors stay where they are; on a GPU captured behind WARM_UP calls, and replayed as one graph."""
+    if not on_gpu:
+        return step
+    graph, calls = torch.cuda.CUDAGraph(), count()
 
-    def __init__(self, step: Callable[[], None], on_gpu: bool) -> None:
-        self.step, self.on_gpu = step, on_gpu
-        self.seen = 0
-        self.graph: Any = None
-
-    def __call__(self) -> None:
-        if not self.on_gpu:
-            self.step()
-        elif self.seen < WARM_UP:
-            self.seen += 1
+    def call() -> None:
+        if (n := next(calls)) < WARM_UP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self.step()
+                step()
             torch.cuda.current_stream().wait_stream(side)
-        else:
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                # a checkpoint may be written meanwhile
-                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                    self.step()
-            self.graph.replay()
+            return
+        if n == WARM_UP:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
+                step()
+        graph.replay()
+
+    return call
 
 
 class Decoder:
-    """A batch that is decoded to its end.
+    """A batch (`generate._Batch`) that is decoded to its end.
 
-    model, head: `decoding.reader`; its weights must not change meanwhile. prefix, owner (B,): the prompts' cache, and
-    which each row continues;
-    tails: what the rows' prompts have behind a shared beginning; last (B, D): the states there.
-    how: the distribution. compiled: a backend, or none to run the regions as they are."""
+    reader: `generate.Reader`, whose weights must not change meanwhile. cache, last (B, D): of `generate._prefill`
+    without room."""
 
-    def __init__(
-        self,
-        model: GPT,
-        head: Tensor,
-        prefix: KVCache,
-        owner: Tensor,
-        last: Tensor,
-        *,
-        tails: SharedCache | None = None,
-        budgets: list[int],
-        keys: list[int],
-        stops: list[list[int]],
-        how: Truncation,
-        compiled: str | None = None,
-    ) -> None:
-        self.model, self.head, self.how = model, head, how
-        self.compiled = compiled
+    def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: _Batch) -> None:
+        self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
         regions = (_sample, _run_block, _advance)
-        self.regions = regions if compiled is None else tuple(compiled_region(f, compiled) for f in regions)
-        self.count, self.most, self.extent = len(budgets), max(budgets), tails.extent if tails else 0
+        self.regions = [compiled_region(f, self.compiled) for f in regions] if self.compiled else regions
+        device, self.count, self.most = last.device, len(batch.budgets), max(batch.budgets)
+        B, rows = bucket(self.count), torch.arange(self.count, device=device)
+        prompts, owner, self.extent = cache, rows, 0
+        if isinstance(cache, SharedCache):
+            prompts, owner, self.extent = cache.prefix, cache.owner, cache.extent
         self.steps = self.waits = 0  # tokens so far; questions to the device
-        self._open(prefix, owner, tails, last, budgets, keys, stops)
-
-    def _open(
-        self,
-        prefix: KVCache,
-        owner: Tensor,
-        tails: SharedCache | None,
-        last: Tensor,
-        budgets: list[int],
-        keys: list[int],
-        stops: list[list[int]],
-    ) -> None:
-        device, B, extra = last.device, bucket(self.count), bucket(self.count) - self.count
-        self.owner = F.pad(owner, (0, extra))
-        self.row = torch.arange(B, device=device)  # the batch's row in each slot; rows from count on are padding
         self.room = -(-(self.extent + self.most) // COLUMNS) * COLUMNS + COLUMNS
+        self.row = torch.arange(B, device=device)  # the batch's row in each slot; rows from count on are padding
+        self.owner = F.pad(owner, (0, B - self.count))
         self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=device)
-        if tails and tails.real is not None:
-            self.own_real[: self.count, 0, 0, : self.extent] = tails.real[:, : self.extent]
-        base = prefix.lengths[owner] + (tails.lengths if tails else 0)
-        budget = torch.tensor([*budgets, *[0] * extra], device=device)
-        longest = max(map(len, stops), default=1)
-        endings = [[-2] * (longest - len(s)) + s for s in stops] or [[-3]]  # -3: no token
+        self.own_real[: self.count, 0, 0, : self.extent] = cache.real[:, : self.extent] if self.extent else True
+
+        def slots(values: list[int] | Tensor) -> Tensor:
+            values = torch.as_tensor(values, device=device)
+            return F.pad(values, (0, 0) * (values.ndim - 1) + (0, B - self.count))
+
+        budget, longest = slots(batch.budgets), max(map(len, batch.stops), default=1)
+        endings = [[ANY] * (longest - len(s)) + s for s in batch.stops] or [[NEVER]]
         self.slots = Slots(
-            members=self.owner[:0, None], place=self.owner, prompt_real=prefix.real[:, None, None, : prefix.extent],
-            own_real=self.own_real[..., :0], column=torch.tensor([self.extent], device=device), t=torch.zeros(1, dtype=torch.long, device=device),
-            base=F.pad(base, (0, extra)), keys=torch.tensor([*keys, *[0] * extra], device=device),
-            budget=budget, hidden=F.pad(last, (0, 0, 0, extra)), tail=torch.full((B, longest), -1, device=device),
-            endings=torch.tensor(endings, device=device), done=budget == 0, stopped=torch.zeros(B, dtype=torch.bool, device=device),
-            ends=budget.clone(), ids=torch.zeros(B, self.most, dtype=torch.long, device=device),
+            members=self.owner[:0, None],
+            place=self.owner,
+            prompt_real=prompts.real[:, None, None, : prompts.extent],
+            own_real=self.own_real[..., :0],
+            column=torch.tensor([self.extent], device=device),
+            t=torch.zeros(1, dtype=torch.long, device=device),
+            base=slots(cache.positions(1)[:, 0]),
+            keys=slots(batch.draws),
+            budget=budget,
+            hidden=slots(last),
+            tail=torch.full((B, longest), -1, device=device),
+            endings=torch.tensor(endings, device=device),
+            done=budget == 0,
+            stopped=torch.zeros(B, dtype=torch.bool, device=device),
+            ends=budget.clone(),
+            ids=torch.zeros(B, self.most, dtype=torch.long, device=device),
             logprobs=torch.zeros(B, self.most, device=device),
-        )  # fmt: skip
-        depth, n, _, K, _, W = prefix.kv.shape
+        )
+        depth, n, _, K, _, W = prompts.kv.shape
         self.layers = []
         for i in range(depth):
-            own = prefix.kv.new_zeros(n, B, K, self.room, W)
-            if tails:
-                own[:, : self.count, :, : self.extent] = tails.kv[i, :, :, :, : self.extent]
-            self.layers.append(Layer(prefix.kv[i, :, :, :, : prefix.extent], own))
+            own = prompts.kv.new_zeros(n, B, K, self.room, W)
+            if self.extent:
+                own[:, : self.count, :, : self.extent] = cache.kv[i, :, :, :, : self.extent]
+            self.layers.append(Layer(prompts.kv[i, :, :, :, : prompts.extent], own))
         self.out: list[Any] = [None] * self.count
-        self._arrange(torch.arange(self.count, device=device))
+        self._arrange(rows)
 
     # ---- between chunks: on the host
 
@@ -286,13 +271,13 @@ class Decoder:
     def run(self) -> list[tuple[list[int], list[float], bool]]:
         """(ids, log-probabilities, whether a stop sequence ended it) of each row."""
         with _compiling(self.compiled):
-            replay = Replay(self.step, self.owner.is_cuda)
+            step = replayed(self.step, self.owner.is_cuda)
             while self.steps < self.most:
                 todo = min(CHUNK, self.most - self.steps)
                 if self._narrow(self.extent + self.steps + todo):
-                    replay = Replay(self.step, self.owner.is_cuda)
+                    step = replayed(self.step, self.owner.is_cuda)
                 for _ in range(todo):
-                    replay()
+                    step()
                 self.steps += todo
                 self.waits += 1
                 live = (~self.slots.done).nonzero()[:, 0]  # waits for the device

@@ -26,7 +26,7 @@ from codechat.core.errors import ConfigError
 from codechat.models import decode_graph, decoding, lora, packed_attention, sampling_memory
 from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache
+from codechat.models.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from codechat.text.call_grammar import CallGrammar, GrammarState
@@ -113,34 +113,28 @@ def sample(
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
     if prefix_tokens is not None and not all(0 < n < len(p) for n, p in zip(cuts, prompts)):
         raise ConfigError(f"prefix_tokens {cuts[:8]}; required is at least 1 and less than each prompt's length")
-    names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
-    of_prompt = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
-    row_keys = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
-    if not prompts or not max(budgets):
-        return [Completion([], [], "context") for _ in row_keys]
+    seed = _fresh_seed() if seed is None else seed
+    rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
+    if not rows or not max(budgets):
+        return [Completion([], [], "context") for _ in rows]
     # similar lengths together need little padding
-    order = sorted(range(len(row_keys)), key=lambda r: (cuts[of_prompt[r]], len(prompts[of_prompt[r]]), r))
+    order = sorted(range(len(rows)), key=lambda r: (cuts[rows[r][0]], len(prompts[rows[r][0]]), r))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
-    with reading(model, graph if grammars is None else False, len(row_keys) * max(budgets)) as reader:
+    with reading(model, graph if grammars is None else False, len(rows) * max(budgets)) as reader:
         for start in range(0, len(order), width):
-            rows = order[start : start + width]
-            at = [of_prompt[r] for r in rows]
+            some = order[start : start + width]
+            at = [rows[r][0] for r in some]
             texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
+            draws = [row_key(seed, i if keys is None else keys[i], n) for i, n in (rows[r] for r in some)]
             states = grammars and [grammars[i] and grammars[i].begin() for i in at]
-            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows], states)
-            if not max(most):
-                ended = [([], [], False)] * len(rows)
-            elif reader.graph:
-                ended = _decoder(reader, batch, how, stops).run()
-            else:
-                ended = _run(reader, batch, how, stops)
-            for r, (ids, lp, hit) in zip(rows, ended):
+            batch = _Batch(texts, starts, most, draws, how, stops, states)
+            for r, (ids, lp, hit) in zip(some, _complete(reader, batch)):
                 reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
                 done[r] = Completion(ids, lp, reason)
             if progress:
-                progress(len(rows))
-    return [done[r] for r in range(len(row_keys))]
+                progress(len(some))
+    return [done[r] for r in range(len(rows))]
 
 
 @torch.no_grad()
@@ -163,14 +157,13 @@ def stream(
     Arguments and errors as in `sample`; errors are raised with the first token."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
-    row_keys = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
+    draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
+    states = None if grammar is None else [grammar.begin()]
     if not budget:
         return
-    batch = _Batch([prompt], [len(prompt)], [budget], row_keys, None if grammar is None else [grammar.begin()])
     with reading(model, False, budget) as reader:
-        cache, last = _prefill(reader.model, batch, budget)
-        for step in _steps(reader, cache, last, batch, how, stops):
-            yield int(step.ids), float(step.logprobs)
+        for _, ids, logprobs, _ in _steps(reader, _Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)):
+            yield int(ids), float(logprobs)
 
 
 # ---------------------------------------------------------------- decoding
@@ -183,18 +176,10 @@ class _Batch:
     prompts: list[Sequence[int]]
     cuts: list[int]  # first tokens of each prompt that others may share
     budgets: list[int]  # tokens that each completion may have
-    row_keys: list[int]  # `row_key` of each
+    draws: list[int]  # `row_key` of each
+    how: Truncation
+    stops: list[list[int]]
     states: list[GrammarState | None] | None = None  # none = no row has a grammar
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One new token of each remaining row."""
-
-    rows: Tensor  # (B,) indices into the batch
-    ids: Tensor  # (B,)
-    logprobs: Tensor  # (B,)
-    stopped: Tensor  # (B,) bool: a stop sequence is complete
 
 
 @dataclass(frozen=True)
@@ -224,53 +209,38 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
     yield Reader(copy, lambda hidden: F.linear(hidden, head), head, not on_cpu if graph is None else graph, compiled)
 
 
-def _decoder(reader: Reader, batch: _Batch, how: Truncation, stops: list[list[int]]) -> decode_graph.Decoder:
-    """The batch behind its prefill, with static shapes."""
-    prefix, owner, behind, last = _run_beginnings(reader.model, batch)
-    tails = None
-    if any(behind):
-        tails, last = _run_behind(reader.model, prefix, owner, behind, last, 0)
-    return decode_graph.Decoder(
-        reader.model, reader.head, prefix, owner, last, tails=tails,
-        budgets=batch.budgets, keys=batch.row_keys, stops=stops, how=how, compiled=reader.compiled,
-    )  # fmt: skip
-
-
-def _run(reader: Reader, batch: _Batch, how: Truncation, stops: list[list[int]]) -> list[Ended]:
+def _complete(reader: Reader, batch: _Batch) -> list[Ended]:
     """Decode one batch to its end."""
-    cache, last = _prefill(reader.model, batch, max(batch.budgets))
-    device, B, T = last.device, len(batch.prompts), max(batch.budgets)
-    ids = torch.zeros(B, T, dtype=torch.long, device=device)
-    logprobs = torch.zeros(B, T, device=device)
+    B, T = len(batch.prompts), max(batch.budgets)
+    if not T:
+        return [([], [], False)] * B
+    if reader.graph:
+        return decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
+    device = reader.model.wte.weight.device
+    ids, logprobs = torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, device=device)
     ends = torch.tensor(batch.budgets, device=device)  # (B,) tokens of each completion
     stopped = torch.zeros(B, dtype=torch.bool, device=device)
-    for t, step in enumerate(_steps(reader, cache, last, batch, how, stops)):
-        ids[step.rows, t], logprobs[step.rows, t] = step.ids, step.logprobs
+    for t, (rows, *drawn, hit) in enumerate(_steps(reader, batch)):
+        ids[rows, t], logprobs[rows, t] = drawn
         # finished rows stay until the next compaction: they must not stop twice, or after their budget
-        first = step.stopped & ~stopped[step.rows] & (t < ends[step.rows])
-        stopped[step.rows] |= first
-        ends[step.rows] = torch.where(first, t + 1, ends[step.rows])
-    return [
-        (i[:n], lp[:n], hit) for i, lp, n, hit in zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
-    ]
+        first = hit & ~stopped[rows] & (t < ends[rows])
+        stopped[rows] |= first
+        ends[rows] = torch.where(first, t + 1, ends[rows])
+    columns = zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
+    return [(i[:n], lp[:n], hit) for i, lp, n, hit in columns]
 
 
-def _steps(
-    reader: Reader,
-    cache: KVCache | SharedCache,
-    hidden: Tensor,
-    batch: _Batch,
-    how: Truncation,
-    stops: list[list[int]],
-) -> Iterator[_Step]:
-    """Steps until every row has stopped or used its budget; rows that are done may appear in a few more."""
-    model = reader.model
+def _steps(reader: Reader, batch: _Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(rows, ids, log-probabilities, whether a stop sequence is complete) of each new token, all (B,), until every row
+    has stopped or used its budget; rows that are done may appear in a few more."""
+    model, states, room = reader.model, batch.states, []
+    cache, hidden = _prefill(model, batch, max(batch.budgets))
     rows = torch.arange(len(batch.prompts), device=hidden.device)
-    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.row_keys))
-    endings = [torch.tensor(s, device=hidden.device) for s in stops]
+    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
+    endings = [torch.tensor(s, device=hidden.device) for s in batch.stops]
     # no id is -1, so nothing matches before enough tokens were sampled
-    tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
-    done, states, room = budget == 0, batch.states, []
+    tail = torch.full((len(rows), max(map(len, batch.stops), default=1)), -1, device=hidden.device)
+    done = budget == 0
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
@@ -279,14 +249,16 @@ def _steps(
         if states is not None:
             room = (budget - t - 1).tolist()
             apply_grammars(logits, states, room)
-        ids, logprobs = draw(logits, how, uniform(keys, t))
+        ids, logprobs = draw(logits, batch.how, uniform(keys, t))
         if states is not None:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
-        stopped = _ends_with(tail, endings)
+        stopped = torch.zeros(len(tail), dtype=torch.bool, device=tail.device)
+        for ending in endings:
+            stopped |= (tail[:, -len(ending) :] == ending).all(-1)
         if states is not None:
             stopped = stopped_by(stopped, states)
-        yield _Step(rows, ids, logprobs, stopped)
+        yield rows, ids, logprobs, stopped
         done = done | stopped | (budget == t + 1)
         alive = len(rows) - int(done.sum())  # the one wait for the device per token
         if not alive:
@@ -299,32 +271,12 @@ def _steps(
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
+def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens,
-    and last states (B, D)."""
-    prefix, owner, behind, last = _run_beginnings(model, batch, room)
-    if len(prefix.lengths) == len(batch.prompts) and not any(behind):
-        return prefix, last
-    return _run_behind(model, prefix, owner, behind, last, room)
+    and last states (B, D).
 
-
-def _run_behind(
-    model: GPT, prefix: KVCache, owner: Tensor, behind: list[Sequence[int]], last: Tensor, room: int
-) -> tuple[SharedCache, Tensor]:
-    """Rows that continue their beginnings by the rest of their prompts."""
-    rows = prefix.share(owner, max(map(len, behind)) + room)
-    if not any(behind):
-        return rows, last
-    ids, lengths = pad_right(behind, last.device)
-    return rows, last_real(model.hidden(ids, cache=rows, n_new=lengths), lengths)
-
-
-def _run_beginnings(model: GPT, batch: _Batch, room: int = 0) -> tuple[KVCache, Tensor, list[Sequence[int]], Tensor]:
-    """Run the distinct beginnings: their cache, which of them each row continues (B,), each prompt's rest, and the
-    state before it (B, D).
-
-    Rows that share nothing are run whole, with room for more tokens. A few run at a time, no wider than their longest:
-    neighbours are of like length, so little is padding, and what a block passes on stays in a CPU's caches."""
+    Rows that share nothing are run whole. A few run at a time, no wider than their longest: neighbours are of like
+    length, so little is padding, and what a block passes on stays in a CPU's caches."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
     if alone := len(set(heads)) == len(heads):
         heads = [tuple(p) for p in batch.prompts]
@@ -335,13 +287,20 @@ def _run_beginnings(model: GPT, batch: _Batch, room: int = 0) -> tuple[KVCache, 
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     P, S = ids.shape
     cache = KVCache(model.cfg, P, S + (room if alone else 0), device, dtype)
-    last, sizes = [], list(map(len, place))
+    states, sizes = [], list(map(len, place))
     for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS):
         n, width = lengths[some], max(sizes[some])
-        last.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
+        states.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
     cache.advance(S, lengths)
     owner = torch.tensor([place[head] for head in heads], device=device)
-    return cache, owner, [p[len(head) :] for p, head in zip(batch.prompts, heads)], torch.cat(last)[owner]
+    last, rest = torch.cat(states)[owner], [p[len(head) :] for p, head in zip(batch.prompts, heads)]
+    if alone:
+        return cache, last
+    shared = cache.share(owner, max(map(len, rest)) + room)
+    if any(rest):
+        ids, lengths = pad_right(rest, device)
+        last = last_real(model.hidden(ids, cache=shared, n_new=lengths), lengths)
+    return shared, last
 
 
 def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
@@ -363,14 +322,6 @@ def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     """(B, T, D) -> (B, D): the state of each row's last real token."""
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
-
-
-def _ends_with(tail: Tensor, endings: list[Tensor]) -> Tensor:
-    """(B,) bool: the row's last tokens are one of the endings."""
-    hit = torch.zeros(len(tail), dtype=torch.bool, device=tail.device)
-    for ending in endings:
-        hit |= (tail[:, -len(ending) :] == ending).all(-1)
-    return hit
 
 
 def _fresh_seed() -> int:
@@ -403,18 +354,16 @@ def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(s) for s in stop]
 
 
-def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples_per_prompt: int) -> int:
+def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int) -> int:
     """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES; on a GPU, in
     its free memory."""
     cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
     if device.type == "cuda":
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.wte.weight.dtype
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
-        return sampling_memory.rows(
-            cfg, free_memory(device), dtype.itemsize, prompt_tokens=longest, new_tokens=room, samples=samples_per_prompt, copies=copies
-        )  # fmt: skip
-    length = room + longest / samples_per_prompt
-    cache = cfg.depth * cfg.cache_width * length * model.wte.weight.element_size()
+        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
+        return sampling_memory.rows(cfg, free_memory(device), dtype.itemsize, **how)
+    cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))
 
 

@@ -9,6 +9,7 @@ Shapes: B sequences, T new tokens, S cached tokens, H heads, K key-value heads, 
 from __future__ import annotations
 
 from copy import copy
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,7 @@ class KVCache:
     """Keys and values of the tokens that a batch has seen, one row per sequence.
 
     All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides;
-    its positions continue
-    from its own length. A class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would drop what
-    is appended."""
+    its positions continue from its own length. A class, not a list: FSDP's mixed precision would copy a list."""
 
     def __init__(
         self,
@@ -38,9 +37,14 @@ class KVCache:
         self.latent_width = cfg.latent_width if cfg.attention == "mla" else None
         heads, width = (1, cfg.cache_width) if self.latent_width else (cfg.kv_heads, cfg.head_dim)
         shape = (cfg.depth, 1 if self.latent_width else 2, batch, heads, length, width)
-        self.kv = torch.zeros(shape, device=device, dtype=dtype)  # keys, then values unless they are part of the keys
-        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
-        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
+        self._fill(torch.zeros(shape, device=device, dtype=dtype))
+
+    def _fill(self, kv: Tensor) -> None:
+        """Begin with an empty kv (depth, 1|2, B, K, S, E): keys, then values unless they are columns of the keys."""
+        _, _, batch, _, length, _ = kv.shape
+        self.kv = kv
+        self.lengths = torch.zeros(batch, device=kv.device, dtype=torch.long)  # (B,) real tokens
+        self.real = torch.ones(batch, length, device=kv.device, dtype=torch.bool)  # (B, S) false = padding
         self.padded = False
         self.extent = 0  # columns in use; on the host, so no step waits for the device
 
@@ -62,18 +66,27 @@ class KVCache:
         nothing causally."""
         if self.empty and not packed_attention.dense(self.real.device):
             return None  # padding is on the right, where no real token looks
-        return _visible(new, self.extent, self.real if self.padded else None, self.real.device)
+        end = self.extent + new
+        holes = self.real[:, None, None, :end] if self.padded else None
+        if new == 1:
+            return holes
+        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[None, None]
+        return causal if holes is None else causal & holes
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, K, T, E) of T new tokens; return those of all tokens so far."""
-        return _store(self.kv[layer], self.extent, k, v)
+        kv, end = self.kv[layer], self.extent + k.shape[2]
+        if end > kv.shape[3]:  # a slice would drop the token silently
+            raise ConfigError(f"token {end} in a cache for {kv.shape[3]}; make the cache longer")
+        kv[0, :, :, self.extent : end] = k
+        if len(kv) == 2:
+            kv[1, :, :, self.extent : end] = v
+        return kv[0, :, :, :end], kv[-1, :, :, :end, : v.shape[-1]]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
         row."""
         k, v = (x.to(q.dtype) for x in self.store(layer, k, v))
-        if self.latent_width:
-            return attend_grouped(q, k, v, mask)
         return attend_cached(q, k, v, mask, causal=mask is None and self.empty and q.shape[2] > 1)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
@@ -88,7 +101,7 @@ class KVCache:
     def empty(self) -> bool:
         return self.extent == 0
 
-    def select(self, rows: Tensor | slice) -> KVCache:
+    def select(self, rows: Tensor | slice) -> Self:
         """A new cache of `rows` (repeats allowed); of a slice a view, to be filled on its own before this one is
         advanced by all rows."""
         out = copy(self)
@@ -98,108 +111,59 @@ class KVCache:
     def share(self, owner: Tensor, room: int) -> SharedCache:
         """A cache of len(owner) rows; row i continues row owner[i] of this one, with room for `room` tokens. Nothing is
         copied."""
-        depth, n, _, K, _, E = self.kv.shape
-        return SharedCache(self, owner, self.kv.new_zeros(depth, n, len(owner), K, room, E))
+        return SharedCache(self, owner, room)
 
 
 new_cache = KVCache
 
 
-class SharedCache:
-    """Rows that continue shared prefixes. As in KVCache, all store their next token in the same column.
+class SharedCache(KVCache):
+    """Rows that continue shared prefixes; its columns are the tokens behind the prefix.
 
-    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of
-    once for each."""
+    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group."""
 
     empty = False  # there is a prefix
 
-    def __init__(self, prefix: KVCache, owner: Tensor, kv: Tensor) -> None:
-        self.prefix, self.kv = prefix, kv  # kv (depth, 1|2, B, K, room, E) of the tokens behind the prefix
-        self.extent = 0
-        self.lengths = owner.new_zeros(len(owner))  # (B,) real tokens behind the prefix
-        self.real: Tensor | None = None  # (B, room) false = padding; none = no padding
-        self._group(owner)
+    def __init__(self, prefix: KVCache, owner: Tensor, room: int) -> None:
+        depth, n, _, K, _, E = prefix.kv.shape
+        self.prefix, self.owner, self.latent_width = prefix, owner, prefix.latent_width
+        self._fill(prefix.kv.new_zeros(depth, n, len(owner), K, room, E))
+        self._group()
 
-    def _group(self, owner: Tensor) -> None:
-        """Keep the prefixes that rows continue, and find each row's place among those of its prefix."""
-        used, self.owner = owner.unique(return_inverse=True)
-        if len(used) < len(self.prefix.lengths):
-            self.prefix = self.prefix.select(used)
-        self.members, self.place = group_members(self.owner, len(used))
-        padded = self.prefix.padded  # (P, 1, 1, S), none = no padding
-        self.prefix_mask = self.prefix.real[:, None, None, : self.prefix.extent] if padded else None
+    def _group(self) -> None:
+        """Find each row's place among those of its prefix."""
+        prefix = self.prefix
+        self.members, self.place = group_members(self.owner, len(prefix.lengths))
+        self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
-        return (self.prefix.lengths[self.owner] + self.lengths)[:, None] + torch.arange(new, device=self.owner.device)
-
-    def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): the tokens behind the prefix that the next `new` tokens may attend to; none =
-        everything."""
-        return _visible(new, self.extent, self.real, self.owner.device)
+        return self.prefix.lengths[self.owner][:, None] + super().positions(new)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over the prefix and what
-        follows it."""
-        k, v = _store(self.kv[layer], self.extent, k, v)
+        """As `KVCache.attend`, over the prefix and what follows it."""
+        k, v = self.store(layer, k, v)
         prefix = (x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v))
         return attend_shared(q, k, v, mask, *prefix, self.prefix_mask, self.members, self.place)
 
-    def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
-        if n_new is not None and bool((n_new < new).any()):
-            if self.real is None:
-                self.real = torch.ones(len(self.owner), self.kv.shape[4], device=self.owner.device, dtype=torch.bool)
-            self.real[:, self.extent : self.extent + new] = torch.arange(new, device=n_new.device) < n_new[:, None]
-        self.lengths = self.lengths + (new if n_new is None else n_new)
-        self.extent += new
-
-    def select(self, rows: Tensor) -> SharedCache:
+    def select(self, rows: Tensor | slice) -> SharedCache:
         """The cache of `rows`, and of the prefixes that they still need."""
-        out = copy(self)
-        out.kv, out.lengths = self.kv[:, :, rows], self.lengths[rows]
-        out.real = None if self.real is None else self.real[rows]
-        out._group(self.owner[rows])
+        out = super().select(rows)
+        used, out.owner = self.owner[rows].unique(return_inverse=True)
+        if len(used) < len(self.prefix.lengths):
+            out.prefix = self.prefix.select(used)
+        out._group()
         return out
 
 
-def _store(kv: Tensor, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Write k and v of T new tokens into the columns from `at` of one layer's kv (1|2, B, K, room, E); return those of
-    all tokens so far."""
-    if (end := at + k.shape[2]) > kv.shape[3]:  # a slice would drop the token silently
-        raise ConfigError(f"token {end} in a cache for {kv.shape[3]}; make the cache longer")
-    kv[0, :, :, at:end] = k
-    if len(kv) == 2:
-        kv[1, :, :, at:end] = v
-    return kv[0, :, :, :end], kv[-1, :, :, :end, : v.shape[-1]]
-
-
-def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -> Tensor | None:
-    """bool (B|1, 1, new, S): which of the columns so far, and of theirs, the next `new` tokens see; real (B, room):
-    none = no padding."""
-    end = extent + new
-    holes = None if real is None else real[:, None, None, :end]
-    if new == 1:
-        return holes
-    causal = torch.ones(new, end, dtype=torch.bool, device=device).tril(extent)[None, None]
-    return causal if holes is None else causal & holes
-
-
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
-    """Attention (B, H, T, E) of q over k and v (B, K, S, E), under a mask (B|1, 1, T, S), causal or over everything.
+    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W), under a mask (B|1, 1, T, S),
+    causal or over everything.
 
-    Off the CPU no mask reaches torch's attention, whose flash kernels take none: the scores (B, H, T, S) are computed
-    whole."""
-    if mask is None or packed_attention.dense(q.device):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
-        )
-    return attend_grouped(q, k, v, mask)
-
-
-def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products; mask (B|1, 1, T,
-    S)."""
+    torch's kernels want values as wide as keys, and off the CPU no mask; else the scores (B, H, T, S) are computed."""
+    if v.shape[-1] == k.shape[-1] and (mask is None or packed_attention.dense(q.device)):
+        grouped = k.shape[1] != q.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
     y, _ = partial_attention(*_by_key_head(q, k, mask), k, v)
     return y.reshape(*q.shape[:3], -1)
 

@@ -53,8 +53,8 @@ def test_shared_beginnings_full_blocks_and_small_batches_draw_the_same() -> None
 
 def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     made, slots = [], []
-    opened, step = decode_graph.Decoder._open, decode_graph.Decoder.step
-    monkeypatch.setattr(decode_graph.Decoder, "_open", lambda self, *a: (made.append(self), opened(self, *a))[1])
+    opened, step = decode_graph.Decoder.__init__, decode_graph.Decoder.step
+    monkeypatch.setattr(decode_graph.Decoder, "__init__", lambda self, *a: (made.append(self), opened(self, *a))[1])
     monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.owner)), step(self))[1])
     out = sample(random_model(), PROMPTS, max_new_tokens=50, seed=0, samples_per_prompt=8, stop=STOPS, graph=True)
     longest = max(len(c.ids) for c in out)
@@ -140,12 +140,12 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
     free = 79 * GIB - 4 * cfg.n_params
     rows = sampling_memory.rows(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)
     prompts = [[i] * 256 for i in range(-(-rows // samples)) for _ in range(samples)][:rows]
-    batch = generate._Batch(prompts, [256] * rows, [256] * rows, list(range(rows)))
+    batch = generate._Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), generate.Truncation(), [[1]])
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model = GPT(cfg)
         with Tape() as tape:
             with generate.reading(model, True, 0) as reader:
-                made = generate._decoder(reader, batch, generate.Truncation(), [[1]])
+                made = decode_graph.Decoder(reader, *generate._prefill(reader.model, batch, 0), batch)
                 made._narrow(256)
                 made.step()
             peak = sum(tape.peak().values())
