@@ -108,6 +108,37 @@ def column_text(row: Row, names: Sequence[str], where: str) -> str:
     return next((value for value in given.values() if value.strip()), "")
 
 
+def continued(prompt: Any, value: Any, where: str) -> list[Any]:
+    """The turns of a prompt (text, messages or None) and of what follows it: text, a message, or messages, which may
+    begin with the prompt. DataError where they do not fit together."""
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [] if prompt is None else prompt
+    after = {str: [{"role": "assistant", "content": value}], dict: [value]}.get(type(value), value)
+    if not isinstance(before, list) or not isinstance(after, list) or not after:
+        kinds = f"a prompt of type {type(prompt).__name__} and an answer of type {type(value).__name__}"
+        raise DataError(f"{where} has {kinds}; required are text or messages")
+    if not all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in (*before, *after)):
+        raise DataError(f"{where} has a message without a role; required are role and content")
+    (system, asked), (other_system, told) = map(_without_system, (before, after))
+    said = [[(_role(m), m.get("content", m.get("value"))) for m in turns] for turns in (asked, told)]
+    if asked and said[1][: len(asked)] == said[0]:
+        if system and other_system and system != other_system:
+            raise DataError(f"{where} has two system messages; leave one of them out")
+        return [*(other_system or system), *told]
+    if before and (other_system or (told and _role(told[0])) == _role(before[-1])):
+        raise DataError(f"{where}: the answer's messages do not continue the prompt; begin them after it, or with it")
+    return [*before, *after]
+
+
+def _role(message: Row) -> Any:
+    role = message.get("role") or message.get("from")
+    return ROLES.get(role, role) if isinstance(role, str) else role
+
+
+def _without_system(turns: list[Any]) -> tuple[list[Any], list[Any]]:
+    first = [turn for turn in turns[:1] if _role(turn) == "system"]
+    return first, turns[len(first) :]
+
+
 # ------------------------------------------------------------------ turns
 
 
@@ -134,8 +165,8 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
     if name in CALL_ROLES:
         yield Turn("assistant", "", _calls_in(str(value)), weight=_weight(raw, where))
         return
-    role = ROLES.get(name) if isinstance(name, str) else None
-    if role is None:
+    role = _role(raw)
+    if role not in chat.ROLES:
         raise DataError(f"{where}: role {name!r} is unknown; required is one of {', '.join(ROLES)}")
     text = _text(value, role, raw, where)
     results = _RESULT.findall(text)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data.chat_formats import ROLES
+from codechat.data import chat_formats
 from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -115,22 +115,32 @@ def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)
         return row | {"domain": domain}
-    messages = row.get("messages", row.get("conversations"))
-    if messages is None:
+    if not chat_formats.holds_conversation(row):
         needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
         raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
-    if not isinstance(messages, list):
-        raise DataError(f"{where}: messages is a {type(messages).__name__}; required is a list of {{role, content}}")
-    return {**row, "domain": domain, "messages": [_checked_message(m, where) for m in messages]}
+    if _is_ours(row):
+        return {**row, "domain": domain}
+    messages = chat_formats.messages_of(row, where)
+    if isinstance(messages, str):
+        raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
+    return {**row, "domain": domain, "messages": messages}
 
 
-def _checked_message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        raise DataError(f"{where}: a message is {str(message)[:80]!r}; required is an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLES)}")
-    return {"role": ROLES[role], "content": message["content"]}
+def _is_ours(row: dict[str, Any]) -> bool:
+    """True for messages of role and content alone, which are taken as they are."""
+    columns = ("messages", "domain", "source", "id", "meta")
+    messages = row.get("messages")
+    return (
+        isinstance(messages, list)
+        and row.keys() <= {*columns}
+        and all(
+            isinstance(m, dict)
+            and m.keys() == {"role", "content"}
+            and m["role"] in chat.ROLES
+            and isinstance(m["content"], str)
+            for m in messages
+        )
+    )
 
 
 def _check_labels(row: dict[str, Any], where: str) -> None:

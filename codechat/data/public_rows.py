@@ -1,19 +1,21 @@
 """Rows of public data sets -> documents and conversations, by their columns.
 
     documents       {code} (github-code-clean), {content} (the-stack), {text}
-    conversations   {instruction, input, output} (Alpaca), {prompt, completion}, {text or prompt, code}
-                    (MBPP), {question, answer}, {query, response}
+    conversations   {instruction, input, output} (Alpaca), {prompt, completion}, {text or prompt, code} (MBPP),
+                    {question, answer}, {query, response}; with system, history and tools
     calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style)
     both            {messages}, {conversations} and ChatML in {text}, with tools: see chat_formats
 
-`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they come in.
+`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they
+come in.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,17 @@ from codechat.data.synthetic import row as conversation
 from codechat.text import chat
 
 Row = dict[str, Any]
+Messages = list[dict[str, Any]]
 
 DOCUMENT_COLUMNS = ("code", "content", "text")
+REQUESTS = ("instruction", "prompt", "question", "query", "text")
+ANSWERS = ("output", "completion", "code", "answer", "response")
+INPUTS = ("input", "context")
 INSTRUCTION_COLUMNS = (
     ("instruction", "output"),
+    ("instruction", "response"),
     ("prompt", "completion"),
+    ("prompt", "response"),
     ("text", "code", "test_list"),
     ("prompt", "code", "test_list"),
     ("question", "answer"),
@@ -56,8 +64,11 @@ INSTRUCTION_REASONS = ("no_instruction", "no_answer", *chat_formats.REASONS)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
 MBPP_HELD_OUT = range(11, 601)
 BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
-GSM8K = "GSM8K, whose test split cannot be told from its training split by a row"
-_GSM8K_ANSWER = re.compile(r"^#### -?[\d.,]+\s*\Z", re.MULTILINE)
+# Of each question of GSM8K's test split the first twelve words, as ten hex digits of their sha256.
+GSM8K_TEST = Path(__file__).with_name("gsm8k_test.txt")
+_GSM8K_ANSWER = re.compile(r"####\s*[-+$]*\d[\d.,]*%?\s*(?:\Z|<\||</)")
+_SENTENCE = re.compile(r"""(?:\A|[\n.!?:;>)\]"'*])\s*(?=[A-Z0-9$])""")
+_WORD = re.compile(r"[a-z0-9]+")
 _PYTHON = re.compile(r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )", re.MULTILINE)
 _OTHER_CODE = re.compile(
     r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
@@ -65,6 +76,7 @@ _OTHER_CODE = re.compile(
 )
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no folder, and no dot, which ends the domain
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
+_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
 def evaluation_set(row: Row) -> str | None:
@@ -74,15 +86,40 @@ def evaluation_set(row: Row) -> str | None:
         return "the Berkeley Function Calling Leaderboard"
     if name.startswith("HumanEval/"):
         return "HumanEval"
-    if {"task_id", "code", "test_list"} <= keys and whole_number(row["task_id"]) in MBPP_HELD_OUT:
+    if {"task_id", "test_list"} <= keys and whole_number(row["task_id"]) in MBPP_HELD_OUT:
         return "the test and validation splits of MBPP"
     if {"question", "choices", "answer"} <= keys:
         return "MMLU"
-    if {"question", "answer"} <= keys and "####" in str(row["answer"]):
-        return GSM8K
-    if {"query", "response"} <= keys and _GSM8K_ANSWER.search(str(row["response"])):
-        return GSM8K
+    for text in _texts(row):
+        if _asks_gsm8k(text):
+            return "the test split of GSM8K"
+        if _GSM8K_ANSWER.search(text):
+            return "GSM8K, whose test split cannot be told from its training split by an answer"
     return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a row, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
+def _asks_gsm8k(text: str) -> bool:
+    """Whether a sentence of the text begins a question of GSM8K's test split."""
+    lower = text.lower()
+    for mark in _SENTENCE.finditer(text):
+        words = _WORD.findall(lower, mark.end(), mark.end() + 200)[:12]
+        if len(words) == 12 and digest(" ".join(words))[:10] in _gsm8k_test():
+            return True
+    return False
+
+
+@cache
+def _gsm8k_test() -> frozenset[str]:
+    return frozenset(GSM8K_TEST.read_text(encoding="ascii").split())
 
 
 def whole_number(value: Any) -> Any:
@@ -93,10 +130,9 @@ def whole_number(value: Any) -> Any:
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
     """The rows. DataError at the first row of a benchmark."""
     for number, row in enumerate(rows, 1):
-        benchmark = evaluation_set(row)
-        if benchmark:
-            found = f"{origin}, row {number}, is evaluation data ({benchmark})"
-            raise DataError(f"{found}; training on it makes every score on it worthless; choose another --source")
+        if benchmark := evaluation_set(row):
+            rejected = f"{origin}, row {number}, is evaluation data ({benchmark})"
+            raise DataError(f"{rejected}; training on it makes every score on it worthless; choose another --source")
         yield row
 
 
@@ -128,7 +164,7 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
     """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
     rows = require_columns(reject_benchmark_rows(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
     for number, row in enumerate(rows):
-        text = next((row[c] for c in DOCUMENT_COLUMNS if c in row), None)
+        text = next((row[c] for c in DOCUMENT_COLUMNS if row.get(c) is not None), None)
         language = str(row.get("language", row.get("lang", "Python"))).lower()
         rule = "other_language" if language != "python" else None
         if not isinstance(text, str):
@@ -142,46 +178,81 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
 # ------------------------------------------------------------------ conversations
 
 
-def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str = "compact") -> Iterator[Row]:
-    """Conversations of rows with an instruction and an answer, or with messages: in domain "calls" where tools are offered or called, "code" where
-    the answer is Python, "chat" where it is prose. Code in other languages and repeats are skipped by rule."""
+def _unique(
+    rows: Iterable[Row],
+    origin: str,
+    ledger: Ledger,
+    columns: Iterable[tuple[str, ...]],
+    convert: Callable[[Row, str], Row | str],
+) -> Iterator[Row]:
+    """The conversations of rows, each once. convert: a row and its place -> its conversation, or the reason of a loss."""
     seen: set[str] = set()
-    checked = require_columns(reject_benchmark_rows(rows, origin), INSTRUCTION_COLUMNS, origin)
-    for number, row in enumerate(checked, 1):
-        found = instruction_row(row, f"{origin}, row {number}", tools_style)
-        if isinstance(found, str):
-            ledger.lose(found, f"row {number}")
-        elif found["domain"] == "other":
+    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
+        converted = convert(row, f"{origin}, row {number}")
+        if isinstance(converted, str):
+            ledger.lose(converted, f"row {number}")
+        elif converted["domain"] == "other":
             ledger.skip("other_language")
-        elif found["id"] in seen:
+        elif (name := digest(repr(converted["messages"]))) in seen:
             ledger.skip("duplicate")
         else:
-            seen.add(found["id"])
+            seen.add(name)
             ledger.keep()
-            yield found
+            yield converted
+
+
+def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str = "compact") -> Iterator[Row]:
+    """Conversations of rows with an instruction and an answer, or with messages: in domain "calls" where tools are
+    offered or called, "code" where the answer is Python, "chat" where it is prose. Code in other languages and repeats
+    are skipped by rule."""
+    convert = lambda row, where: instruction_row(row, where, tools_style)  # noqa: E731
+    return _unique(rows, origin, ledger, INSTRUCTION_COLUMNS, convert)
 
 
 def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") -> Row | str:
     """A conversation, with domain "other" for code that is not Python; or a reason of `INSTRUCTION_REASONS`."""
+    if isinstance(row.get("prompt"), list):
+        row = row | {"messages": chat_formats.continued(row["prompt"], row.get("completion"), where)}
     if chat_formats.holds_conversation(row):
         messages = chat_formats.messages_of(row, where, tools_style)
         return messages if isinstance(messages, str) else _of_messages(row, messages)
-    user = _text(row, "instruction", "prompt", "question", "query", "text")
-    extra = _text(row, "input")
-    answer = _text(row, "output", "completion", "code", "answer", "response")
+    user, answer = request_text(row), cleaned(_column(row, *ANSWERS))
     if not user or not answer:
         return "no_answer" if user else "no_instruction"
-    if extra and extra.lower() not in ("n/a", "none", "<noinput>", "no input"):
-        user += f"\n\n{extra}"
-    return conversation(user, answer, domain_of(answer))
+    plain = conversation(user, answer, domain_of(answer))
+    if not any(row.get(column) for column in ("history", "tools", "functions", *chat_formats.SYSTEM_COLUMNS)):
+        return plain
+    turns = [*history_of(row, where), *plain["messages"]]
+    messages = chat_formats.messages_of(row | {"messages": turns}, where, tools_style)
+    if isinstance(messages, str):
+        return messages
+    return _of_messages({} if _offers_tools(messages) else {"domain": plain["domain"]}, messages)
 
 
-def _of_messages(row: Row, messages: list[dict[str, str]]) -> Row | str:
+def request_text(row: Row) -> str:
+    """The request of an instruction row, with its input."""
+    user, extra = cleaned(_column(row, *REQUESTS)), cleaned(_column(row, *INPUTS))
+    unused = not extra or extra.lower() in ("n/a", "none", "<noinput>", "no input", "not applicable")
+    return user if unused or not user else f"{user}\n\n{extra}"
+
+
+def history_of(row: Row, where: str) -> Messages:
+    """The turns before an instruction: `history`, a list of [request, answer] or of messages."""
+    history = row.get("history") or []
+    pairs = isinstance(history, list) and [pair for pair in history if isinstance(pair, list)]
+    if not pairs and isinstance(history, list) and all(isinstance(turn, dict) for turn in history):
+        return history
+    if not pairs or len(pairs) < len(history) or any([*map(type, pair)] != [str, str] for pair in pairs):
+        raise DataError(f"{where} has the history {str(history)[:80]}; required is [[request, answer], ...]")
+    return [{"role": role, "content": text} for pair in pairs for role, text in zip(("user", "assistant"), pair)]
+
+
+def _of_messages(row: Row, messages: Messages) -> Row | str:
     turns = [m for m in messages if m["role"] != "system"]
     if not turns or turns[0]["role"] != "user":
         return "no_instruction"
     answers = [m["content"] for m in turns if m["role"] == "assistant"]
-    if not any(answer.strip() for answer in answers):
+    if not any(m["role"] == "assistant" and m["content"].strip() and m.get("weight") != 0 for m in turns):
         return "no_answer"
     tools = _offers_tools(messages)
     calls = tools or any(chat.CALL_TAG in answer for answer in answers)
@@ -195,9 +266,14 @@ def _offers_tools(messages: list[dict[str, str]]) -> bool:
     return messages[0]["role"] == "system" and bool(chat.offered_names(messages[0]["content"]))
 
 
-def _text(row: Row, *columns: str) -> str:
-    value = next((row[c] for c in columns if isinstance(row.get(c), str)), "")
-    return value.replace("\r\n", "\n").strip()
+def _column(row: Row, *columns: str) -> str:
+    """The first of these columns that holds text."""
+    return next((text for c in columns if isinstance(text := row.get(c), str) and text.strip()), "")
+
+
+def cleaned(text: str) -> str:
+    """The text without blank lines before it and space after it. The indentation of its first line stays."""
+    return _BLANK_LINES.sub("", text.replace("\r\n", "\n")).rstrip()
 
 
 def domain_of(answer: str) -> str:
@@ -213,43 +289,36 @@ def domain_of(answer: str) -> str:
 
 
 def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str) -> Iterator[Row]:
-    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form. The hash of the request
-    and the tools decides the split."""
-    seen: set[str] = set()
-    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), CALL_COLUMNS, origin), 1):
-        messages = _call_messages(row, f"{origin}, row {number}", tools_style)
+    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form.
+    The hash of the request and the tools decides the split."""
+
+    def convert(row: Row, where: str) -> Row | str:
+        messages = _call_messages(row, where, tools_style)
         if isinstance(messages, str):
-            ledger.lose(messages, f"row {number}")
-            continue
-        name = digest(repr(messages))
-        if name in seen:
-            ledger.skip("duplicate")
-            continue
-        seen.add(name)
-        ledger.keep()
-        meta = {
-            "tools_present": "functions" in row or "{" in str(row.get("system")) or _offers_tools(messages),
-            "asked": "tool",
-            "split": split_of(digest(request_of({"messages": messages}))),
-        }
-        yield {"id": f"calls-{name[:16]}", "messages": messages, "domain": "calls", "meta": meta}
+            return messages
+        if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
+            return "no_assistant"
+        tools = bool(row.get("functions")) or "{" in str(row.get("system")) or _offers_tools(messages)
+        split = split_of(digest(request_of({"messages": messages})))
+        meta = {"tools_present": tools, "asked": "tool", "split": split}
+        return {"id": f"calls-{digest(repr(messages))[:16]}", "messages": messages, "domain": "calls", "meta": meta}
+
+    return _unique(rows, origin, ledger, CALL_COLUMNS, convert)
 
 
-def _call_messages(row: Row, where: str, tools_style: str) -> list[dict[str, str]] | str:
-    if "chat" in row:
+def _call_messages(row: Row, where: str, tools_style: str) -> Messages | str:
+    if row.get("chat") is not None:
         return glaive.conversation(row, tools_style)
-    if chat_formats.holds_conversation(row) or "question" not in row:
-        found = chat_formats.messages_of(row, where, tools_style)
-        answered = isinstance(found, str) or any(m["role"] == "assistant" for m in found)
-        return found if answered else "no_assistant"
+    if chat_formats.holds_conversation(row) or row.get("question") is None:
+        return chat_formats.messages_of(row, where, tools_style)
     try:
         question, functions, calls = (_loaded(row[k]) for k in CALL_COLUMNS[1])
         given = [f"\n\n{m['content']}" for m in question if m["role"] == "system"]
-        system = chat.tools_prompt(functions, tools_style) + "".join(given)
+        system = chat.tools_prompt(chat_formats.schemas(functions), tools_style) + "".join(given)
         read = [chat.read_call(call) for call in calls]
         answer = "\n".join(chat.format_call(call.name, call.arguments) for call in read) or NO_CALL
         turns = [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, chat_formats.Unusable):
         return "bad_row"
     return [{"role": "system", "content": system}, *turns, {"role": "assistant", "content": answer}]
 

@@ -5,8 +5,8 @@ Rows of `preferences.SPLIT.jsonl`, in either form:
     {"prompt": "..." or [messages], "chosen": "...", "rejected": "..."}
     {"prompt": "..." or [messages], "completion": "...", "label": true}
 
-chosen, rejected and completion may also be lists of messages that end with the assistant's, as in the hub's preference sets; their earlier
-messages are then the prompt, unless `prompt` is a list of messages. A batch is a `rollout.RolloutBatch` in which a pair is a group of two with
+chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with it. What a policy answers
+is everything before the last message; it is equal in chosen and rejected. A batch is a `rollout.RolloutBatch` in which a pair is a group of two with
 rewards 1 and 0 (a single completion: a group of one with its label as reward), so that rollouts and preferences share packing and scoring.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError, MissingFile
+from codechat.data import chat_formats, public_rows
 from codechat.data.sources import read_jsonl
 from codechat.models.generate import Completion
 from codechat.rl.rollout import RolloutBatch
@@ -58,22 +59,24 @@ class Row(NamedTuple):
 
 
 def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> Row:
-    if {"chosen", "rejected"} <= row.keys():
-        names, rewards = ("chosen", "rejected"), [1.0, 0.0]
-    elif {"completion", "label"} <= row.keys() and isinstance(row["label"], (bool, int)):
-        names, rewards = ("completion",), [float(bool(row["label"]))]
+    has = {name for name, value in row.items() if value is not None}
+    if {"chosen", "rejected"} <= has:
+        answers, rewards = [row["chosen"], row["rejected"]], [1.0, 0.0]
+    elif "label" in has and has & {"completion", "messages"}:
+        if type(row["label"]) not in (bool, int) or row["label"] not in (0, 1):
+            raise DataError(f"{where} has the label {row['label']!r}; required is true, false, 0 or 1; correct it")
+        answers, rewards = [row.get("completion") or row["messages"]], [float(row["label"])]
     else:
-        raise DataError(
-            f"{where} has the columns {sorted(row)}; required: prompt, chosen and rejected, or prompt, completion and label (true or false)"
-        )
-    parts = [_split(row[name], row.get("prompt"), where) for name in names]
-    if any(messages != parts[0][0] for messages, _ in parts):
-        raise DataError(f"{where}: chosen and rejected have different prompts; one prompt is required")
-    messages = parts[0][0]
-    if len(parts) == 2 and parts[0][1] == parts[1][1]:
+        required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
+        raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
+    sides = [_conversation(row, answer, where) for answer in answers]
+    messages = sides[0][:-1]
+    if any(side[:-1] != messages for side in sides):
+        raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
+    if len(sides) == 2 and sides[0] == sides[1]:
         raise DataError(f"{where}: chosen and rejected are the same; delete the row")
     prompt = chat.prompt(messages, tokenizer, tags)
-    completions = [chat.completion_ids(text, tokenizer, tags) for _, text in parts]
+    completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
     longest = len(prompt) + max(map(len, completions))
     if longest > block_size:
         raise DataError(
@@ -82,18 +85,19 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
     return Row(messages, prompt, completions, rewards)
 
 
-def _split(value: Any, prompt: Any, where: str) -> tuple[list[dict[str, str]], str]:
-    """The messages before the completion, and its text."""
-    if isinstance(value, list):
-        if not value or not isinstance(value[-1], dict) or value[-1].get("role") != "assistant":
-            raise DataError(f"{where}: a list of messages must end in the assistant's")
-        return (prompt if isinstance(prompt, list) else value[:-1]), value[-1]["content"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(value, str) or not isinstance(messages, list):
-        raise DataError(
-            f"{where}: prompt is a {type(prompt).__name__} and a completion a {type(value).__name__}; both must be text, or lists of messages"
-        )
-    return messages, value
+def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str, str]]:
+    """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
+    columns = ("prompt", "conversations", "messages")
+    prompt = next((row[c] for c in columns if row.get(c) is not None and row[c] is not answer), None)
+    if prompt is None and (request := public_rows.request_text(row)):
+        prompt = [*public_rows.history_of(row, where), {"role": "user", "content": request}]
+    turns = chat_formats.continued(prompt, answer, where)
+    messages = chat_formats.messages_of(row | {"messages": turns}, where)
+    if isinstance(messages, str):
+        raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
+    if [m["role"] == "assistant" for m in messages[-2:]] != [False, True]:
+        raise DataError(f"{where}: an answer must end in one message of the assistant, after another role's")
+    return messages
 
 
 def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:

@@ -212,7 +212,7 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prom
     mask, spans = [0] * len(ids), []
     for message, turn in zip(messages, turns):
         spans.append(Span(message["role"], turn.start, turn.end, turn.body, turn.body_end))
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and message.get("weight") != 0:  # 0: a turn that carries no loss
             mask[turn.body : turn.closed] = [1] * (turn.closed - turn.body)
     return Rendered(ids, mask, spans)
 

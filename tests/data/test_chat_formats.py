@@ -187,6 +187,74 @@ def test_rows_that_cannot_be_taught_give_a_reason(row, reason):
     assert reason in chat_formats.REASONS
 
 
+# ------------------------------------------------------------------ columns and marks beside the text
+
+USER, BOT = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
+PLAIN = {"instruction": "Two?", "input": "", "output": "2"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+EARLIER = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]
+SILENT = BOT | {"weight": 0}
+HONOURED = [
+    (PLAIN, [USER, BOT]),
+    (PLAIN | {"system": "", "history": [], "tools": None}, [USER, BOT]),
+    *[(PLAIN | {column: "Be brief."}, [SYSTEM, USER, BOT]) for column in ("system", "system_prompt", "system_message")],
+    (PLAIN | {"history": [["One?", "1"]]}, [*EARLIER, USER, BOT]),
+    (PLAIN | {"history": EARLIER, "system": "Be brief."}, [SYSTEM, *EARLIER, USER, BOT]),
+    ({"instruction": "Sum", "context": "1, 1", "response": "2"}, [USER | {"content": "Sum\n\n1, 1"}, BOT]),
+    ({"prompt": [SYSTEM, USER], "completion": [BOT]}, [SYSTEM, USER, BOT]),
+    (PLAIN | {"tools": TOOLS}, [{"role": "system", "content": OFFER}, USER, BOT]),
+    ({"messages": [USER, BOT], "system_prompt": "Be brief."}, [SYSTEM, USER, BOT]),
+    ({"messages": [SYSTEM, USER, BOT], "system": "Be brief."}, [SYSTEM, USER, BOT]),
+    ({"conversations": [{"from": "human", "value": "Two?"}, {"from": "gpt", "value": "2"}], "system_prompt": "Be brief."}, [SYSTEM, USER, BOT]),
+    *[({"messages": [USER, BOT | mark, USER, BOT]}, [USER, SILENT, USER, BOT]) for mark in ({"weight": 0}, {"train": False}, {"weight": 0.0, "train": True}, {"loss": False})],
+    *[({"messages": [USER | mark, BOT | mark]}, [USER, BOT]) for mark in ({"weight": 1}, {"train": True}, {"weight": None})],
+    ({"prompt": "def f():\n", "completion": "\n    return 1\n"}, [USER | {"content": "def f():"}, BOT | {"content": "    return 1"}]),
+    ({"question": "Go on:", "answer": "\r\n\treturn 1"}, [USER | {"content": "Go on:"}, BOT | {"content": "\treturn 1"}]),
+]  # fmt: skip
+REFUSED = [
+    (PLAIN | {"system": ["Be brief."]}, "system"),
+    (PLAIN | {"system": "a", "system_prompt": "b"}, "system_prompt"),
+    (PLAIN | {"history": "One? 1"}, "history"),
+    (PLAIN | {"history": [["One?"]]}, "history"),
+    (PLAIN | {"history": [["One?", None]]}, "history"),
+    ({"messages": [SYSTEM, USER, BOT], "system": "Be long."}, "system"),
+    *[({"messages": [USER, BOT | mark]}, next(iter(mark))) for mark in ({"weight": 0.5}, {"weight": "0"}, {"train": "no"}, {"weight": -1}, {"reasoning_content": "hm"}, {"train_detail": [{"begin_offset": 0}]})],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "messages"), HONOURED)
+def test_columns_and_marks_beside_the_text_are_honoured(row, messages):
+    assert public_rows.instruction_row(row, "x")["messages"] == messages
+
+
+@pytest.mark.parametrize(("row", "name"), REFUSED)
+def test_a_column_or_mark_that_cannot_be_honoured_is_named_with_its_row(row, name):
+    with pytest.raises(DataError, match=rf"\Ax.*{name}"):
+        public_rows.instruction_row(row, "x")
+
+
+def test_rows_that_differ_in_the_system_text_alone_are_two():
+    rows = [PLAIN | {"system": text} for text in ("a", "b", "b")]
+    assert len(list(public_rows.instruction_rows(rows, "x", Ledger("x", {})))) == 2
+
+
+def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
+    turns = [USER, BOT | {"content": "silent", "weight": 0}, USER, BOT | {"content": "taught"}]
+    sources = {"raw": [turns] * 30, "train": [[m if i != 1 else USER | {"role": "gpt", "content": "silent", "train": False} for i, m in enumerate(turns)]] * 30}  # fmt: skip
+    for name, rows in sources.items():
+        write(tmp_path / f"{name}.train.jsonl", [{"messages": messages} for messages in rows])
+    unique = [{"messages": [USER | {"content": f"{i}?"}, *turns[1:]]} for i in range(30)]
+    prepare("sft", write(tmp_path / "mine.jsonl", unique), tmp_path, "--neutral-share", 0)
+    for tags in ("reserved", "text"):
+        domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
+        assert {*domains} == {"raw", "train", "chat"}
+        for example in (rows[0] for rows in domains.values()):
+            taught = [t for t, on in zip(example.ids, example.loss_mask, strict=True) if on]
+            assert chat.decode(taught, BYTES) == "taught\n<|end|>"
+    only = {"messages": [USER, BOT | {"weight": 0}]}
+    assert public_rows.instruction_row(only, "x") == "no_answer"
+
+
 # ------------------------------------------------------------------ codechat data
 
 

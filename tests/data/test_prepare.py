@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import hashlib
 import json
 import socket
 import sys
@@ -136,7 +137,7 @@ def test_a_file_of_another_command_is_not_replaced(tmp_path):
     call = chat.format_call("mix", {"a": "red"})
     rows = [[("user", f"Mix {n}."), ("assistant", call), ("assistant", f"Done {n}.")] for n in range(60)]
     turns = [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows]
-    with pytest.raises(DataError, match=r"calls.train.jsonl.*codechat data calls.*codechat data sft.*--out"):
+    with pytest.raises(DataError, match=r"calls.\w+.jsonl.*codechat data calls.*codechat data sft.*--out"):
         run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", turns))
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
@@ -149,6 +150,19 @@ def test_the_style_of_a_directory_is_that_of_the_files_it_holds(tmp_path):
     run("calls", tmp_path, *flags)
     assert tools_style(tmp_path) == "compact"
     assert "tools_style" not in json.loads((tmp_path / "manifest.json").read_text())
+
+
+def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path, capsys):
+    rows = [{"instruction": f"Say {n}\ud83d.", "output": f"{n} \udc80\ud800 <é>"} for n in range(20)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("sft", tmp_path / "out", "--source", path, "--preview", 2)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    texts = {m["content"] for name in manifest["files"] for r in rows_of(tmp_path / "out" / name) for m in r["messages"]}
+    assert {row["output"] for row in rows} <= texts
+    for name, entry in manifest["files"].items():
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
+    assert conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)
 
 
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
@@ -275,6 +289,54 @@ def test_evaluation_data_is_never_written_as_training_data(tmp_path, kind, row, 
     with pytest.raises(DataError, match=rf"x.jsonl, row 1,.*{benchmark}"):
         run(kind, tmp_path / "out", "--source", path)
     assert not list(tmp_path.glob("out/*"))
+
+
+QUESTION = "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in dollars does she make every day at the farmers' market?"
+SOLUTION = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day at the farmer’s market.\n#### 18"
+
+
+def forms_of(question: str, answer: str) -> list[tuple[str, dict]]:
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in talk]
+    chatml = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+    return [
+        *((kind, {"messages": [{"role": "system", "content": "Solve it."}, *talk]}) for kind in ("sft", "calls")),
+        ("sft", {"messages": parts}),
+        ("sft", {"messages": talk, "answer": 18}),
+        ("sft", {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}),
+        ("sft", {"text": chatml}),
+        ("sft", {"instruction": question, "input": "", "output": answer}),
+        ("sft", {"instruction": "Solve the problem.", "input": question, "output": answer}),
+        ("code", {"instruction": question, "output": answer}),
+        ("sft", {"prompt": f"Question: {question}\nAnswer:", "completion": answer}),
+        ("sft", {"prompt": "Go on.", "completion": "Yes.", "history": [[question, answer]]}),
+        ("calls", {"system": "SYSTEM: Solve it.", "chat": f"USER: {question}\n\n\nASSISTANT: {answer} <|endoftext|>"}),
+        ("corpus", {"text": f"{question}\n\n{answer}"}),
+    ]
+
+
+@pytest.mark.parametrize("answer", [SOLUTION, "She sells 9 eggs for $2 each.\nThe answer is 18.", "18"])
+def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path, answer):
+    for kind, row in forms_of(QUESTION, answer):
+        path = write(tmp_path / "x.jsonl", [row])
+        with pytest.raises(DataError, match=r"x.jsonl, row 1,.*GSM8K"):
+            run(kind, tmp_path / "out", "--source", path, "--max-lost", 1)
+    for kind, row in forms_of("How many?", SOLUTION):  # known by the form of its answer alone
+        if "history" not in row:
+            assert "GSM8K" in str(public_rows.evaluation_set(row)) if answer == SOLUTION else True
+
+
+def test_every_question_of_the_test_split_is_known_and_none_of_the_training_split(shared_data):
+    for split, known in (("test", True), ("train", False)):
+        for row in sources.local_rows(shared_data / "gsm8k" / f"{split}.jsonl"):
+            talk = {"messages": [{"role": "user", "content": row["question"]}]}
+            assert bool(public_rows.evaluation_set(talk)) == known
+
+
+def test_headings_and_worked_sums_are_no_benchmark():
+    for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "He has 3 apples.\nThe answer is 3.", "#### 12 monkeys"):
+        assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
+        assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
 
 
 # ------------------------------------------------------------------ glaive's layout
