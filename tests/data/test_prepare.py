@@ -158,7 +158,9 @@ def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run("sft", tmp_path / "out", "--source", path, "--preview", 2)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    texts = {m["content"] for name in manifest["files"] for r in rows_of(tmp_path / "out" / name) for m in r["messages"]}
+    texts = {
+        m["content"] for name in manifest["files"] for r in rows_of(tmp_path / "out" / name) for m in r["messages"]
+    }
     assert {row["output"] for row in rows} <= texts
     for name, entry in manifest["files"].items():
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
@@ -334,7 +336,12 @@ def test_every_question_of_the_test_split_is_known_and_none_of_the_training_spli
 
 
 def test_headings_and_worked_sums_are_no_benchmark():
-    for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "He has 3 apples.\nThe answer is 3.", "#### 12 monkeys"):
+    for text in (
+        "# A\n\n#### 3. Third\nwords",
+        "#### Steps\n1. Go",
+        "He has 3 apples.\nThe answer is 3.",
+        "#### 12 monkeys",
+    ):
         assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
 
