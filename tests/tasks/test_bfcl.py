@@ -37,10 +37,6 @@ def call(name: str, /, **arguments: Any) -> str:
     return TAG + json.dumps({"name": name, "arguments": arguments})
 
 
-def weather(**arguments: Any) -> str:
-    return call("weather.get", **arguments)
-
-
 def timer(minutes: Any = 12, **more: Any) -> str:
     return call("set_timer", minutes=minutes, **more)
 
@@ -49,193 +45,19 @@ def pay(account: Any = "DE-7", amount: Any = 50, **more: Any) -> str:
     return call("bank.transfer", account=account, amount=amount, **more)
 
 
-def light(room: Any = "kitchen", on: Any = True, percent: Any = 1) -> str:
-    return call("set_light", room=room, on=on, percent=percent)
-
-
-def where(**conditions: Any) -> str:
-    return call("db.find", table="people", where=conditions)
-
-
-def order(*lines: Any) -> str:
-    return call("shop.order", lines=list(lines))
-
-
-A1, B2 = {"sku": "A-1", "count": 2}, {"sku": "B-2", "count": 1}
-LONG = "Dr. O'Neill, 3-4 p.m."
-
-# (problem, what the model wrote, verdict)
-TABLE = [
-    # optional arguments
-    ("optional", weather(city="Oslo"), "full"),
-    ("optional", weather(city="oslo norway", day="Today", units="celsius"), "full"),
-    ("optional", weather(city="Oslo", day=""), "full"),  # left out, spelled out
-    ("optional", weather(city="Oslo", day="tomorrow"), "wrong_value"),
-    ("optional", weather(city="Oslo", units="kelvin"), "wrong_value"),
-    ("optional", weather(city="Oslo", day=None), "wrong_type"),
-    ("optional", weather(day="today"), "missing_argument"),
-    ("optional", weather(city=""), "wrong_value"),
-    ("optional", weather(city="Oslo", country="Norway"), "unexpected_argument"),
-    ("optional", weather(city=["Oslo"]), "wrong_type"),
-    ("optional", weather(city="Oslo") + "\n" + weather(city="Oslo"), "wrong_count"),
-    ("optional", call("weather", city="Oslo"), "wrong_name"),
-    ("optional", call("weather_get", city="Oslo"), "wrong_name"),
-    ("optional", "It is sunny in Oslo.", "no_call"),
-    ("optional", "", "no_call"),
-    ("optional", TAG + '{"name": "weather.get", "arguments": {"city": "Oslo"', "unreadable"),
-    ("optional", weather(city="Oslo") + TAG + "{", "unreadable"),
-    ("optional", TAG + '{"arguments": {"city": "Oslo"}}', "unreadable"),
-    ("due_though_optional", weather(city="Oslo", units="Kelvin"), "full"),
-    ("due_though_optional", weather(city="Oslo"), "missing_argument"),
-    ("due_though_optional", weather(city="Oslo", units="celsius"), "wrong_value"),
-    # numbers
-    ("int_for_float", pay(), "full"),
-    ("int_for_float", pay(amount=50.0, urgent=False), "full"),
-    ("int_for_float", pay(amount=50.5), "wrong_value"),
-    ("int_for_float", pay(amount="50"), "wrong_type"),
-    ("int_for_float", pay(amount=True), "wrong_type"),
-    ("int_for_float", pay(urgent=True), "wrong_value"),
-    ("int_for_float", pay(urgent=0), "wrong_type"),
-    ("int_for_float", pay(account="de7"), "full"),
-    ("int_for_float", pay(account=7), "wrong_type"),
-    ("int_for_float", pay(note="rent"), "wrong_value"),
-    ("float_for_int", timer(), "full"),
-    ("float_for_int", timer(12.0), "wrong_type"),
-    ("float_for_int", timer("12"), "wrong_type"),
-    ("float_for_int", timer(13), "wrong_value"),
-    ("float_for_int", timer(None), "wrong_type"),
-    ("float_for_int", timer([12]), "wrong_type"),
-    ("bool_is_no_int", light(), "full"),
-    ("bool_is_no_int", light(percent=True), "wrong_type"),
-    ("bool_is_no_int", light(on=1), "wrong_type"),
-    ("bool_is_no_int", light(on="true"), "wrong_type"),
-    # case and punctuation in strings
-    ("punctuation", timer(5, label=LONG), "full"),
-    ("punctuation", timer(5, label="dr oneill 34 pm"), "wrong_value"),  # an apostrophe is not ignored
-    ("punctuation", timer(5, label='DR_O"NEILL*3/4^PM'), "full"),
-    ("punctuation", timer(5, label="Dr. O'Neill: 3-4 p.m."), "wrong_value"),
-    ("punctuation", timer(5, label="Dr. O'Neill"), "wrong_value"),
-    # lists
-    ("list_of_floats", call("stats.mean", values=[1.0, 2.5, 4.0]), "full"),
-    ("list_of_floats", call("stats.mean", values=[1, 2.5, 4]), "wrong_type"),  # no conversion inside lists
-    ("list_of_floats", call("stats.mean", values=[4.0, 2.5, 1.0]), "wrong_value"),
-    ("list_of_floats", call("stats.mean", values=[1.0, 2.5]), "wrong_value"),
-    ("list_of_floats", call("stats.mean", values=["1.0", 2.5, 4.0]), "wrong_type"),
-    ("list_of_floats", call("stats.mean", values="[1.0, 2.5, 4.0]"), "wrong_type"),
-    ("list_of_floats", call("stats.mean", values=[[1.0, 2.5, 4.0]]), "wrong_type"),
-    ("list_of_floats", call("stats.mean", values=[1.0, 2.5, 4.0], digits=2), "wrong_value"),
-    ("list_in_order", call("tag_photo", file="A.JPG", labels=["Dog", "beach"]), "full"),
-    ("list_in_order", call("tag_photo", file="a.jpg", labels=["beach", "dog"]), "wrong_value"),
-    ("list_in_order", call("tag_photo", file="a.jpg", labels=["dog", "beach", "dog"]), "wrong_value"),
-    ("list_in_order", call("tag_photo", file="a.jpg", labels=["dog", 1]), "wrong_type"),
-    ("list_in_any_order", call("tag_photo", file="b.jpg", labels=["beach", "dog"]), "full"),
-    ("list_in_any_order", call("tag_photo", file="b.jpg", labels=["beach"]), "wrong_value"),
-    ("tuple", call("map.box", corner=[59.9, 10.7]), "full"),
-    ("tuple", "[map.box(corner=(59.9, 10.7), title='Box')]", "full"),
-    ("tuple", call("map.box", corner=[59, 10.7]), "wrong_type"),
-    ("tuple", call("map.box", corner={"lat": 59.9, "lon": 10.7}), "wrong_type"),
-    ("nested_list", call("matrix.trace", rows=[[1, 2], [3, 4]]), "full"),
-    ("nested_list", call("matrix.trace", rows=[[1, 3], [2, 4]]), "wrong_value"),
-    ("nested_list", call("matrix.trace", rows=[[True, 2], [3, 4]]), "wrong_value"),
-    ("nested_list", call("matrix.trace", rows=[1, 2, 3, 4]), "wrong_type"),
-    # objects
-    ("object", where(age=30, city="roma"), "full"),
-    ("object", where(city="Rome", age=30, active=False), "full"),
-    ("object", where(age=30), "wrong_value"),
-    ("object", where(age=30, city="Rome", active=True), "wrong_value"),
-    ("object", where(age=30, city="Rome", active=0), "wrong_value"),  # a bool is no number here either
-    ("object", where(age="30", city="Rome"), "wrong_value"),
-    ("object", where(age=30, city="Rome", zip="00100"), "wrong_value"),
-    ("object", where(age=[30], city=["Rome"]), "wrong_value"),  # the possible answer itself
-    ("object", call("db.find", table="people", where="age=30"), "wrong_type"),
-    ("object", where(), "wrong_value"),
-    ("list_of_objects", order(A1, B2), "full"),
-    ("list_of_objects", order(B2, A1), "wrong_value"),
-    ("list_of_objects", order(A1), "wrong_value"),
-    ("list_of_objects", order(A1, B2, B2), "wrong_value"),
-    ("list_of_objects", order(A1, B2 | {"count": True}), "wrong_value"),
-    ("list_of_objects", order([A1, B2]), "wrong_type"),
-    # a variable's name stands for a list, to the letter
-    ("variable", call("plot_column", column="df['Height']"), "full"),
-    ("variable", "[plot_column(column=\"df['Height']\")]", "full"),
-    ("variable", call("plot_column", column="df['height']"), "wrong_value"),
-    ("variable", call("plot_column", column=[1.0]), "wrong_value"),
-    ("variable", call("plot_column", column=1.0), "wrong_type"),
-    ("nothing_due", call("contacts.find"), "full"),
-    ("nothing_due", TAG + '{"name": "contacts.find"}', "full"),
-    ("nothing_due", "contacts.find()", "full"),
-    ("nothing_due", call("contacts.find", name="Ann"), "wrong_value"),
-    ("null", call("contacts.find", name="ann"), "full"),
-    ("null", call("contacts.find", name="Ann", phone=None), "full"),
-    ("null", "[contacts.find(name='Ann', phone=null)]", "full"),
-    ("null", call("contacts.find", name="Ann", phone="unknown"), "wrong_value"),
-    # what is required must be there, though it may be blank
-    ("required_though_blank", call("note.save", text="Buy milk", folder="Inbox"), "full"),
-    ("required_though_blank", call("note.save", text="Buy milk", folder=""), "full"),
-    ("required_though_blank", call("note.save", text="Buy milk"), "missing_argument"),
-    ("optional_list", call("file.share", file="plan.pdf"), "full"),
-    ("optional_list", call("file.share", file="plan.pdf", people=[]), "full"),  # left out, spelled out
-    ("optional_list", call("file.share", file="plan.pdf", people=["Ann"]), "wrong_value"),
-    ("optional_list", call("file.share", file="plan.pdf", people=""), "wrong_type"),
-    # the right function of several
-    ("choice", timer(20), "full"),
-    ("choice", timer(20, label="Wake-up"), "full"),
-    ("choice", timer(20) + weather(city="Oslo"), "wrong_count"),
-    ("choice", weather(city="Oslo"), "wrong_name"),
-    ("choice_by_wording", pay("X1", 9.5, urgent=True), "full"),
-    ("choice_by_wording", pay("X1", 9.5), "missing_argument"),
-    # several calls, in any order and every written form
-    ("any_order", timer(3) + timer(5) + timer(8), "full"),
-    ("any_order", "\n".join([timer(8), timer(3), timer(5)]), "full"),
-    ("any_order", "Sure. " + timer(5) + " and " + timer(8) + " then " + timer(3), "full"),
-    ("any_order", TAG + json.dumps([{"name": "set_timer", "arguments": {"minutes": n}} for n in (5, 3, 8)]), "full"),
-    ("any_order", "[set_timer(minutes=8), set_timer(minutes=3), set_timer(minutes=5)]", "full"),
-    ("any_order", timer(3) + timer(5), "wrong_count"),
-    ("any_order", timer(3) + timer(5) + timer(8) + timer(8), "wrong_count"),
-    ("any_order", timer(3) + timer(5) + timer(5), "wrong_value"),
-    ("any_order", timer(3) + timer(5) + timer(8.0), "wrong_type"),
-    ("any_order", timer([3, 5, 8]), "wrong_count"),
-    ("overlapping_answers", weather(city="Oslo") + weather(city="Bergen"), "full"),
-    ("overlapping_answers", weather(city="Bergen") + weather(city="Oslo"), "full"),
-    ("overlapping_answers", weather(city="Oslo") + weather(city="Oslo"), "full"),
-    ("overlapping_answers", weather(city="Bergen") + weather(city="Bergen"), "wrong_value"),
-    ("the_same_twice", timer(10) + timer(10), "full"),
-    ("the_same_twice", timer(10), "wrong_count"),
-    ("two_functions", light("hall", False, 0) + weather(city="Rome"), "full"),
-    ("two_functions", weather(city="Rome") + call("set_light", room="Hall", on=False), "full"),
-    ("two_functions", weather(city="Rome") + weather(city="Rome"), "wrong_name"),
-    # no function fits
-    ("no_function", "Hyvää huomenta!", "full"),
-    ("no_function", "", "full"),
-    ("no_function", "[]", "full"),
-    ("no_function", "Sorry (none)", "full"),
-    ("no_function", weather(city="Helsinki"), "needless_call"),
-    ("no_function", "I cannot. " + timer(1), "needless_call"),
-    ("no_function", TAG + "{", "needless_call"),  # an attempt that failed
-    ("no_function", "[weather.get(city='Helsinki')]", "needless_call"),
-    ("no_function", "translate(text='good morning')", "needless_call"),
-    ("no_tools", "I have no tool for that.", "full"),
-    ("no_tools", weather(city="Oslo"), "needless_call"),
-    ("no_function_live", "I cannot book flights.", "full"),
-    ("no_function_live", light(), "needless_call"),
-    # live: their own system text, any fitting call
-    ("own_system_text", light("Bathroom", True, 1), "wrong_value"),
-    ("own_system_text", call("set_light", room="Bathroom", on=True), "full"),
-    ("any_call", call("set_light", room="hall", on=True), "full"),
-    ("any_call", call("open_door"), "wrong_name"),
-    ("any_call", "Welcome home!", "no_call"),
-    ("any_call", TAG + "set_light", "unreadable"),
-]
+# Rows [problem, tier, completion as calls [name, arguments] or as text, and sometimes why].
+TABLE = [json.loads(line) for line in Path(__file__).with_name("bfcl_verdicts.jsonl").read_text().splitlines()]
 
 
 def test_table_of_verdicts() -> None:
     """Every embedded problem has a correct and a wrong answer in the table."""
-    for name, text, tier in TABLE:
+    for name, tier, said, *_ in TABLE:
+        text = said if isinstance(said, str) else "".join(call(name, **arguments) for name, arguments in said)
         score = TASK.score(PROBLEMS[name], text)
         assert (score.tier, score.reward, score.correct) == (tier, float(tier == "full"), tier == "full"), (name, text)
     for name in PROBLEMS:
-        assert {tier == "full" for problem, _, tier in TABLE if problem == name} == {True, False}, name
-    assert {tier for *_, tier in TABLE} == set(TIERS)
+        assert {tier == "full" for problem, tier, *_ in TABLE if problem == name} == {True, False}, name
+    assert {tier for _, tier, *_ in TABLE} == set(TIERS)
 
 
 def test_gold_answers_pass_in_both_written_forms() -> None:

@@ -55,12 +55,12 @@ def problems(
             f"levels {list(levels)} in {', '.join(only)}; levels above 2 need all apps; set levels 1 and 2, or no apps"
         )
     rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
-    made: dict[str, Problem] = {}
-    while len(made) < n:
-        problem = make(levels[len(made) % len(levels)], split, rng, store, only)
-        made.setdefault(problem.id, problem)
+    problems_by_id: dict[str, Problem] = {}
+    while len(problems_by_id) < n:
+        problem = make(levels[len(problems_by_id) % len(levels)], split, rng, store, only)
+        problems_by_id.setdefault(problem.id, problem)
     store.close()
-    return list(made.values())
+    return list(problems_by_id.values())
 
 
 def make(level: int, split: str, rng: random.Random, store: Store, only: Collection[str] = ()) -> Problem:

@@ -10,8 +10,7 @@
 Both become changes: whole lines that are replaced by others. Lines must match exactly, except for white space at their
 ends. Where they occur several times, a diff's line number chooses; a block must say more.
 
-A repository is a mapping {path: text}; nothing here reads or writes files. Left out: renames, binary files, and text
-between blocks, which is not read.
+A repository is a mapping {path: text}. Renames and binary files are not read, nor is text between blocks.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class Change(NamedTuple):
 def parse(text: str) -> list[Change]:
     """The changes of a completion, in order; empty where it holds none that can be read."""
     lines = (text[:LONGEST].replace("\r\n", "\n") + "\n").split("\n")
-    return list(_of_blocks(lines)) or list(_of_diff(lines))
+    return list(_blocks(lines)) or list(_hunks(lines))
 
 
-def _of_blocks(lines: Sequence[str]) -> Iterator[Change]:
+def _blocks(lines: Sequence[str]) -> Iterator[Change]:
     """Changes of search/replace blocks. Where one has no end, no later one has: the time is linear in the text."""
     free = 0  # the first line behind the last block
     for at, line in enumerate(lines):
@@ -61,34 +60,32 @@ def _of_blocks(lines: Sequence[str]) -> Iterator[Change]:
         end = _next(lines, _REPLACE, middle + 1)
         if end == len(lines):
             return
-        yield _of_block(path, lines[at + 1 : middle], lines[middle + 1 : end])
+        # splitlines also ends a line at a form feed
+        old, new = (_text(part).splitlines() for part in (lines[at + 1 : middle], lines[middle + 1 : end]))
+        path = path.strip().strip("`*#: ").removeprefix("File").strip("`: ")
+        yield Change(path, tuple(old) or None, tuple(new))
         free = end + 1
 
 
 def _path_above(lines: Sequence[str], at: int, free: int) -> str:
-    """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without one. A code fence may stand between."""
-    if at - 2 >= free and _FENCE.match(lines[at - 1]) and _has_path(lines[at - 2]):
+    """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without one. A code fence may
+    stand between."""
+
+    def names(line: str) -> bool:
+        shown = line.rstrip(" \t")
+        return bool(shown) and not shown[-1].isspace()
+
+    if at - 2 >= free and _FENCE.match(lines[at - 1]) and names(lines[at - 2]):
         return lines[at - 2]
-    return lines[at - 1] if _has_path(lines[at - 1]) else ""
+    return lines[at - 1] if names(lines[at - 1]) else ""
 
 
-def _has_path(line: str) -> bool:
-    shown = line.rstrip(" \t")
-    return bool(shown) and not shown[-1].isspace()
+def _next(lines: Sequence[str], pattern: re.Pattern[str], at: int) -> int:
+    """The first line from `at` that matches; len(lines) without one."""
+    return next((place for place in range(at, len(lines)) if pattern.match(lines[place])), len(lines))
 
 
-def _next(lines: Sequence[str], wanted: re.Pattern[str], at: int) -> int:
-    """The first line from `at` that begins as wanted; len(lines) without one."""
-    return next((place for place in range(at, len(lines)) if wanted.match(lines[place])), len(lines))
-
-
-def _of_block(path: str, before: Sequence[str], after: Sequence[str]) -> Change:
-    path = path.strip().strip("`*#: ").removeprefix("File").strip("`: ")
-    old, new = _text(before).splitlines(), _text(after).splitlines()  # these also end at a form feed
-    return Change(path, tuple(old) if old else None, tuple(new))
-
-
-def _of_diff(lines: Sequence[str]) -> Iterator[Change]:
+def _hunks(lines: Sequence[str]) -> Iterator[Change]:
     """Changes of a unified diff. A hunk ends where a line is none of its own, whatever numbers its head gives."""
     before, after, at = "", "", 0
     while at < len(lines):
@@ -98,25 +95,20 @@ def _of_diff(lines: Sequence[str]) -> Iterator[Change]:
             before, after = _diff_path(line[4:]), _diff_path(lines[at][4:])
             at += 1
         elif (before or after) and (head := _HUNK.match(line)):
-            body = []
-            while at < len(lines) and _in_hunk(lines, at):
-                body.append(lines[at])
-                at += 1
+            end = next((i for i in range(at, len(lines)) if not _in_hunk(lines, i)), len(lines))
+            body, at = list(lines[at:end]), end
             while body and not body[-1]:  # an empty line behind a hunk is not part of it
                 body.pop()
-            yield _of_hunk(before, after, int(head[1][:9]), body)  # Python reads no number of thousands of digits
+            old = tuple(row[1:] for row in body if not row.startswith(("+", "\\")))
+            new = tuple(row[1:] for row in body if not row.startswith(("-", "\\")))
+            number = int(head[1][:9])  # Python reads no number of thousands of digits
+            yield Change(after or before, old if before and old else None, new if after else None, number)
 
 
 def _in_hunk(lines: Sequence[str], at: int) -> bool:
     if lines[at].startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
         return False
     return not lines[at] or lines[at][0] in " +-\\"
-
-
-def _of_hunk(before: str, after: str, line: int, body: Sequence[str]) -> Change:
-    old = tuple(row[1:] for row in body if not row.startswith(("+", "\\")))
-    new = tuple(row[1:] for row in body if not row.startswith(("-", "\\")))
-    return Change(after or before, old if before and old else None, new if after else None, line)
 
 
 def _diff_path(text: str) -> str:
@@ -127,32 +119,32 @@ def _diff_path(text: str) -> str:
 
 def applied(files: Files, changes: Sequence[Change]) -> dict[str, str]:
     """The repository after the changes. EditError for one that does not fit."""
-    found = dict(files)
+    files = dict(files)
     for change in changes:
         path = plain_path(change.path)
         if change.old is None:
-            if path in found and found[path].strip():
+            if files.get(path, "").strip():
                 raise EditError(f"{path} exists; say which lines to replace")
-            found[path] = _text(change.new or ())
-        elif path not in found:
+            files[path] = _text(change.new or ())
+        elif path not in files:
             raise EditError(f"there is no {path}")
         elif change.new is None:
-            del found[path]
+            del files[path]
         else:
-            found[path] = _replaced(path, found[path], change)
-    return found
+            files[path] = _replaced(path, files[path], change)
+    return files
 
 
 def _replaced(path: str, text: str, change: Change) -> str:
-    lines, wanted = text.splitlines(), [line.rstrip() for line in change.old or ()]
+    lines, old = text.splitlines(), [line.rstrip() for line in change.old or ()]
     stripped = [line.rstrip() for line in lines]
-    places = [i for i in range(len(lines) - len(wanted) + 1) if stripped[i : i + len(wanted)] == wanted]
+    places = [i for i in range(len(lines) - len(old) + 1) if stripped[i : i + len(old)] == old]
     if not places:
         raise EditError(f"{path} does not hold these lines")
     if len(places) > 1 and not change.line:
         raise EditError(f"{path} holds these lines {len(places)} times; give more of them")
     at = min(places, key=lambda place: abs(place + 1 - change.line))
-    return _text([*lines[:at], *(change.new or ()), *lines[at + len(wanted) :]])
+    return _text([*lines[:at], *(change.new or ()), *lines[at + len(old) :]])
 
 
 def _text(lines: Sequence[str]) -> str:
