@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -84,107 +83,100 @@ class Rendered(NamedTuple):
     spans: list[Span]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The fixed ids of one tokenizer and tag mode."""
-
-    tags: dict[str, list[int]]
-    line_end: list[int]
-    forbidden: dict[str, tuple[str, ...]]  # role -> tags that its content may not hold
-
-    def head(self, role: str) -> list[int]:
-        return self.tags[TAG_OF[role]] + self.line_end
-
-
 @lru_cache(maxsize=64)
-def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
+def _tag_ids(tokenizer: Tokenizer, tags: str) -> dict[str, list[int]]:
+    """The ids of each tag, and of a line end."""
     if tags not in MODES:
         raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
-    reserved = tags == "reserved"
-    ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
-    forbidden = {
-        role: () if reserved else tuple(t for t in TAGS if t != CALL_TAG or role != "assistant") for role in ROLES
-    }
-    return _Layout(ids, tokenizer.encode("\n"), forbidden)
+    spelled = {tag: _encode(tag, tokenizer) for tag in (*TAGS, "\n")}
+    return spelled | {tag: [tokenizer.n_vocab + i] for i, tag in enumerate(TAGS) if tags == "reserved"}
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
     """A conversation to train on. DataError for messages that have no rendering, or no assistant turn; ConfigError for
     an unknown mode."""
-    rendered = _rendered(messages, tokenizer, tags)
-    if not any(span.role == "assistant" for span in rendered.spans):
-        roles = ", ".join(span.role for span in rendered.spans)
+    turns, tail = _turns(messages, tokenizer, tags)
+    if not any(message["role"] == "assistant" for message in messages):
+        roles = ", ".join(message["role"] for message in messages)
         raise DataError(f"a conversation of {roles} has no assistant turn; add one or drop the conversation")
-    return rendered
+    ids, mask, spans = [], [], []
+    for message, (head, opening, body, closing, after) in zip(messages, turns):
+        start, at = len(ids), len(ids) + len(head + opening)
+        ids += head + opening + body + closing + after
+        spans.append(Span(message["role"], start, len(ids), at, at + len(body)))
+        learned = message["role"] == "assistant" and message.get("weight") != 0  # 0: a turn that carries no loss
+        mask += [0] * len(head) + [int(learned)] * len(opening + body + closing) + [0] * len(after)
+    return Rendered(ids + tail, mask + [0] * len(tail), spans)
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """Ids up to where the assistant begins to write. The last message must not be the assistant's."""
-    rendered = _rendered(messages, tokenizer, tags, prompt=True)
-    if rendered.spans[-1].role == "assistant":
+    turns, tail = _turns(messages, tokenizer, tags, prompt=True)
+    if messages[-1]["role"] == "assistant":
         raise DataError("the last message has the role assistant; a prompt ends with another role; remove it")
-    return rendered.ids
+    return _joined(turns) + tail
 
 
 def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
 
     `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again."""
-    if tags == TEMPLATE:
-        opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-        ids, turns = hf_chat_template.encode([*opening, *messages], tokenizer, prompt=True)
-        return ids[turns[1].closed :]
-    ids, _ = _turns(messages, tokenizer, tags)
-    if tags == RAW:
-        return ids
-    layout = _layout(tokenizer, tags)
-    return layout.line_end + ids + layout.head("assistant")
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    turns, tail = _turns([*talk, *messages], tokenizer, tags, prompt=True)
+    return turns[1].after + _joined(turns[2:]) + tail
 
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """The ids that a policy would sample for this assistant content: `prompt` + these + line end = `render`."""
+    """The ids that a policy would sample for this assistant content: `prompt` + these + what follows = `render`."""
     if tags == TEMPLATE:
         hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
-        return tokenizer.encode_special(content)[0] + list(hf_chat_template.closing(tokenizer))
-    ids, ((_, body, _, closed, _),) = _turns([{"role": "assistant", "content": content}], tokenizer, tags)
-    return ids[body:closed]
+        return sum(hf_chat_template.encode_answer(hf_chat_template.answer(content, tokenizer), tokenizer), [])
+    _check_forged(message := {"role": "assistant", "content": content}, 0, tags)
+    turn = _turn(message, tokenizer, tags, "user")
+    return turn.body + turn.closing
 
 
 def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """The ids of the tag with which an answer that is a call begins."""
+    """The ids with which an answer that is a call begins."""
     if tags == TEMPLATE:
-        return tokenizer.encode_special(CALL_TAG)[0]
-    return tokenizer.encode(CALL_TAG) if tags == RAW else list(_layout(tokenizer, tags).tags[CALL_TAG])
+        form = hf_chat_template.form(tokenizer)
+        return tokenizer.encode_behind(form.before, form.opening + CALL_TAG)[0]
+    return _encode(CALL_TAG, tokenizer) if tags == RAW else list(_tag_ids(tokenizer, tags)[CALL_TAG])
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
     """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
     of the end of text."""
     if tags == TEMPLATE:
-        return (hf_chat_template.closing(tokenizer),)
-    return ((tokenizer.eot_id,),) if tags == RAW else (tuple(_layout(tokenizer, tags).tags[END_TAG]),)
+        return ((hf_chat_template.form(tokenizer).stop,),)
+    return ((tokenizer.eot_id,),) if tags == RAW else (tuple(_tag_ids(tokenizer, tags)[END_TAG]),)
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Text of ids in any mode, reserved ids spelled as their tags. DataError for ids beyond the tags."""
-    pieces, run = [], []
+    """Text of ids in any mode, every blank of it, reserved ids spelled as their tags. DataError for ids beyond them."""
+    pieces, run, read = [], [], getattr(tokenizer, "decode_inside", tokenizer.decode)
     for token in map(int, ids):
         if token < tokenizer.n_vocab:
             run.append(token)
             continue
         if token >= tokenizer.n_vocab + N_TAGS:
             raise DataError(f"id {token}; the ids of {tokenizer.spec} and tags end at {tokenizer.n_vocab + N_TAGS - 1}")
-        pieces += [tokenizer.decode(run), TAGS[token - tokenizer.n_vocab]]
+        pieces += [read(run), TAGS[token - tokenizer.n_vocab]]
         run = []
-    return "".join([*pieces, tokenizer.decode(run)])
+    return "".join([*pieces, read(run)])
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """Content of a sampled completion: without the closing tag and the line end before it, if there."""
+    """Content of a sampled completion: without what it opens with, the closing tag and what stands before that."""
     (end_tag,), ids = stop_sequences(tokenizer, tags), list(map(int, ids))
-    if tuple(ids[-len(end_tag) :]) != end_tag:
-        return decode(ids, tokenizer)
-    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags in (TEMPLATE, RAW) else "\n")
+    ended = tuple(ids[-len(end_tag) :]) == end_tag
+    text = decode(ids[: -len(end_tag)] if ended else ids, tokenizer)
+    before_tag = "\n" if tags in MODES else ""
+    if tags == TEMPLATE:
+        form = hf_chat_template.form(tokenizer)
+        opening, before_tag = form.blank + form.opening, form.closing.removesuffix(decode(end_tag, tokenizer))
+        text = "" if not ended and opening.startswith(text) else text.removeprefix(form.blank).removeprefix(form.opening)
+    return text.removesuffix(before_tag) if ended else text
 
 
 def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> tuple[int, str] | None:
@@ -198,56 +190,55 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
     return n + 1, text[: min(ends)]
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
-    """Ids, mask and spans in every mode."""
+def _turns(
+    messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False
+) -> tuple[list[Turn], list[int]]:
+    """The ids of each message in every mode, and those after the last: where the assistant begins to write, if a prompt
+    is asked for."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
-    if tags == TEMPLATE:
-        _check_roles(messages)
-        hf_chat_template.closing(tokenizer)  # raises where no token ends an answer
-        ids, turns = hf_chat_template.encode(messages, tokenizer, prompt=prompt)
-    else:
-        ids, turns = _turns(messages, tokenizer, tags, getattr(tokenizer, "beginning", ()) if tags == RAW else ())
-        ids += _layout(tokenizer, tags).head("assistant") if prompt and tags != RAW else []
-    mask, spans = [0] * len(ids), []
-    for message, turn in zip(messages, turns):
-        spans.append(Span(message["role"], turn.start, turn.end, turn.body, turn.body_end))
-        if message["role"] == "assistant" and message.get("weight") != 0:  # 0: a turn that carries no loss
-            mask[turn.body : turn.closed] = [1] * (turn.closed - turn.body)
-    return Rendered(ids, mask, spans)
-
-
-def _turns(
-    messages: Sequence[Message], tokenizer: Tokenizer, tags: str, beginning: Sequence[int] = ()
-) -> tuple[list[int], list[Turn]]:
-    """The ids of messages, and where each turn is, with tags or raw."""
     _check_roles(messages)
-    layout = None if tags == RAW else _layout(tokenizer, tags)
-    ids, turns, previous = list(beginning), [], "assistant"
+    if tags == TEMPLATE:
+        return hf_chat_template.encode(messages, tokenizer, prompt=prompt)
+    if tags == RAW:
+        begun = [*getattr(tokenizer, "beginning", ()), *tokenizer.encode(messages[0]["content"])]
+        first = _turn(messages[0], tokenizer, tags, "assistant")._replace(body=begun)
+        later = [_turn(m, tokenizer, tags, last["role"]) for last, m in zip(messages, messages[1:])]
+        return [first, *later], []
     for number, message in enumerate(messages):
-        role, content, start = message["role"], message["content"], len(ids)
-        if layout is None:
-            head = [] if "assistant" in (role, previous) else tokenizer.encode("\n\n")
-            body, closing, after = tokenizer.encode(content), [tokenizer.eot_id] * (role == "assistant"), []
-        else:
-            if tag := next((tag for tag in layout.forbidden[role] if tag in content), None):
-                raise DataError(
-                    f'message {number} ({role}) holds {tag}, which forges a turn; remove it or use tags="reserved"'
-                )
-            head, body = layout.head(role), _body(content, role, tokenizer, layout)
-            closing, after = layout.line_end + layout.tags[END_TAG], layout.line_end
-        ids += head + body + closing + after
-        at = start + len(head)
-        turns.append(Turn(start, at, at + len(body), len(ids) - len(after), len(ids)))
-        previous = role
-    return ids, turns
+        _check_forged(message, number, tags)
+    head = _tag_ids(tokenizer, tags)[TAG_OF["assistant"]] + _tag_ids(tokenizer, tags)["\n"]
+    return [_turn(message, tokenizer, tags) for message in messages], head if prompt else []
 
 
-def _body(content: str, role: str, tokenizer: Tokenizer, layout: _Layout) -> list[int]:
-    if role != "assistant" or CALL_TAG not in content:
-        return tokenizer.encode(content)
-    first, *rest = content.split(CALL_TAG)
-    return tokenizer.encode(first) + [i for piece in rest for i in layout.tags[CALL_TAG] + tokenizer.encode(piece)]
+def _turn(message: Message, tokenizer: Tokenizer, tags: str, previous: str = "") -> Turn:
+    """The ids of a message, raw or between tags. previous: the role of the message before it."""
+    role, content = message["role"], message["content"]
+    if tags == RAW:
+        head = [] if "assistant" in (role, previous) else _encode("\n\n", tokenizer)
+        return Turn(head, [], _encode(content, tokenizer), [tokenizer.eot_id] * (role == "assistant"), [])
+    ids = _tag_ids(tokenizer, tags)
+    first, *rest = content.split(CALL_TAG) if role == "assistant" else [content]
+    body = _encode(first, tokenizer) + [i for piece in rest for i in ids[CALL_TAG] + _encode(piece, tokenizer)]
+    return Turn(ids[TAG_OF[role]] + ids["\n"], [], body, ids["\n"] + ids[END_TAG], ids["\n"])
+
+
+def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a text within a conversation."""
+    return getattr(tokenizer, "encode_inside", tokenizer.encode)(text)
+
+
+def _joined(turns: Sequence[Turn]) -> list[int]:
+    return [i for turn in turns for part in turn for i in part]
+
+
+def _check_forged(message: Message, number: int, tags: str) -> None:
+    role, forbidden = message["role"], TAGS if tags == "text" else ()
+    for tag in forbidden:
+        if tag in message["content"] and (tag != CALL_TAG or role != "assistant"):
+            raise DataError(
+                f'message {number} ({role}) holds {tag}, which forges a turn; remove it or use tags="reserved"'
+            )
 
 
 def _check_roles(messages: Sequence[Message]) -> None:

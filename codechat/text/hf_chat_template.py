@@ -1,13 +1,14 @@
 """Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
 
-A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the
-contents. Contents may be trimmed or written as json strings; a template that changes them otherwise raises for that
-conversation, since its loss mask would be unreliable.
+Each answer is rendered behind its own generation prompt, where it is sampled: what the template writes between prompt
+and content belongs to the answer, text that it adds to the last answer only (an empty <think>) is left out. A template
+or a conversation where the next prompt does not go on from there raises: its loss would be on other ids than are
+sampled. Contents may be trimmed or written as json strings, but not changed otherwise.
 
-The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its
-closing token, so prompts stay prefixes of conversations. Content that holds a special token raises, since it forges a
-turn; the assistant may write special tokens that the layout does not use. The role "function" is called "tool" there.
-`strftime_now` is not defined: a prompt must not depend on the day.
+Each answer is tokenised behind its prompt, and each prompt behind the answer before, as in transformers, except for
+tokens that would cross the border. Content that holds a special token raises, since it forges a turn; the assistant may
+write special tokens that the layout does not use. The role "function" is called "tool" there. `strftime_now` is not
+defined: a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -17,92 +18,169 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text.imported_tokenizer import ImportedTokenizer
 
+Messages = Sequence[Mapping[str, str]]
+
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")  # transformers' marks for masks; nothing for the text
 _MARK = "\ue000{}\ue001"
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
+# what a template may raise, being somebody else's program
+_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Turn(NamedTuple):
-    """Where a message is, in characters or ids: [start, end), its content at [body, body_end), and its closing token
-    ends at `closed`."""
+    """A message in five parts, as texts or as ids: what stands before it, what an answer begins with before its
+    content, the content, what ends it, what follows. The assistant writes the three in the middle."""
 
-    start: int
-    body: int
-    body_end: int
-    closed: int
-    end: int
-
-
-def lay_out(
-    messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False
-) -> tuple[str, list[Turn]]:
-    """The text of a conversation and its turns; prompt: up to where the assistant begins to write."""
-    marks = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
-    layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
-    if [int(i) for i in _MARKED.findall(layout)] != list(range(len(messages))):
-        raise DataError(f"the chat template of {tokenizer.spec} drops or moves messages; give roles in its order")
-    pieces = _MARKED.split(layout)  # text, number, text, number, ..., text
-    pieces[1::2] = _written(pieces, [message["content"] for message in messages], text)
-    if "".join(pieces) != text:
-        changed = f"the chat template of {tokenizer.spec} changes contents of this conversation"
-        raise DataError(f"{changed}; remove what it treats specially, such as reasoning")
-    return text, _turns(pieces, tokenizer)
+    head: Any
+    opening: Any
+    body: Any
+    closing: Any
+    after: Any
 
 
-def _written(pieces: list[str], contents: list[str], text: str) -> list[str]:
-    """Each content as the template wrote it: as it is, trimmed, or as the inside of a json string."""
-    out, at = [], len(pieces[0])
-    for content, between in zip(contents, pieces[2::2]):
-        quoted = json.dumps(content, ensure_ascii=False)[1:-1]
-        ways = (content, content.strip(), content.strip("\n"), content.lstrip("\n"), quoted)
-        out.append(next((way for way in ways if text.startswith(way + between, at)), content))
-        at += len(out[-1] + between)
-    return out
+class Form(NamedTuple):
+    """What a template writes around each answer. asked: the generation prompt of `USER`; before: its end. closing ends with the special
+    token `stop`; next: it and what follows before a question; after: what follows at the end of a conversation. blank: what the tokenizer adds to
+    the beginning of an answer."""
+
+    asked: str
+    before: str
+    opening: str
+    closing: str
+    next: str
+    after: str
+    stop: int
+    blank: str
 
 
-def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:
-    turns, start, at = [], 0, len(pieces[0])
-    for content, between in zip(pieces[1::2], pieces[2::2]):
-        body_end = at + len(content)
-        stop = _specials(tokenizer).search(between)
-        closed = body_end + (stop.end() if stop else 0)
-        after = between[closed - body_end :]
-        end = closed + len(after) - len(after.lstrip())
-        turns.append(Turn(start, at, body_end, closed, end))
-        start, at = end, body_end + len(between)
-    return turns
-
-
-def encode(
-    messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False
-) -> tuple[list[int], list[Turn]]:
-    """Ids, and the turn of each message in ids."""
-    for number, message in enumerate(messages):
-        check_content(message["content"], message["role"], tokenizer, f"message {number}")
-    text, turns = lay_out(messages, tokenizer, prompt=prompt)
-    mine = [t for t, message in zip(turns, messages) if message["role"] == "assistant"]
-    cuts = sorted({0, len(text), *(place for t in mine for place in (t.body, t.body_end, t.closed))})
-    ids: list[int] = []
-    starts: list[int] = []  # the character where each id begins
-    for start, stop in zip(cuts, cuts[1:]):
-        part, places = tokenizer.encode_special(text[start:stop])
-        ids += part
-        starts += [start + place for place in places]
-    return ids, [Turn(*(bisect_left(starts, place) for place in turn)) for turn in turns]
+USER, ANSWER = ({"role": role, "content": _MARK.format(i)} for i, role in enumerate(("user", "assistant")))
 
 
 @lru_cache(maxsize=16)
-def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
-    """The ids that end what the assistant writes."""
-    text, (_, turn) = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], tokenizer)
-    if turn.closed == turn.body_end:
-        raise DataError(f"the chat template of {tokenizer.spec} ends an answer without special token; use --tags text")
-    return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
+def form(tokenizer: ImportedTokenizer) -> Form:
+    """The form of answers. DataError for a template in which they cannot be trained as they are sampled."""
+    asked, last = _fill([USER], tokenizer, True), _fill([USER, ANSWER], tokenizer, False)
+    among = _fill([USER, ANSWER, USER], tokenizer, True)
+    opening, content, rest = among.removeprefix(asked).partition(ANSWER["content"])
+    tail = last.rpartition(ANSWER["content"])[2]
+    refused = f"the chat template of {tokenizer.spec} is refused: %s; use --tags text"
+    if not content or not among.startswith(asked):
+        raise DataError(refused % "an answer does not stand behind its generation prompt")
+    if not (stop := _specials(tokenizer).search(tail)):
+        raise DataError(refused % "an answer ends without special token")
+    closing = tail[: stop.end()]
+    if not rest.startswith(closing):
+        raise DataError(refused % f"the last answer ends with {closing!r}, others with {rest[:40]!r}")
+    before = asked.rpartition(USER["content"])[2]
+    before = before[max((special.start() for special in _specials(tokenizer).finditer(before)), default=0) :]
+    sample = f"{opening}x{closing}"
+    ids, _ = tokenizer.encode_behind(before, sample)
+    blank = tokenizer.decode_inside(ids).removesuffix(sample)
+    blank = blank if blank.isspace() else ""
+    return Form(asked, before, opening, closing, rest, tail[stop.end() :], tokenizer.special_tokens[stop[0]], blank)
+
+
+def encode(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[Turn], list[int]]:
+    """The ids of each message, and those after the last; prompt: up to where the assistant begins to write."""
+    form(tokenizer)
+    for number, message in enumerate(messages):
+        check_content(message["content"], message["role"], tokenizer, f"message {number}")
+    turns, tail = lay_out(messages, tokenizer, prompt=prompt)
+    ids, pieces, before = [], [], ""
+    for message, turn in zip(messages, turns):
+        if message["role"] != "assistant":
+            pieces += turn
+            continue
+        ids += _encoded([*pieces, turn.head], tokenizer, before) + encode_answer(turn, tokenizer)
+        pieces, before = [turn.after], turn.closing
+    ids += _encoded([*pieces, tail], tokenizer, before)
+    return [Turn(*ids[at : at + 5]) for at in range(0, len(ids) - 1, 5)], ids[-1]
+
+
+def encode_answer(answer: Turn, tokenizer: ImportedTokenizer) -> list[list[int]]:
+    """The ids of opening, content and closing of an answer."""
+    return _encoded(answer[1:4], tokenizer, form(tokenizer).before, loses=False)
+
+
+def _encoded(pieces: Sequence[str], tokenizer: ImportedTokenizer, before: str, loses: bool = True) -> list[list[int]]:
+    """The ids of pieces of a text that stands behind `before`; a token belongs to the piece in which it begins."""
+    ids, starts = tokenizer.encode_behind(before, "".join(pieces), loses=loses)
+    cuts = [bisect_left(starts, at) for at in accumulate(map(len, pieces), initial=0)]
+    return [ids[start:end] for start, end in zip([0, *cuts[1:-1]], [*cuts[1:-1], len(ids)])]
+
+
+def answer(content: str, tokenizer: ImportedTokenizer) -> Turn:
+    """The texts of an answer as the template writes it: among others, else as the last one (with its reasoning)."""
+    form_ = form(tokenizer)
+    message = {"role": "assistant", "content": content}
+    for more, rest in (([USER], form_.next), ([], form_.closing + form_.after)):
+        text = _fill([USER, message, *more], tokenizer, bool(more))
+        for written in _ways(content):
+            if text == form_.asked + form_.opening + written + rest:
+                return Turn("", form_.opening, written, form_.closing, form_.after)
+    raise _changed(tokenizer)
+
+
+def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[Turn], str]:
+    """The texts of each message, and the text after the last; prompt: up to where the assistant begins to write."""
+    form_, last = form(tokenizer), []
+    if messages and messages[-1]["role"] == "assistant" and not prompt:
+        messages, last, prompt = messages[:-1], [answer(messages[-1]["content"], tokenizer)], True
+    text, pieces = _pieces(messages, tokenizer, prompt)
+    turns, head, at = [], pieces[0], len(pieces[0])
+    for number, (message, content, between) in enumerate(zip(messages, pieces[1::2], pieces[2::2])):
+        opening = closing = ""
+        if message["role"] == "assistant":
+            _, opening, written, closing, _ = answer(message["content"], tokenizer)
+            asked = _fill(messages[:number], tokenizer, True)
+            if text[:at] != asked + opening or content != written or not between.startswith(closing):
+                raise DataError(f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled")
+            head, end = head[: len(head) - len(opening)], len(closing)
+        else:
+            stop = _specials(tokenizer).search(between)
+            end = stop.end() if stop else 0
+        end += len(between[end:]) - len(between[end:].lstrip())
+        end = max(len(closing), min(end, len(between) - len(form_.opening)))  # the next answer may open with blanks
+        turns.append(Turn(head, opening, content, closing, between[len(closing) : end]))
+        head, at = between[end:], at + len(content + between)
+    if not last:
+        return turns, head
+    space = form_.after[: len(form_.after) - len(form_.after.lstrip())]
+    return [*turns, last[0]._replace(head=head, after=space)], form_.after[len(space) :]
+
+
+def _pieces(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> tuple[str, list[str]]:
+    """A conversation's text, and the same in pieces: text, content, text, content, ..., text."""
+    marks = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
+    layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
+    pieces = _MARKED.split(layout)
+    if [int(i) for i in pieces[1::2]] != list(range(len(messages))):
+        raise DataError(f"the chat template of {tokenizer.spec} drops or moves messages; give roles in its order")
+    at = len(pieces[0])
+    for i, message in enumerate(messages):
+        ways = (way for way in _ways(message["content"]) if text.startswith(way + pieces[2 * i + 2], at))
+        pieces[2 * i + 1] = next(ways, message["content"])
+        at += len(pieces[2 * i + 1] + pieces[2 * i + 2])
+    if "".join(pieces) != text:
+        raise _changed(tokenizer)
+    return text, pieces
+
+
+def _ways(content: str) -> tuple[str, ...]:
+    """A content as templates write it: as it is, trimmed, or as the inside of a json string."""
+    quoted = json.dumps(content, ensure_ascii=False)[1:-1]
+    return content, content.strip(), content.strip("\n"), content.lstrip("\n"), quoted
+
+
+def _changed(tokenizer: ImportedTokenizer) -> DataError:
+    changed = f"the chat template of {tokenizer.spec} changes contents of this conversation"
+    return DataError(f"{changed}; remove what it treats specially, such as reasoning")
 
 
 def check_content(content: str, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
@@ -118,8 +196,7 @@ def _specials(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
 @lru_cache(maxsize=16)
 def _structural(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
     """The special tokens that the layout uses, or that begin and end a text."""
-    talk = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
-    text, _ = lay_out(talk, tokenizer, prompt=True)
+    text = _fill([USER, ANSWER, USER], tokenizer, True)
     return _any_of({*_specials(tokenizer).findall(text), *tokenizer.saved["special"].values()})
 
 
@@ -137,7 +214,7 @@ def _compiled(tokenizer: ImportedTokenizer) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **({"ensure_ascii": False} | how))
     environment.globals["raise_exception"] = _raise
     text = _GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", tokenizer.template)
     try:
@@ -150,11 +227,15 @@ def _raise(message: str) -> None:
     raise DataError(f"the chat template rejects the conversation: {message}")
 
 
-def _fill(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, prompt: bool) -> str:
+def _fill(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> str:
+    """The text of messages; no tools or documents, which transformers passes as None."""
     import jinja2
 
     renamed = [{**m, "role": "tool" if m["role"] == "function" else m["role"]} for m in messages]
+    given = dict(tokenizer.saved["special"], tools=None, documents=None)
     try:
-        return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **tokenizer.saved["special"])
-    except jinja2.TemplateError as error:
+        return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **given)
+    except (ConfigError, DataError):
+        raise
+    except (jinja2.TemplateError, *_FAULTS) as error:
         raise DataError(f"the chat template of {tokenizer.spec} cannot render the conversation ({error})") from None

@@ -19,6 +19,7 @@ import numpy as np
 
 from codechat.core.errors import DataError, MissingFile
 
+ORDINARY = ("\n", "a", "0", ".")  # before a text inside another, if they stay tokens of their own
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -79,14 +80,44 @@ class ImportedTokenizer:
         batch = self._plain.encode_batch([replace_surrogates(text) for text in texts], add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
-    def encode_special(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of text in which special tokens are themselves, and the character where each begins."""
-        encoding = self._special.encode(replace_surrogates(text), add_special_tokens=False)
-        return encoding.ids, [start for start, _ in encoding.offsets]
+    def encode_inside(self, text: str) -> list[int]:
+        """`encode` for text within another: without the blank that some tokenizers write before a text."""
+        starts = ORDINARY if self._leads else ()
+        return next(ids for start in (*starts, "") if (ids := self._behind(self._plain, start, text)))[0]
+
+    def encode_behind(self, before: str, text: str, *, loses: bool = False) -> tuple[list[int], list[int]]:
+        """Ids of `text` as it is tokenised behind `before`, and the character where each begins; apart from it where a
+        token would hold parts of both. Special tokens are themselves. loses: blanks may go where `before` ends with a
+        special token that takes them in."""
+        if together := self._behind(self._special, before, text, loses):
+            return together
+        begins = self._behind(self._special, before, "x") == self._behind(self._special, "", "x")
+        starts = () if begins or not self._leads else ORDINARY
+        return next(ids for start in (*starts, "") if (ids := self._behind(self._special, start, text)))
+
+    def _behind(self, tokenizer: Any, before: str, text: str, loses: bool = False) -> tuple[list[int], list[int]] | None:
+        """None where the ids of `before` are others in the whole, or one of them reaches into the text."""
+        text = replace_surrogates(text)
+        head, whole = (tokenizer.encode(some, add_special_tokens=False) for some in (before, before + text))
+        n, size = len(head.ids), len(before)
+        if whole.ids[:n] != head.ids or not loses and any(end > size for _, end in whole.offsets[:n]):
+            return None
+        return whole.ids[n:], [at - size for at, _ in whole.offsets[n:]]
+
+    @cached_property
+    def _leads(self) -> bool:
+        """Whether a blank is written before a text, as SentencePiece does."""
+        alone, line_end = self.encode("a"), len(self.encode("\n"))
+        return alone != self.encode("\na")[line_end:]
 
     def decode(self, ids: Sequence[int]) -> str:
         self._check(ids)
         return self._plain.decode(list(map(int, ids)), skip_special_tokens=False)
+
+    def decode_inside(self, ids: Sequence[int]) -> str:
+        """`decode` for ids within a text, whose first blank is not one that the tokenizer wrote."""
+        end, whole = self.decode([self.eot_id]), self.decode([self.eot_id, *ids])
+        return whole.removeprefix(end) if whole.startswith(end) else self.decode(ids)
 
     def token_bytes(self, token: int) -> bytes:
         self._check([token])

@@ -232,10 +232,10 @@ HOSTILE += ["<functioncall>[{'arguments':'{", "'arguments': '{\"a', ", '"argumen
 def test_hostile_text_takes_linear_time() -> None:
     for start in ("", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'):
         for unit in HOSTILE:
-            text = start + unit * (100_000 // len(unit))
+            text = start + unit * (50_000 // len(unit))
             begun = time.process_time()
             parse_calls(text)
-            assert time.process_time() - begun < 1, f"{unit!r} repeated behind {start!r}"
+            assert time.process_time() - begun < 0.5, f"{unit!r} repeated behind {start!r}"
     assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
 
 
