@@ -174,14 +174,14 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
     """The grammar in llguidance's dialect of Lark."""
     tag, closing = vocabulary.call_tag, vocabulary.closing
     more = "" if one_call else f'("\\n"? {tag} call)*'
-    end = '"\\n"?' if closing is None else f'("\\n"? {closing})?'
+    end = f"{vocabulary.end}?" if closing is None else f"({vocabulary.end}? {closing})?"
     lines = [
         f"start: {'' if required else 'TEXT | '}first call {more} {end}",
         'call: " " object',
         f"object: %json {calls}",
     ]
     if required:
-        lines.append(f"first: {tag}")
+        lines.append(f"first: {vocabulary.opening} {tag}")
     elif tag.startswith("<["):
         lines.append(f"first: TEXT {tag} | {tag}")
     else:  # a text that may go on takes in all it can, so the tag must be said to end it
@@ -271,7 +271,10 @@ class _Vocabulary:
         special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens))}
         self.special_token_ids = sorted(special | set(getattr(tokenizer, "special_tokens", {}).values()))
         closing = chat.stop_sequences(tokenizer, tags)[0]
-        tag = chat.call_beginning(tokenizer, tags)
+        tag = chat.call_beginning(tokenizer, tags) if reserved else chat.encode_text(chat.CALL_TAG, tokenizer)
+        opening, end = chat.answer_frame(tokenizer, tags)
+        self.opening = f"{json.dumps(opening, ensure_ascii=False)}?" if opening else ""
+        self.end = json.dumps(end or "\n", ensure_ascii=False)
         self.call_tag, self.tag_id = self._term(tag), tag[0] if len(tag) == 1 else None
         self.closing = None if len(closing) == 1 else self._term(closing)
         self.eos_token_id = closing[0] if len(closing) == 1 else tokenizer.eot_id
@@ -287,7 +290,7 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text that the grammar forces."""
         try:
-            return self.tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+            return chat.encode_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), self.tokenizer)
         except DataError:  # a character that the alphabet lacks
             return []
 
@@ -295,7 +298,7 @@ class _Vocabulary:
         """Ids as a term of the grammar: special ones by number, others as text."""
         if any(i in self.special_token_ids for i in ids):
             return " ".join(f"<[{i}]>" for i in ids)
-        return json.dumps(self.tokenizer.decode(ids), ensure_ascii=False)
+        return json.dumps(chat.decode(ids, self.tokenizer), ensure_ascii=False)
 
 
 @lru_cache(maxsize=4)

@@ -88,8 +88,9 @@ def _tag_ids(tokenizer: Tokenizer, tags: str) -> dict[str, list[int]]:
     """The ids of each tag, and of a line end."""
     if tags not in MODES:
         raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
-    spelled = {tag: _encode(tag, tokenizer) for tag in (*TAGS, "\n")}
-    return spelled | {tag: [tokenizer.n_vocab + i] for i, tag in enumerate(TAGS) if tags == "reserved"}
+    reserved = tags == "reserved"
+    ids = {tag: [tokenizer.n_vocab + i] if reserved else encode_text(tag, tokenizer) for i, tag in enumerate(TAGS)}
+    return ids | {"\n": encode_text("\n", tokenizer)}
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
@@ -136,12 +137,20 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     return turn.body + turn.closing
 
 
+def answer_frame(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[str, str]:
+    """The texts with which an answer begins before its content, and ends before what stops it."""
+    if tags != TEMPLATE:
+        return "", "\n" if tags in MODES else ""
+    form = hf_chat_template.form(tokenizer)
+    return form.blank + form.opening, form.closing.removesuffix(decode([form.stop], tokenizer))
+
+
 def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """The ids with which an answer that is a call begins."""
     if tags == TEMPLATE:
         form = hf_chat_template.form(tokenizer)
         return tokenizer.encode_behind(form.before, form.opening + CALL_TAG)[0]
-    return _encode(CALL_TAG, tokenizer) if tags == RAW else list(_tag_ids(tokenizer, tags)[CALL_TAG])
+    return encode_text(CALL_TAG, tokenizer) if tags == RAW else list(_tag_ids(tokenizer, tags)[CALL_TAG])
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
@@ -169,14 +178,13 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
     """Content of a sampled completion: without what it opens with, the closing tag and what stands before that."""
     (end_tag,), ids = stop_sequences(tokenizer, tags), list(map(int, ids))
-    ended = tuple(ids[-len(end_tag) :]) == end_tag
+    ended, (opening, closing) = tuple(ids[-len(end_tag) :]) == end_tag, answer_frame(tokenizer, tags)
     text = decode(ids[: -len(end_tag)] if ended else ids, tokenizer)
-    before_tag = "\n" if tags in MODES else ""
-    if tags == TEMPLATE:
-        form = hf_chat_template.form(tokenizer)
-        opening, before_tag = form.blank + form.opening, form.closing.removesuffix(decode(end_tag, tokenizer))
-        text = "" if not ended and opening.startswith(text) else text.removeprefix(form.blank).removeprefix(form.opening)
-    return text.removesuffix(before_tag) if ended else text
+    if not ended and opening.startswith(text):  # it has hardly begun
+        return ""
+    for begun in (opening[:1], opening[1:]) if opening[:1] == " " else (opening,):  # a blank may be missing
+        text = text.removeprefix(begun)
+    return text.removesuffix(closing) if ended else text
 
 
 def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> tuple[int, str] | None:
@@ -215,16 +223,16 @@ def _turn(message: Message, tokenizer: Tokenizer, tags: str, previous: str = "")
     """The ids of a message, raw or between tags. previous: the role of the message before it."""
     role, content = message["role"], message["content"]
     if tags == RAW:
-        head = [] if "assistant" in (role, previous) else _encode("\n\n", tokenizer)
-        return Turn(head, [], _encode(content, tokenizer), [tokenizer.eot_id] * (role == "assistant"), [])
+        head = [] if "assistant" in (role, previous) else encode_text("\n\n", tokenizer)
+        return Turn(head, [], encode_text(content, tokenizer), [tokenizer.eot_id] * (role == "assistant"), [])
     ids = _tag_ids(tokenizer, tags)
     first, *rest = content.split(CALL_TAG) if role == "assistant" else [content]
-    body = _encode(first, tokenizer) + [i for piece in rest for i in ids[CALL_TAG] + _encode(piece, tokenizer)]
+    body = encode_text(first, tokenizer) + [i for piece in rest for i in ids[CALL_TAG] + encode_text(piece, tokenizer)]
     return Turn(ids[TAG_OF[role]] + ids["\n"], [], body, ids["\n"] + ids[END_TAG], ids["\n"])
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a text within a conversation."""
+def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a text within a conversation, not at the beginning of one."""
     return getattr(tokenizer, "encode_inside", tokenizer.encode)(text)
 
 

@@ -232,10 +232,10 @@ def _fill(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> str
     import jinja2
 
     renamed = [{**m, "role": "tool" if m["role"] == "function" else m["role"]} for m in messages]
-    given = dict(tokenizer.saved["special"], tools=None, documents=None)
+    template, given = _compiled(tokenizer), dict(tokenizer.saved["special"], tools=None, documents=None)
     try:
-        return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **given)
-    except (ConfigError, DataError):
+        return template.render(messages=renamed, add_generation_prompt=prompt, **given)
+    except DataError:
         raise
     except (jinja2.TemplateError, *_FAULTS) as error:
         raise DataError(f"the chat template of {tokenizer.spec} cannot render the conversation ({error})") from None
