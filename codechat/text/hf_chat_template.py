@@ -140,7 +140,9 @@ def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = 
             _, opening, written, closing, _ = answer(message["content"], tokenizer)
             asked = _fill(messages[:number], tokenizer, True)
             if text[:at] != asked + opening or content != written or not between.startswith(closing):
-                raise DataError(f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled")
+                raise DataError(
+                    f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled"
+                )
             head, end = head[: len(head) - len(opening)], len(closing)
         else:
             stop = _specials(tokenizer).search(between)

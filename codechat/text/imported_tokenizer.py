@@ -95,7 +95,9 @@ class ImportedTokenizer:
         starts = () if begins or not self._leads else ORDINARY
         return next(ids for start in (*starts, "") if (ids := self._behind(self._special, start, text)))
 
-    def _behind(self, tokenizer: Any, before: str, text: str, loses: bool = False) -> tuple[list[int], list[int]] | None:
+    def _behind(
+        self, tokenizer: Any, before: str, text: str, loses: bool = False
+    ) -> tuple[list[int], list[int]] | None:
         """None where the ids of `before` are others in the whole, or one of them reaches into the text."""
         text = replace_surrogates(text)
         head, whole = (tokenizer.encode(some, add_special_tokens=False) for some in (before, before + text))

@@ -100,7 +100,10 @@ def tokenizer_json(kind: str) -> str:
         about["normalizer"] = {"type": "Sequence", "normalizers": ways} if kind == "prepend" else None
         about["pre_tokenizer"] = None if kind == "prepend" else about["pre_tokenizer"] | {"split": False}
         steps = [blank | {"pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
-        about["decoder"] = {"type": "Sequence", "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+        about["decoder"] = {
+            "type": "Sequence",
+            "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
+        }
     made = tokenizers.Tokenizer.from_str(json.dumps(about))
     made.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in TURNS])
     return made.to_str()
