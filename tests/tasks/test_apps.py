@@ -257,4 +257,3 @@ def test_evaluation_plays_episodes_and_keeps_their_turns() -> None:
     )
     assert result.pass_at[1].value == 0 and len(result.examples) == 6 and all(row["turns"] for row in result.examples)
     assert all(row["tokens"] == sum(t["tokens"] for t in row["turns"]) for row in result.examples)
-    assert result.truncated_frac == sum(row["stop"] in ("length", "context") for row in result.examples) / 6
