@@ -115,7 +115,7 @@ class Http(Engine):
                 self._retried(self._load_weights)
         self.pushed_s += time.perf_counter() - began
 
-    def sample(
+    def sample(  # type: ignore[override]
         self,
         policy: GPT,
         prompts: Sequence[Sequence[int]],

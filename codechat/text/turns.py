@@ -74,4 +74,4 @@ def _by_id(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
         left.remove(result.result_of)
     if len(results) < len(turn.ids) and (results or goes_on):
         raise Misplaced("call_without_result", turn)
-    return sorted(results, key=lambda result: turn.ids.index(result.result_of)) if turn.ids and named else results
+    return sorted(results, key=lambda result: turn.ids.index(str(result.result_of))) if turn.ids and named else results

@@ -10,18 +10,33 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from taught import CALL, CODE, SQUARE, TOK
+
 from codechat.data import chat_formats
 from codechat.inference.app import AsciiJson, error_response
-from codechat.inference.detokenizer import Detokenizer
+from codechat.inference.client import as_openai
+from codechat.inference.detokenizer import Detokenizer, stable_text
 from codechat.inference.engine import Detail, Job, Request
-from codechat.inference.protocol import ApiError, Message, ParsedRequest, ServedModel, prompt_of
+from codechat.inference.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    ParsedRequest,
+    ServedModel,
+    grammar_of,
+    offered_tools,
+    parse_chat,
+    parse_completion,
+    prompt_of,
+)
 from codechat.inference.responses import ResponseBuilder
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
 
-TOK = tokenizer.load("gpt2:512")
+ODD = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}}}
 LOADED = LoadedModel(
     GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path()
 )
@@ -115,6 +130,112 @@ def test_a_result_without_an_id_is_rejected() -> None:
             [Message.model_validate(m) for m in (USER, asks(("a", "1")), {"role": "tool", "content": "1"})], [], LOADED
         )
     assert caught.value.param == "messages[2].tool_call_id"
+
+
+def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
+    """What the terminal keeps as text travels as tool_calls and is read as the same ids."""
+    two = "\n".join(["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "\ud83d"})])
+    unread = f'{chat.CALL_TAG} {{"name": "f", "arg'
+    told = [{"role": "function", "content": "1"}, {"role": "function", "content": "2"}]
+    for messages in (
+        [USER, {"role": "assistant", "content": two}, *told],
+        [USER, {"role": "assistant", "content": unread}, told[0]],
+    ):
+        sent = [Message.model_validate(message) for message in as_openai(messages)]
+        assert prompt_of(sent, [], LOADED) == chat.prompt(messages, TOK)
+
+
+# ---- text as it grows
+
+
+@pytest.mark.parametrize(
+    "content, more",
+    [(CODE, {}), (CODE, {"stops": ("x > 2",)}), (f"so: {CALL}", {"calls": True}), ("a\n<", {}), (CODE, {"tags": None})],
+)
+def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -> None:
+    detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
+    ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
+    whole, before = detokenizer.split(ids).text, ""
+    for k in range(len(ids) + 1):
+        if any(stop in detokenizer._decoded(ids[:k]) for stop in detokenizer.stops):
+            break  # the row leaves with this token
+        said = detokenizer.growing(ids[:k])
+        assert whole.startswith(said), (k, said)
+        before = max(before, said, key=len)
+    assert before
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+def test_a_stream_says_nothing_of_the_end_of_an_answer(tags: str) -> None:
+    detokenizer = Detokenizer(TOK, tags)
+    for end in ("", "\n", "\n\n"):
+        ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
+        whole = detokenizer.split(ids).text
+        assert whole.strip() == "abc"
+        assert all(whole.startswith(detokenizer.growing(ids[:k])) for k in range(len(ids) + 1))
+    for text, stable in (("a < b\n", "a < b"), ("a\n<|en", "a"), ("a\n<|x", "a\n<|x"), ("caf\ufffd", "caf")):
+        assert stable_text(text, "\n<|end|>") == stable
+
+
+def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
+    detokenizer = Detokenizer(TOK, "reserved", calls=True)
+    bad = f'{chat.CALL_TAG} {{"name": "square", "arg'
+    found = detokenizer.split(chat.completion_ids(f"Well. {CALL}{bad}{CALL}", TOK))
+    assert found == ("Well. ", [("square", {"x": 12})])
+    assert detokenizer.split(chat.completion_ids(bad + CALL, TOK)) == (bad + CALL, [])
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_declining_by_a_call_is_read_as_words_however_it_grows(calls: bool) -> None:
+    detokenizer = Detokenizer(TOK, "reserved", calls=calls)
+    ids = chat.completion_ids(chat.DECLINE, TOK)
+    assert detokenizer.split(ids) == (chat.DECLINED, [])
+    assert {detokenizer.growing(ids[:n]) for n in range(len(ids) + 1)} == {""}
+    assert Detokenizer(TOK, "reserved", raw=True).text(ids).startswith(chat.DECLINE)
+    assert detokenizer.growing(chat.completion_ids(CALL, TOK)) == ("" if calls else CALL)
+
+
+def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
+    class Declining:
+        tokenizer, tags, tools_style, declines = TOK, "reserved", "described", True
+
+    def passes(choice: str) -> bool:
+        body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
+        state = grammar_of(body, offered_tools(body), Declining()).begin()
+        ids = chat.completion_ids(chat.DECLINE, TOK)
+        return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
+
+    strict = {"type": "function", "function": {**SQUARE, "strict": True}}
+    assert passes("auto") and not passes("required")
+    declined = [Message.model_validate(m) for m in (USER, {"role": "assistant", "content": chat.DECLINED}, USER)]
+    assert chat.DECLINE in chat.decode(prompt_of(declined, [SQUARE], Declining()), TOK)
+
+
+def test_a_call_that_does_not_fit_is_rejected() -> None:
+    for more, field in (
+        ({"tool_choice": "required", "max_tokens": 5}, "max_tokens"),
+        ({"tool_choice": "required", "stop": "x"}, "stop"),
+        ({"tools": [{"type": "function", "function": {**ODD, "strict": True}}]}, "tools"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            parse_chat(
+                ChatRequest(
+                    **{"model": "m", "messages": [USER], "tools": [{"type": "function", "function": SQUARE}]} | more
+                ),
+                SERVED,
+            )
+        assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
+    (tmp_path / "abc.txt").write_text("abc\n")
+    letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
+    model = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=32, vocab_size=letters.n_vocab))
+    served = ServedModel(LoadedModel(model, letters, "text", {}, tmp_path), "m", 0)
+    for prompt in ("a\0b", ["abc", "z"]):
+        with pytest.raises(ApiError) as caught:
+            parse_completion(CompletionRequest(model="m", prompt=prompt), served)
+        assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
 # ---- any text can be answered

@@ -1,0 +1,65 @@
+"""A run that knows `taught.lessons` by heart, a server of it, and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from by_heart import learn
+from server import Running, Serving
+from taught import TOK, lessons, new_model
+
+from codechat import cli
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """A model this small only waits for a second one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the run tiny/sft, and the same as tiny/text, whose tags are plain text."""
+    root, model = tmp_path_factory.mktemp("root"), new_model(0)
+    learn(model, TOK, lessons())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "ROOT", root)
+        for name, tags in (("tiny/sft", "reserved"), ("tiny/text", "text")):
+            with Run.create(name, {"lr": 0.003}, kind="sft") as run:
+                meta = {"tokenizer": TOK.to_dict(), "tags": tags, "lineage": []}
+                checkpoint.save(run.path, 60, model=model, meta=meta)
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(taught: Path) -> Iterator[Path]:
+    """The root of this module's runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "ROOT", taught)
+        yield taught
+
+
+@pytest.fixture(scope="module")
+def up(root: Path) -> Iterator[Running]:
+    with Serving() as running:
+        yield running
+
+
+@pytest.fixture
+def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.main(argv)
+        out = capsys.readouterr()
+        return code, out.out, "\n".join(x for x in out.err.splitlines() if not x.startswith("compute:"))
+
+    return run
