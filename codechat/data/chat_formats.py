@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.data.sources import without_nulls
 from codechat.text import chat
+from codechat.text.turns import Turn, Unreadable, messages_of_turns
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -59,23 +59,6 @@ class Unusable(Exception):
     """A row that cannot be taught; its text is one of `REASONS`."""
 
 
-@dataclass
-class Turn:
-    """A message while it is read. ids: one for each call, where the format has them. result_of: the id that a result answers."""
-
-    role: str
-    content: str
-    calls: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    result_of: str | None = None
-    weight: int = 1
-
-    def message(self) -> Message:
-        prose = [self.content] if self.content or not self.calls else []
-        weight = {} if self.weight or self.role != "assistant" else {"weight": 0}
-        return {"role": self.role, "content": "\n".join([*prose, *self.calls]), **weight}
-
-
 def holds_conversation(row: Row) -> bool:
     """True where a row has turns that `messages_of` reads."""
     listed = row.get("messages") is not None or row.get("conversations") is not None
@@ -93,10 +76,11 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
                 turns.insert(0, Turn("system", system))
             elif turns[0].content.strip() != system.strip():
                 raise DataError(f"{where} has a system column and another system message; leave one of them out")
-        turns = _with_tools(_in_order(_joined(turns)), tools, tools_style)
+        return messages_of_turns(_without_list(_joined(turns), tools), tools, tools_style)
+    except Unreadable as error:
+        return error.reason
     except Unusable as reason:
         return str(reason)
-    return [turn.message() for turn in turns]
 
 
 def column_text(row: Row, names: Sequence[str], where: str) -> str:
@@ -314,21 +298,14 @@ def _schema(item: Any) -> dict[str, Any]:
     return {"name": inner["name"], "description": "", **inner, "parameters": parameters}
 
 
-def _with_tools(turns: list[Turn], tools: list[dict[str, Any]], style: str) -> list[Turn]:
-    """The turns, opened by a system message that lists the tools after the row's own words."""
-    if not tools:
+def _without_list(turns: list[Turn], tools: list[dict[str, Any]]) -> list[Turn]:
+    """The turns without the row's own list of tools in the system message: it is written anew."""
+    listed = _TOOLS.search(turns[0].content) if tools and turns[0].role == "system" else None
+    if not listed:
         return turns
-    text = turns[0].content if turns[0].role == "system" else ""
-    if listed := _TOOLS.search(text):
-        text = text.partition("# Tools")[0].strip() if "# Tools" in text[: listed.start()] else ""
-    try:
-        offer = chat.tools_prompt(tools, style)
-    except DataError:
-        raise Unusable("unreadable_tools") from None
-    return [Turn("system", f"{text}\n{offer}" if text else offer), *turns[turns[0].role == "system" :]]
-
-
-# ------------------------------------------------------------------ the order of calls and results
+    text = turns[0].content
+    text = text.partition("# Tools")[0].strip() if "# Tools" in text[: listed.start()] else ""
+    return [Turn("system", text), *turns[1:]]
 
 
 def _joined(turns: list[Turn]) -> list[Turn]:
@@ -343,21 +320,3 @@ def _joined(turns: list[Turn]) -> list[Turn]:
         else:
             joined.append(turn)
     return joined
-
-
-def _in_order(turns: list[Turn]) -> list[Turn]:
-    """Results with an id stand in the order of their calls. Unusable where one is missing, or answers no call."""
-    ordered: list[Turn] = []
-    while (at := len(ordered)) < len(turns):
-        turn, end = turns[at], at + 1
-        while end < len(turns) and turns[end].role == "function":
-            end += 1
-        results = turns[at + 1 : end]
-        if turn.ids and any(result.result_of is not None for result in results):
-            if any(result.result_of not in turn.ids for result in results):
-                raise Unusable("result_without_call")
-            results.sort(key=lambda result: turn.ids.index(result.result_of))
-        if turn.ids and end < len(turns) and len(results) < len(turn.ids):
-            raise Unusable("call_without_result")
-        ordered += [turn, *results]
-    return ordered

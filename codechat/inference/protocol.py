@@ -24,7 +24,7 @@ from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, call_grammar
-from codechat.text.turns import Misplaced, Turn, messages_of_turns
+from codechat.text.turns import Turn, Unreadable, messages_of_turns
 
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
@@ -367,16 +367,14 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
         if loaded.declines and turn == Turn("assistant", chat.DECLINED):
             turn.content = chat.DECLINE  # as the model wrote it
     try:
-        chat.tools_prompt(tools, loaded.tools_style)
-    except DataError as error:
-        raise ApiError(400, str(error), "tools") from None
-    try:
         return chat.prompt(messages_of_turns(turns, tools, loaded.tools_style), loaded.tokenizer, loaded.tags)
-    except Misplaced as error:
+    except Unreadable as error:
+        if error.turn is None:
+            raise ApiError(400, str(error), "tools") from None
         field = f"messages[{next(i for i, turn in enumerate(turns) if turn is error.turn)}]"
         field += ".tool_call_id" if error.turn.role == "function" else ".tool_calls"
         raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
-    except DataError as error:
+    except DataError as error:  # where tags are text, also of a tool's description
         raise ApiError(400, str(error), "messages") from None
 
 
