@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from server import Serving
-from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
+from server import Running, Serving
+from taught import ANSWER, CODE, REQUEST, TOK
 
 from codechat.inference import engine
 from codechat.text import chat
@@ -28,7 +28,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(chromium: Browser, up: Running) -> Iterator[Browser]:  # noqa: F811
+def page(chromium: Browser, up: Running) -> Iterator[Browser]:
     """A fresh page, one function offered; nothing may be thrown or blocked while it is used."""
     chromium.problems.clear()
     chromium.resize(1280, 800)
@@ -49,6 +49,12 @@ def tell(page: Browser, text: str) -> None:
 
 def without_tools(page: Browser) -> None:
     page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
+
+
+def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """At least this long per token."""
+    positions = engine.SlotCache.positions
+    patch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
 
 
 def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
 
 def test_stopping_keeps_what_was_said_and_frees_the_server(
     page: Browser,
-    up: Running,  # noqa: F811
+    up: Running,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow_down(monkeypatch, 0.02)
@@ -112,7 +118,8 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(
     assert "stopped" in page.ask("$('log').textContent")
     page.press("n", 78, modifiers=1)
     assert page.ask("messages.length") == 0 and "Ask something" in page.ask("$('log').textContent")
-    assert say(up).choices[0].message.content == CODE
+    body = {"model": "tiny/sft", "messages": [{"role": "user", "content": "code"}], "temperature": 0}
+    assert up.send("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"] == CODE
 
 
 def test_text_never_becomes_markup(page: Browser) -> None:
@@ -131,12 +138,6 @@ def test_an_error_is_shown_and_the_text_comes_back(page: Browser) -> None:
     assert "max_tokens" in page.ask("document.querySelector('[role=alert]').textContent")
     assert page.ask("$('say').value") == "hello" and page.ask("messages.length") == 0
     page.problems[:] = [p for p in page.problems if "status of 400" not in p]  # the browser's own line about the answer
-
-
-def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """At least this long per token."""
-    positions = engine.SlotCache.positions
-    patch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
 
 
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
@@ -214,13 +215,11 @@ def test_a_full_context_drops_the_oldest_turns_and_says_so(page: Browser) -> Non
     page.ask("document.querySelector('#max_tokens').value = ''")
 
 
-def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:  # noqa: F811
+def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)
-    before, shown = (
-        page.ask("JSON.stringify(messages)"),
-        page.ask("[...document.querySelectorAll('.card dd')].map(n => n.textContent)"),
-    )
+    cards = "[...document.querySelectorAll('.card dd')].map(n => n.textContent)"
+    before, shown = page.ask("JSON.stringify(messages)"), page.ask(cards)
     page.open(up.url)
     page.until("model !== ''")
     assert page.ask("messages.length") == 0
@@ -228,7 +227,7 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     assert page.ask("$('list').querySelector('button').textContent") == REQUEST
     page.ask("$('list').querySelector('button').click()")
     assert page.ask("JSON.stringify(messages)") == before
-    assert page.ask("[...document.querySelectorAll('.card dd')].map(n => n.textContent)") == shown
+    assert page.ask(cards) == shown
     assert page.ask("[...document.querySelectorAll('.assistant .body')].map(n => n.textContent)") == ["", ANSWER]
     found = json.loads(page.ask("exported()"))
     assert found["messages"] == json.loads(before) and found["tools"][0]["function"]["name"] == "square"
@@ -240,7 +239,7 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     assert page.ask("kept().length") == 0
 
 
-def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None:  # noqa: F811
+def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None:
     """In the middle of an answer: the request comes back, the page waits, and the request can be sent again."""
     chromium.problems.clear()
     with pytest.MonkeyPatch.context() as patch, Serving(timeout_s=600) as running:
