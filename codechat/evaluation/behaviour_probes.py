@@ -6,7 +6,6 @@ within a few steps that one skill overwrites another, long before a benchmark do
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tqdm import tqdm
 
 from codechat.core.errors import DataError, MissingFile
+from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.models import generate
@@ -120,24 +120,14 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
-    seen, chosen = Counter[str](), []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        probe = _probe(path, number, line)
-        seen[cell_of(probe)] += 1
-        if seen[cell_of(probe)] <= per_cell:
-            chosen.append(probe)
-    if not chosen:
+    chosen: dict[str, list[dict[str, Any]]] = {cell: [] for cell in CELLS}
+    kept = []
+    for number, probe in read_jsonl(path):
+        if not {"asked", "tools_present", "messages"} <= probe.keys() or cell_of(probe) not in CELLS:
+            raise DataError(f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}")
+        if len(cell := chosen[cell_of(probe)]) < per_cell:
+            cell.append(probe)
+            kept.append(probe)
+    if not kept:
         raise DataError(f"{path} holds no probes; make it again")
-    return chosen
-
-
-def _probe(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        probe = json.loads(line)
-        if cell_of(probe) in CELLS and probe["messages"]:
-            return probe
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise DataError(
-        f"{path} line {number} is not a probe {{messages, asked: tool | code, tools_present}}; make it again"
-    )
+    return kept

@@ -36,7 +36,6 @@ MOST_BYTES = 1 << 29  # of text read from one source
 N = 13  # words
 SHARE = 0.5
 NODES = 28
-_WORD = re.compile(r"\w+")
 _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lambda|import|try|with|yield|def)\b")
@@ -72,48 +71,37 @@ def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> di
     index = _Index(problems)
     for text, whole in texts:
         index.look(text, whole)
-    return index.found()
+    return index.ways()
 
 
 class _Index:
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.vocabulary: dict[str, int] = {}
         self.grams: dict[tuple[str, str], np.ndarray] = {}  # (problem, way) -> sorted hashes
-        self.short: dict[tuple[str, ...], set[str]] = {}
+        self.short: dict[tuple[str, ...], set[str]] = {}  # words of a whole request -> problems
         self.trees: dict[str, set[str]] = {}  # normal form -> problems
         self.profiles: set[tuple[tuple[str, int], ...]] = set()
         for problem in problems:
-            self._add(problem)
-        every = [h for h in self.grams.values() if len(h)]
-        self.every = np.unique(np.concatenate(every)) if every else np.zeros(0, dtype=np.uint64)
+            if len(words := _words(request(problem))) < N:
+                self.short.setdefault(tuple(words), set()).add(problem.id)
+            code = problem.gold.get("code") if isinstance(problem.gold, Mapping) else None
+            code = code if isinstance(code, str) else ""
+            for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
+                for word in words:
+                    self.vocabulary.setdefault(word, len(self.vocabulary) + 1)
+                if len(words) >= N:
+                    self.grams[problem.id, way] = np.unique(self._hashes(words))
+            for form, block in _normal_forms(code):
+                self.trees.setdefault(form, set()).add(problem.id)
+                self.profiles.add(_profile(block))
+        self.every = np.unique(np.concatenate([np.zeros(0, np.uint64), *self.grams.values()]))
         self.seen = np.zeros(len(self.every), dtype=bool)
-        self.exact: dict[str, set[str]] = {}
+        self.exact: dict[str, set[str]] = {}  # problem -> ways
 
-    def _add(self, problem: Problem) -> None:
-        words = _WORD.findall(request(problem).lower())
-        if len(words) < N:
-            self.short.setdefault(tuple(words), set()).add(problem.id)
-        else:
-            self.grams[problem.id, "prompt"] = np.unique(self._hashes(words, grow=True))
-        code = problem.gold.get("code") if isinstance(problem.gold, Mapping) else None
-        if not isinstance(code, str):
-            return
-        words = _WORD.findall(_STRIPPED.sub(" ", code).lower())
-        if len(words) >= N:
-            self.grams[problem.id, "solution"] = np.unique(self._hashes(words, grow=True))
-        for form, block in _normal_forms(code):
-            self.trees.setdefault(form, set()).add(problem.id)
-            self.profiles.add(_profile(block))
-
-    def _hashes(self, words: Sequence[str], grow: bool = False) -> np.ndarray:
+    def _hashes(self, words: Sequence[str]) -> np.ndarray:
         """(len - N + 1,) uint64: one for each N-gram whose words are all known."""
-        if grow:
-            for word in words:
-                self.vocabulary.setdefault(word, len(self.vocabulary) + 1)
         row = np.array([self.vocabulary.get(word, 0) for word in words], dtype=np.uint64)
-        count = len(row) - N + 1
-        if count < 1:
-            return np.zeros(0, dtype=np.uint64)
+        count = max(0, len(row) - N + 1)
         unknown = np.concatenate([[0], np.cumsum(row == 0)])
         hashes = np.zeros(count, dtype=np.uint64)
         with np.errstate(over="ignore"):
@@ -123,34 +111,36 @@ class _Index:
         return hashes[unknown[N:] == unknown[:-N]]
 
     def look(self, text: str, whole: bool) -> None:
-        words = _WORD.findall(text.lower())
+        words = _words(text)
         if whole and len(words) < N:
-            for name in self.short.get(tuple(words), ()):
-                self.exact.setdefault(name, set()).add("prompt")
+            self._add(self.short.get(tuple(words), ()), "prompt")
         self._mark(words)
         if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
-            self._mark(_WORD.findall(_STRIPPED.sub(" ", text).lower()))
-        if self.trees and "def " in text:
-            for block in _blocks(text):
-                if _profile(block) in self.profiles:
-                    for form, _ in _normal_forms(block):
-                        for name in self.trees.get(form, ()):
-                            self.exact.setdefault(name, set()).add("program")
+            self._mark(_words(_STRIPPED.sub(" ", text)))
+        for block in _blocks(text) if self.trees and "def " in text else ():
+            if _profile(block) in self.profiles:
+                for form, _ in _normal_forms(block):
+                    self._add(self.trees.get(form, ()), "program")
+
+    def _add(self, problems: Iterable[str], way: str) -> None:
+        for name in problems:
+            self.exact.setdefault(name, set()).add(way)
 
     def _mark(self, words: Sequence[str]) -> None:
-        if not len(self.every) or len(words) < N:
-            return
-        hashes = self._hashes(words)
-        at = np.searchsorted(self.every, hashes)
-        at[at == len(self.every)] = 0
-        self.seen[at[self.every[at] == hashes]] = True
+        if len(self.every) and len(words) >= N:
+            hashes = self._hashes(words)
+            at = np.searchsorted(self.every, hashes) % len(self.every)
+            self.seen[at[self.every[at] == hashes]] = True
 
-    def found(self) -> dict[str, tuple[str, ...]]:
-        how = {name: set(ways) for name, ways in self.exact.items()}
+    def ways(self) -> dict[str, tuple[str, ...]]:
         for (name, way), hashes in self.grams.items():
             if len(hashes) and self.seen[np.searchsorted(self.every, hashes)].mean() >= SHARE:
-                how.setdefault(name, set()).add(way)
-        return {name: tuple(sorted(ways)) for name, ways in how.items()}
+                self._add([name], way)
+        return {name: tuple(sorted(ways)) for name, ways in self.exact.items()}
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 # ---- programs
@@ -170,7 +160,7 @@ def _profile(block: str) -> tuple[tuple[str, int], ...]:
 
 
 def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
-    """(syntax tree without names of its own, source) of each function in a source that is large enough."""
+    """(syntax tree in which bound names are numbered, source) of each function in a source that is large enough."""
     for block in _blocks(source):
         indent = len(block) - len(block.lstrip())
         tree = parsed("\n".join(line[indent:] for line in block.split("\n")))
@@ -182,11 +172,10 @@ def _normal(node: ast.stmt) -> str:
     """A dump in which names that the function binds are numbered, without docstrings and annotations."""
     bound: dict[str, str] = {}
     for n in ast.walk(node):
-        own = n.name if isinstance(n, ast.FunctionDef) else n.arg if isinstance(n, ast.arg) else None
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-            own = n.id
-        if own:
-            bound.setdefault(own, f"_{len(bound)}")
+        stored = isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        if stored or isinstance(n, ast.FunctionDef | ast.arg):
+            name = n.id if stored else n.name if isinstance(n, ast.FunctionDef) else n.arg
+            bound.setdefault(name, f"_{len(bound)}")
     for n in ast.walk(node):
         if isinstance(n, ast.FunctionDef):
             n.name, n.returns, n.decorator_list = bound[n.name], None, []
@@ -213,19 +202,17 @@ class Texts:
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         for entry in self.lineage:
-            name = f"{entry.get('run')} ({entry.get('kind')})"
-            done = 0
+            name, done = f"{entry.get('run')} ({entry.get('kind')})", 0
             try:
                 for text, whole in _texts_of(entry):
                     yield text, whole
                     done += len(text)
                     if done > self.most_bytes:
                         break
+                if not done:
+                    raise UserError("no text was found")
             except (UserError, OSError) as error:
                 self.missing.append(f"{name}: {str(error)[:160]}")
-                continue
-            if not done:
-                self.missing.append(f"{name}: no text was found")
                 continue
             part = f"the first {done / 1e6:.0f} MB only" if done > self.most_bytes else f"{done / 1e6:.1f} MB"
             self.read.append(f"{name}: {part}")
@@ -235,17 +222,19 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     preferences, data_dir = entry.get("kind") == "preference", entry.get("data_dir")
     if entry.get("task") and not (preferences and data_dir):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
-        yield from _problem_texts(entry["task"], source, entry.get("seed") or 0)
-        return
-    if not data_dir:
+        directory = _directory(source or "")  # or a word such as hub
+        source = {"source": str(directory) if directory.exists() else source} if source else {}
+        problems = tasks.load(entry["task"], **source).problems("train", seed=entry.get("seed") or 0)
+        yield from ((request(problem), True) for problem in problems)  # RL never shows a reference solution
+    elif not data_dir:
         raise UserError("its lineage names no data")
-    directory = _directory(data_dir)
-    if preferences:
-        yield from _preference_texts(directory)
+    elif preferences:
+        for _, row in read_jsonl(_directory(data_dir) / "preferences.train.jsonl"):
+            yield from _messages(row.get(name) for name in ("prompt", "chosen", "rejected", "completion"))
     elif entry.get("kind") == "pretrain":
-        yield from ((text, False) for text in _corpus_texts(directory, entry.get("data")))
+        yield from ((text, False) for text in _corpus_texts(_directory(data_dir), entry.get("data")))
     else:
-        yield from _conversation_texts(directory)
+        yield from _conversation_texts(_directory(data_dir))
 
 
 def _directory(name: str) -> Path:
@@ -268,40 +257,24 @@ def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
     files = sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")])
     if not files:
         raise UserError(f"{directory} holds no training files any more")
-    tokenized = []
+    tokenized: dict[str, None] = {}
     for file in files:
         for _, row in read_jsonl(file):
-            if {"input_ids", "labels"} <= row.keys() and file.name not in tokenized:
-                tokenized.append(file.name)
+            if {"input_ids", "labels"} <= row.keys():
+                tokenized[file.name] = None
             if "gold" not in row:  # the directory also holds problems; SFT does not read them
-                yield from (
-                    (m["content"], True)
-                    for m in row.get("messages") or row.get("conversations") or ()
-                    if m["role"] != "system"
-                )
+                yield from _messages([row.get("messages") or row.get("conversations")])
     if tokenized:  # the rows do not name their tokenizer
         names = ", ".join(tokenized)
         raise UserError(f"{names}: rows are token ids; messages are required; search their texts (other rows were)")
 
 
-def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Prompts and completions, chosen and rejected: a model learns from both."""
-    for _, row in read_jsonl(directory / "preferences.train.jsonl"):
-        for value in (row.get(name) for name in ("prompt", "chosen", "rejected", "completion")):
-            messages = [{"role": "", "content": value}] if isinstance(value, str) else value or ()
-            yield from ((m["content"], True) for m in messages if m["role"] != "system")
-
-
-def _problem_texts(name: str, source: str | None, seed: int) -> Iterator[tuple[str, bool]]:
-    """Prompts only: RL never shows a reference solution. seed: of the run."""
-    task = tasks.load(name, **({"source": _source(source)} if source else {}))
-    yield from ((request(problem), True) for problem in task.problems("train", seed=seed))
-
-
-def _source(name: str) -> str:
-    """A path, or a word such as hub."""
-    directory = _directory(name)
-    return str(directory) if directory.exists() else name
+def _messages(values: Iterable[Any]) -> Iterator[tuple[str, bool]]:
+    """Texts and lists of messages as whole messages, without system prompts."""
+    for value in values:
+        for m in [{"role": "", "content": value}] if isinstance(value, str) else value or ():
+            if m["role"] != "system":
+                yield m["content"], True
 
 
 def request(problem: Problem) -> str:

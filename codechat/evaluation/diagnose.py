@@ -13,7 +13,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
 
 from codechat import tasks
 from codechat.core import config
@@ -27,10 +30,6 @@ from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -85,12 +84,9 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
 
     SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE."""
-    if rewards.ndim != 2 or rewards.shape != correct.shape:
-        raise ConfigError(f"rewards {tuple(rewards.shape)}, correct {tuple(correct.shape)}; both must be (problems, G)")
     n_groups, group_size = rewards.shape
-    if n_groups < (least := max(1, min_groups)):
-        raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
-    _check_group_size(group_size)
+    if n_groups < min_groups or group_size < 2:
+        raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
     zero_std = int(advantages.zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
@@ -116,19 +112,11 @@ def verdict_of(correct_share: float, signal: float, dead_below: float, weak_belo
     return "DEAD" if signal < dead_below else "WEAK" if signal < weak_below else "LIVE"
 
 
-def _check_group_size(group_size: int) -> None:
-    if group_size < 2:
-        raise ConfigError(f"group_size {group_size}: a group of one has no variance; set --group-size 2 or more")
-
-
 class Sentinel:
     """Stops a loop after `patience` DEAD steps in a row. Checkpoints hold its state, so a resumed run continues the count."""
 
     def __init__(self, patience: int = 20) -> None:
-        if patience < 1:
-            raise ConfigError(f"patience {patience}; required at least 1 step")
-        self.patience = patience
-        self.dead_steps = 0
+        self.patience, self.dead_steps = patience, 0
 
     def update(self, frac_groups_with_variance: float) -> bool:
         """Count one step; True when the loop should stop."""
@@ -144,8 +132,6 @@ class Sentinel:
 
 def bf16_snapshot(model: nn.Module) -> list[Tensor]:
     """A copy of every parameter rounded to bfloat16, in the order of `model.parameters()`."""
-    import torch
-
     return [p.detach().to(torch.bfloat16, copy=True) for p in model.parameters()]
 
 
@@ -159,20 +145,13 @@ def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
 
 def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tensor, int]:
     """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
-    import torch
-
-    params = [p.detach() for p in model.parameters()]
-    if [p.shape for p in params] != [b.shape for b in before]:
-        raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
-    parts = [(dist.local(p), dist.local(b)) for p, b in zip(params, before, strict=True)]
+    parts = [(dist.local(p.detach()), dist.local(b)) for p, b in zip(model.parameters(), before, strict=True)]
     changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
     return changed, sum(p.numel() for p, _ in parts)
 
 
 def share_of_all(changed: float, total: int, model: nn.Module) -> float:
     """Share of changed weights, of all ranks where the model is sharded: then a collective."""
-    import torch
-
     if sharding.is_sharded(model):
         changed, total = dist.sum_(torch.tensor([int(changed), total])).tolist()
     return changed / max(1, total)
@@ -207,8 +186,6 @@ def sample_groups(
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory."""
-    import torch
-
     task = tasks.load(cfg.task, **cfg.source)
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()

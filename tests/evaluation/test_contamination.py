@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from codechat import tasks
 from codechat.data import command
 from codechat.evaluation import contamination, evaluate
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, paths
+from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import micro
 from codechat.tasks.base import Problem
-from codechat.tasks.toy import TOY_MODEL
 from codechat.text import tokenizer
 
 CODE = """def longest_run(values, limit):
@@ -41,51 +40,46 @@ def found(*texts: str, problem: Problem = PROBLEM, whole: bool = False) -> tuple
     return contamination.search([problem], [(text, whole) for text in texts]).get("leaked", ())
 
 
-@pytest.mark.parametrize(
-    "text, way",
-    [
+def renamed(code: str, **names: str) -> str:
+    for old, new in names.items():
+        code = code.replace(old, new)
+    return code
+
+
+def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
+    rewritten = (
+        'def f(xs: list, n: int) -> int:\n    """Say it."""\n    b = r = 0\n\n    for x in xs:  # each\n'
+        "        r = r + 1 if x > n else 0\n        b = max(b, r)\n    return b"
+    )
+    for text, way in (
         (NOISE + REQUEST + NOISE, "prompt"),
         (NOISE + REQUEST.upper().replace(" ", "\n  ") + NOISE, "prompt"),
         (NOISE + CODE + NOISE, "solution"),
-        (NOISE + CODE.replace("best", "b").replace("run", "r").replace("value", "v").replace("limit", "cut") + NOISE, "program"),
+        (NOISE + renamed(CODE, best="b", run="r", value="v", limit="cut") + NOISE, "program"),
         ("class A:\n" + "".join("    " + line for line in CODE.replace("run", "r").splitlines(True)), "program"),
-        ('def f(xs: list, n: int) -> int:\n    """Say it."""\n    b = r = 0\n\n    for x in xs:  # each\n        r = r + 1 if x > n else 0\n        b = max(b, r)\n'
-         "    return b", "program"),
-    ],
-)  # fmt: skip
-def test_a_planted_leak_is_found(text: str, way: str) -> None:
-    assert way in found(text)
-    assert found(NOISE) == ()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        (rewritten, "program"),
+    ):
+        assert way in found(text), text
+    for text in (
         NOISE,
         " ".join(REQUEST.split()[:12]),  # a gram's length less one word
         " ".join(REQUEST.split()[:14]),  # two of the eight grams of the request
         " ".join(sorted(REQUEST.split())),
-        CODE.replace("max", "min").replace("best", "b").replace("run", "r").replace("value", "v"),
-        CODE.replace("> limit", ">= limit").replace("best", "b").replace("run", "r").replace("value", "v"),
+        renamed(CODE, max="min", best="b", run="r", value="v"),
+        renamed(CODE, **{"> limit": ">= limit"}, best="b", run="r", value="v"),
         "",
         "def broken(:\n    return",
-    ],
-)
-def test_what_is_only_alike_is_not_exposed(text: str) -> None:
-    assert found(text) == ()
+    ):
+        assert found(text) == (), text
 
 
-def test_a_short_request_counts_only_as_a_whole_message() -> None:
+def test_short_requests_count_as_whole_messages_only_and_small_programs_never() -> None:
     short = Problem("leaked", [{"role": "user", "content": "What is 12 squared?"}], None, "test")
     assert found("what is 12   squared", problem=short, whole=True) == ("prompt",)
     assert found("I ask: what is 12 squared?", problem=short, whole=True) == ()
     assert found("what is 12 squared", problem=short) == ()
-
-
-def test_small_programs_are_nobodys_secret() -> None:
     gold = {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}
-    small = Problem("leaked", PROBLEM.messages, gold, "test")
-    assert found("def f(x):\n    return x + 1\n", problem=small) == ()
+    assert found(gold["code"], problem=Problem("leaked", PROBLEM.messages, gold, "test")) == ()
 
 
 @pytest.mark.slow
@@ -99,51 +93,35 @@ def test_problems_of_micro_are_not_exposed_by_its_own_solutions_but_a_leak_is() 
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run whose lineage is a corpus and conversations, both with room for a leak."""
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr("codechat.evaluation.contamination.ROOT", tmp_path)
     (tmp_path / "source").mkdir()
     for i in range(40):
-        (tmp_path / "source" / f"module_{i}.py").write_text(
-            f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")
-        )
-    words = f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0"
-    command.main(words.split())
-    (tmp_path / "talk").mkdir()
+        text = f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")
+        (tmp_path / "source" / f"module_{i}.py").write_text(text)
+    command.main(f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0".split())
     messages = [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}]
-    row = {"id": "a", "messages": messages, "domain": "chat", "meta": {}}
-    (tmp_path / "talk" / "chat.train.jsonl").write_text(json.dumps(row) + "\n")
-    lineage = [{"run": "p", "kind": "pretrain", "data_dir": "corpus"}, {"run": "s", "kind": "sft", "data_dir": "talk"},
-               {"run": "gone", "kind": "sft", "data_dir": "nowhere"}]  # fmt: skip
-    tok = tokenizer.load("bytes")
-    with Run.create("leaky", {"a": 1}, kind="sft") as run:
-        checkpoint.save(
-            run.path,
-            1,
-            model=GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0),
-            meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage},
-        )
-    return run.path
+    write(tmp_path / "talk" / "chat.train.jsonl", {"id": "a", "messages": messages, "domain": "chat", "meta": {}})
+    stages = (("p", "pretrain", "corpus"), ("s", "sft", "talk"), ("gone", "sft", "nowhere"))
+    return make_run("leaky", lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages])
 
 
-def test_a_lineage_is_searched_through_its_manifests(trained: Path) -> None:
+def write(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Path) -> None:
     report = contamination.check([PROBLEM], checkpoint.load("leaky").meta["lineage"])
     assert report.how == {"leaked": ("program",)}
     assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
     assert len(report.missing) == 1 and "gone" in report.missing[0]
     assert all(words in str(report) for words in ("1 of 1", "program 1", "gone"))
-
-
-@pytest.mark.parametrize("recorded", [None, "its own", "another"])
-def test_a_corpus_that_was_prepared_anew_is_not_the_one_that_was_trained_on(
-    trained: Path, recorded: str | None
-) -> None:
-    own = json.loads((paths.ROOT / "corpus" / "manifest.json").read_text())["hash"]
-    entry = {"run": "p", "kind": "pretrain", "data_dir": "corpus"}
-    entry |= {} if recorded is None else {"data": own if recorded == "its own" else "0" * 64}
-    report = contamination.check([PROBLEM], [entry])
-    assert bool(report.missing) == (recorded == "another") and bool(report.read) != bool(report.missing)
+    own = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["hash"]
+    for recorded, same in (({}, True), ({"data": own}, True), ({"data": "0" * 64}, False)):  # prepared anew since
+        report = searched([PROBLEM], kind="pretrain", data_dir="corpus", **recorded)
+        assert (bool(report.read), bool(report.missing)) == (same, not same)
 
 
 def searched(problems: list[Problem], **entry: object) -> contamination.Report:
@@ -156,41 +134,31 @@ def test_sampled_problems_are_those_of_the_runs_seed() -> None:
     assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
 
 
-@pytest.mark.parametrize(
-    "row, way",
-    [
+def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path) -> None:
+    """The task of such a run only evaluates: its problems are not what was trained on."""
+    turns = dict(prompt=[{"role": "user", "content": REQUEST}], chosen=[{"role": "assistant", "content": "a"}])
+    entry = dict(kind="preference", data_dir=str(tmp_path), task="toy", task_data=None, seed=0)
+    for row, way in (
         (dict(prompt=REQUEST, chosen="a", rejected="b"), "prompt"),
         (dict(prompt="Write it.", chosen=CODE, rejected="b"), "solution"),
-        (dict(prompt="Write it.", chosen="a", rejected=CODE.replace("best", "b").replace("run", "r")), "program"),
+        (dict(prompt="Write it.", chosen="a", rejected=renamed(CODE, best="b", run="r")), "program"),
         (dict(prompt="Write it.", completion=CODE, label=False), "solution"),
-        (
-            dict(
-                prompt=[{"role": "user", "content": REQUEST}],
-                chosen=[{"role": "assistant", "content": "a"}],
-                rejected=[{"role": "assistant", "content": CODE}],
-            ),
-            "prompt solution",
-        ),
-    ],
-)
-def test_prompts_and_both_completions_of_preferences_are_searched(row: dict, way: str, tmp_path: Path) -> None:
-    """The task of such a run only evaluates: its problems are not what was trained on."""
-    noise = dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d")
-    (tmp_path / "preferences.train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (noise, row)))
-    entry = dict(kind="preference", data_dir=str(tmp_path), task="toy", task_data=None, seed=0)
-    report = searched([PROBLEM], **entry)
-    assert set(way.split()) <= set(report.how["leaked"]) and not report.missing
+        (turns | dict(rejected=[{"role": "assistant", "content": CODE}]), "prompt solution"),
+    ):
+        write(tmp_path / "preferences.train.jsonl", dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d"), row)
+        report = searched([PROBLEM], **entry)
+        assert set(way.split()) <= set(report.how["leaked"]) and not report.missing
     lower = Problem("lower", [{"role": "user", "content": "lower"}], "lower", "test")
     assert not searched([lower], **entry).how
 
 
 def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
     ids = tokenizer.load("bytes").encode(REQUEST)
-    (tmp_path / "ids.train.jsonl").write_text(json.dumps(dict(input_ids=ids, labels=ids)) + "\n")
+    write(tmp_path / "ids.train.jsonl", dict(input_ids=ids, labels=ids))
     entry = dict(kind="sft", data_dir=str(tmp_path))
     alone = searched([PROBLEM], **entry)
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
-    (tmp_path / "talk.train.jsonl").write_text(json.dumps(dict(messages=messages)) + "\n")
+    write(tmp_path / "talk.train.jsonl", dict(messages=messages))
     beside = searched([PROBLEM], **entry)  # what is text is searched nevertheless
     assert not alone.how and beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):
@@ -200,12 +168,12 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
 def test_pairs_sampled_on_a_task_are_searched_where_its_problems_lie(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": REQUEST}]
     row = {"id": "a", "messages": messages, "gold": {"name": "f", "arguments": {}}, "split": "train"}
-    (tmp_path / "funcall.train.jsonl").write_text(json.dumps(row) + "\n")
+    write(tmp_path / "funcall.train.jsonl", row)
     where = dict(kind="preference", data_dir=None, task="funcall")
     assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
 
 
-def test_evaluate_prints_clean_and_exposed_parts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--task", "toy", "--n", "2", "--ks", "1", "--max-new-tokens", "8", "--limit", "4", "--ckpt", "leaky"]
     evaluate.main([*words, "--run-name", "scores"])
     out = capsys.readouterr().out

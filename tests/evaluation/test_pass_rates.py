@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,9 @@ import pytest
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.evaluation import diagnose, pass_rates, results
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.sandbox import SandboxUnavailable, close_all
 from codechat.tasks.base import Problem
-from codechat.tasks.toy import TOY_MODEL
-from codechat.text import tokenizer
 
 
 def test_both_verdicts_stand_beside_each_other() -> None:
@@ -59,28 +54,25 @@ def test_the_window_keeps_problems_with_variance_and_without_any_partial_rewards
 
 
 @pytest.fixture
-def policy(runs_root: Path) -> Iterator[Run]:
-    """An untrained checkpoint; the code tasks' judges end with the test."""
-    tok = tokenizer.load("bytes")
-    with Run.create("base", {"a": 1}, kind="sft") as run:
-        checkpoint.save(run.path, 1, model=GPT(GPTConfig(**TOY_MODEL | {"block_size": 512}, vocab_size=tok.n_vocab), seed=0),
-                        meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": []})  # fmt: skip
+def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
+    """The command on an untrained checkpoint; the judges of code end with the test."""
+    make_run("base", block_size=512)
+
+    def run(*words: str) -> None:
+        common = "--ckpt base --task micro --k 2 --limit 6 --max-new-tokens 12".split()
+        try:
+            pass_rates.main([*common, *words])
+        except SandboxUnavailable as why:
+            pytest.skip(str(why))
+
     yield run
     close_all()
 
 
-WORDS = ["--ckpt", "base", "--task", "micro", "--k", "2", "--limit", "6", "--max-new-tokens", "12"]
-
-
-def passk_here(*words: str) -> None:
-    try:
-        pass_rates.main([*WORDS, *words])
-    except SandboxUnavailable as why:
-        pytest.skip(str(why))
-
-
-def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    passk_here("--run-name", "rates")
+def test_the_commands_end_to_end(
+    passk: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passk("--run-name", "rates")
     out = capsys.readouterr().out
     for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level "):
         assert words in out
@@ -108,8 +100,10 @@ def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.Cap
         pass_rates.main_filter(["--rates", "rates", "--out", str(target)])
 
 
-def test_a_gate_states_and_does_not_stop(policy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    passk_here("--run-name", "gated", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
+def test_a_gate_states_and_does_not_stop(
+    passk: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passk("--run-name", "gated", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
     assert "GATE fail" in capsys.readouterr().out
     run = Run.open("gated")
     assert (
@@ -122,8 +116,8 @@ def test_a_gate_states_and_does_not_stop(policy: Run, tmp_path: Path, capsys: py
     assert not (target / "micro.train.jsonl").exists() and (target / "micro.test.jsonl").exists()
 
 
-def test_problems_to_train_on_do_not_come_from_test(policy: Run, tmp_path: Path) -> None:
-    passk_here("--run-name", "tests", "--split", "test")
+def test_problems_to_train_on_do_not_come_from_test(passk: Callable[..., None], tmp_path: Path) -> None:
+    passk("--run-name", "tests", "--split", "test")
     with pytest.raises(ConfigError, match="--split train"):
         pass_rates.main_filter(["--rates", "tests", "--out", str(tmp_path / "x")])
     with pytest.raises(MissingFile, match="pass_rates.jsonl"):
