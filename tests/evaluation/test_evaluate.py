@@ -3,7 +3,6 @@ checkpoint."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -18,16 +17,11 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import conversations
 from codechat.evaluation import behaviour_probes, domain_loss, evaluate, results
-from codechat.evaluation.intervals import (
-    bootstrap_interval,
-    estimate_pass_at_k,
-    paired_bootstrap,
-    wilson_interval,
-)
+from codechat.evaluation.intervals import wilson_interval
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, paths
+from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Problem, Score
@@ -35,45 +29,6 @@ from codechat.tasks.funcall.staircase import NAMED
 from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
-
-# ---------------------------------------------------------------- estimates
-
-
-@pytest.mark.parametrize("n, c, k", [(5, 2, 1), (5, 2, 3), (6, 0, 4), (6, 6, 2), (7, 4, 7)])
-def test_pass_at_k_equals_enumeration(n: int, c: int, k: int) -> None:
-    draws = list(itertools.combinations([i < c for i in range(n)], k))
-    assert estimate_pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
-    values = np.random.default_rng(3).random(400) < 0.3
-    found = bootstrap_interval(values, seed=1)
-    half = 1.96 * values.std() / 20
-    assert found.lo == pytest.approx(found.value - half, abs=0.005) and found.hi == pytest.approx(
-        found.value + half, abs=0.005
-    )
-    assert found == bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
-
-
-def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
-    a = (np.random.default_rng(0).random(400) < 0.5).astype(float)
-    b = a.copy()
-    b[np.flatnonzero(a == 0)[:16]] = 1  # the same problems, 16 more of them solved
-    gain, lo, hi = paired_bootstrap(a, b)
-    assert gain == pytest.approx(0.04) and 0 < lo < gain < hi
-    assert bootstrap_interval(b).lo < bootstrap_interval(a).hi
-    back = paired_bootstrap(b, a)
-    assert back == pytest.approx((-gain, -hi, -lo), abs=0.01)
-    with raising(ConfigError, "(400,)", "(399,)"):
-        paired_bootstrap(a, b[:-1])
-
-
-def test_wilson_interval_at_the_ends() -> None:
-    assert (none := wilson_interval(0, 20)).lo == 0 and none.hi == pytest.approx(0.1611, abs=1e-4)
-    assert wilson_interval(20, 20).lo == pytest.approx(1 - none.hi)
-    half = wilson_interval(50, 100)
-    assert (half.lo, half.hi) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-
 
 # ---------------------------------------------------------------- one task
 
@@ -95,9 +50,7 @@ def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tok
     assert (found.N, found.n, found.tier_counts.total()) == (8, 4, 32)
     row = found.row()
     assert sum(row[f"tier/{t}"] for t in found.task.tiers) == pytest.approx(1)
-    assert row["reward_mean"] == pytest.approx(
-        np.mean([s["reward"] for s in found.samples])
-    )  # 32 samples: all are kept
+    assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in found.samples]))  # all 32 are kept
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
     for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
         assert part in str(found)
@@ -173,23 +126,6 @@ def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run with two checkpoints of different weights."""
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    tok = tokenizer.load("bytes")
-    shape = GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab)
-    with Run.create("toy", {"a": 1}, kind="reinforce") as run:
-        for step in (1, 2):
-            checkpoint.save(
-                run.path,
-                step,
-                model=GPT(shape, seed=step),
-                meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": []},
-            )
-    return run
-
-
 TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", "--max-new-tokens", "8", "--limit", "8"]
 
 
@@ -197,17 +133,12 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
     evaluate.main([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
     run = Run.open("scores")
     rows = run.evals()
-    assert list(zip(rows["checkpoint"], rows["split"])) == [
-        ("toy@1", "select"),
-        ("toy@1", "test"),
-        ("toy@2", "select"),
-        ("toy@2", "test"),
-    ]
+    cells = [("toy@1", "select"), ("toy@1", "test"), ("toy@2", "select"), ("toy@2", "test")]
+    assert list(zip(rows["checkpoint"], rows["split"])) == cells
     assert set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
     per_problem = results.read_per_problem(run)
-    assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {
-        ("checkpoint", "split", "sampling", "id", "n", "c", "reward_mean", "tiers")
-    }
+    keys = ("checkpoint", "split", "sampling", "id", "n", "c", "reward_mean", "tiers")
+    assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {keys}
     assert run.status["status"] == "finished" and len(run.status["summary"]) == 2
     out = capsys.readouterr().out
     assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
@@ -253,9 +184,8 @@ def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run:
     greedy = ["--task", "toy", "--max-new-tokens", "8", "--limit", "8", "--temperature", "0", "--n", "1", "--ks", "1"]
     evaluate.main([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
     alone = [r["c"] for r in results.read_per_problem(Run.open("greedy"))]
-    assert [
-        r["c"] for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")
-    ] == alone
+    ours = [r for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")]
+    assert [r["c"] for r in ours] == alone
     given = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"].endswith("call given")]
     others = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"] == "T=1"]
     assert all(text.startswith("<functioncall>") for text in given) and not any(map("<functioncall>".__eq__, others))
@@ -303,22 +233,16 @@ def test_constrained_calls_are_readable_and_have_rows_of_their_own(
     assert free_rows == results.read_per_problem(other)
 
 
-def test_all_checkpoints_chooses_on_select_and_writes_best(toy_run: Run) -> None:
+def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:
     evaluate.main([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
-    rows = Run.open("choice").evals()
+    run = Run.open("choice")
+    rows = run.evals()
     assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
     best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])["step"].iloc[0]
-    assert (
-        checkpoint.load("toy@best").step == best == int(Run.open("choice").status["summary"]["best"].rpartition("@")[2])
-    )
-
-
-def test_choice_prefers_pass_at_1_then_k_then_the_earlier() -> None:
-    def rows(*pairs: tuple[float, float]) -> dict[Path, dict[str, float]]:
-        return {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(pairs)}
-
-    assert evaluate.choose(rows((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 8) == Path("step_000002")
-    assert evaluate.choose(rows((0.4, 0.6), (0.4, 0.6)), 8) == Path("step_000000")
+    assert checkpoint.load("toy@best").step == best == int(run.status["summary"]["best"].rpartition("@")[2])
+    for pairs, chosen in ((((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 2), (((0.4, 0.6), (0.4, 0.6)), 0)):
+        scores = {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(pairs)}
+        assert evaluate.choose(scores, 8) == Path(f"step_{chosen:06d}")
 
 
 def test_invalid_settings_are_named(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
@@ -340,32 +264,22 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     folder = tmp_path / "talk"
     folder.mkdir()
     for domain, answer in (("calls", "7"), ("code", "x = 1")):
-        rows = [
-            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]} for _ in range(5)
-        ]
-        (folder / f"{domain}.test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        (folder / f"{domain}.test.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 5)
     loaded = loading.load_model("toy")
-    found = domain_loss.of_checkpoint(loaded, folder, "test", 3, torch.device("cpu"))
-    rendered = chat.render(rows[0]["messages"], loaded.tokenizer, tags="reserved")
+    losses = domain_loss.of_checkpoint(loaded, folder, "test", 3, torch.device("cpu"))
+    rendered = chat.render(messages, loaded.tokenizer, tags="reserved")
     ids = torch.tensor([rendered.ids])
     targets = ids[:, 1:].masked_fill(torch.tensor([rendered.loss_mask])[:, 1:] == 0, -100)
     nats = float(loaded.model.loss(ids[:, :-1], targets, reduction="sum"))
-    assert found["heldout_nats/code"] == pytest.approx(nats, rel=1e-5)
-    assert found["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
-    assert (
-        set(found) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
-        and not loaded.model.training
-    )
-    assert {
-        d: len(e)
-        for d, e in conversations.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3).items()
-    } == {"calls": 3, "code": 3}
-    for words in (
-        ["--heldout-examples", "3"],
-        ["--heldout-examples", "3", "--data-dir", str(folder), "--split", "test_hard"],
-    ):
+    assert losses["heldout_nats/code"] == pytest.approx(nats, rel=1e-5)
+    assert losses["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
+    assert set(losses) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
+    kept = conversations.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3)
+    assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
+    for words in ([], ["--data-dir", str(folder), "--split", "test_hard"]):
         with pytest.raises(UserError, match="--heldout-examples"):
-            evaluate.main(["--ckpt", "toy", *words])
+            evaluate.main(["--ckpt", "toy", "--heldout-examples", "3", *words])
 
 
 class Echo:
@@ -389,13 +303,9 @@ class Episodes(tasks.task_class("toy")):
 
 
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    problems = [
-        tasks.Problem(
-            str(n), [{"role": "user", "content": "x" * n}], tasks.load("toy").problems("test", 1)[0].gold, "test"
-        )
-        for n in (1, 2 * policy[0].cfg.block_size)
-    ]
-    found = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
-    assert [(p.c, p.reward_mean) for p in found.problems] == [(2, 1.0), (0, 0.0)]
-    assert [e["tokens"] > 0 for e in found.examples] == [True, True, False, False]
-    assert [len(e["turns"]) for e in found.examples] == [1] * 4
+    gold, block = tasks.load("toy").problems("test", 1)[0].gold, policy[0].cfg.block_size
+    problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
+    result = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
+    assert [(p.c, p.reward_mean) for p in result.problems] == [(2, 1.0), (0, 0.0)]
+    assert [e["tokens"] > 0 for e in result.examples] == [True, True, False, False]
+    assert [len(e["turns"]) for e in result.examples] == [1] * 4

@@ -1,14 +1,57 @@
-"""The bootstrap over seeds and problems."""
+"""pass@k and its intervals: over problems, over clusters, over seeds and problems."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
+from raising import raising
 
+from codechat.core.errors import ConfigError
 from codechat.evaluation import results
-from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, wilson_interval
+from codechat.evaluation.intervals import (
+    bootstrap_interval,
+    estimate_pass_at_k,
+    hierarchical_interval,
+    paired_bootstrap,
+    wilson_interval,
+)
+
+
+def test_pass_at_k_equals_enumeration() -> None:
+    for n, c, k in ((5, 2, 1), (5, 2, 3), (6, 0, 4), (6, 6, 2), (7, 4, 7)):
+        draws = list(itertools.combinations([i < c for i in range(n)], k))
+        assert estimate_pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
+    values = np.random.default_rng(3).random(400) < 0.3
+    found = bootstrap_interval(values, seed=1)
+    half = 1.96 * values.std() / 20
+    assert (found.lo, found.hi) == pytest.approx((found.value - half, found.value + half), abs=0.005)
+    assert found == bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
+
+
+def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
+    a = (np.random.default_rng(0).random(400) < 0.5).astype(float)
+    b = a.copy()
+    b[np.flatnonzero(a == 0)[:16]] = 1  # the same problems, 16 more of them solved
+    gain, lo, hi = paired_bootstrap(a, b)
+    assert gain == pytest.approx(0.04) and 0 < lo < gain < hi
+    assert bootstrap_interval(b).lo < bootstrap_interval(a).hi
+    back = paired_bootstrap(b, a)
+    assert back == pytest.approx((-gain, -hi, -lo), abs=0.01)
+    with raising(ConfigError, "(400,)", "(399,)"):
+        paired_bootstrap(a, b[:-1])
+
+
+def test_wilson_interval_at_the_ends() -> None:
+    assert (none := wilson_interval(0, 20)).lo == 0 and none.hi == pytest.approx(0.1611, abs=1e-4)
+    assert wilson_interval(20, 20).lo == pytest.approx(1 - none.hi)
+    half = wilson_interval(50, 100)
+    assert (half.lo, half.hi) == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
 
 def half(found) -> float:
@@ -59,26 +102,22 @@ def test_seeds_with_other_problems_count_what_they_have() -> None:
     assert hierarchical_interval([[1.0, nan], [nan, 1.0]]).value == 1
 
 
-def test_requests_for_one_tool_are_not_independent() -> None:
-    def problems(clusters: int) -> list[results.ProblemResult]:
-        return [
-            results.ProblemResult(f"p{i}", 1, i % 5 % 2, 0.0, Counter(), cluster=f"tool {i % 5}" if clusters else "")
-            for i in range(100)
-        ]
+def counted(n: int, clusters: int) -> list[results.ProblemResult]:
+    cluster = lambda i: f"tool {i % clusters}" if clusters else ""  # noqa: E731
+    return [results.ProblemResult(f"p{i}", 1, i % 5 % 2, 0.0, Counter(), cluster=cluster(i)) for i in range(n)]
 
-    alone, together = (results._pass_at_1(problems(clusters)) for clusters in (0, 5))
+
+def test_requests_for_one_tool_are_not_independent() -> None:
+    alone, together = (results._pass_at_1(counted(100, clusters)) for clusters in (0, 5))
     assert alone.value == together.value == 0.4
     assert together.hi - together.lo > 3 * (alone.hi - alone.lo)
-    assert problems(5)[3].row()["cluster"] == "tool 3" and "cluster" not in problems(0)[3].row()
+    assert counted(5, 5)[3].row()["cluster"] == "tool 3" and "cluster" not in counted(5, 0)[3].row()
 
 
-@pytest.mark.parametrize("cluster", ["", "tool"])
-def test_the_mean_of_equal_values_has_the_range_of_the_task(cluster: str) -> None:
-    problems = [
-        results.ProblemResult(f"p{i}", 1, 1, 4.0, Counter(), cluster=cluster and f"tool {i % 25}") for i in range(50)
-    ]
-    share = wilson_interval(0, 25 if cluster else 50).hi
-    best, worst = (results.mean_over(problems, [v] * 50, largest=4.0) for v in (4.0, 0.0))
-    assert (best.lo, best.hi) == (4 - share * 4, 4) and (worst.lo, worst.hi) == (0, share * 4)
-    mixed = [i % 3 / 2 for i in range(50)]  # bounds play no part where values differ
-    assert results.mean_over(problems, mixed, 3) == results.mean_over(problems, mixed, 3, largest=4.0)
+def test_the_mean_of_equal_values_has_the_range_of_the_task() -> None:
+    for clusters in (0, 25):
+        problems, share = counted(50, clusters), wilson_interval(0, clusters or 50).hi
+        best, worst = (results.mean_over(problems, [v] * 50, largest=4.0) for v in (4.0, 0.0))
+        assert (best.lo, best.hi) == (4 - share * 4, 4) and (worst.lo, worst.hi) == (0, share * 4)
+        mixed = [i % 3 / 2 for i in range(50)]  # bounds play no part where values differ
+        assert results.mean_over(problems, mixed, 3) == results.mean_over(problems, mixed, 3, largest=4.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,12 @@ from codechat.core import config, registry
 from codechat.evaluation import natural
 from codechat.evaluation.contamination import Texts
 from codechat.launch.recipes import RECIPES
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Problem
 from codechat.tasks.natural import NaturalTask, read_requests
 from codechat.tasks.toolbox import everyday
-from codechat.text import chat, tokenizer
+from codechat.text import chat
 
 PROBLEMS = read_requests()
 BY_ID = {p.id: p for p in PROBLEMS}
@@ -63,17 +61,20 @@ def test_every_tool_request_offers_the_tool_and_others_that_cannot_serve() -> No
         assert not any(toolbox.TOOLS[tool].held_out for tool in offered)
         assert not (toolbox.family(name) - {name}) & set(offered), problem.id
         toolbox.TOOLS[name].call(problem.gold["arguments"])
-        assert (
-            problem.messages[0]["content"].startswith("Functions:\n") and f"\n{name}(" in problem.messages[0]["content"]
-        )
+        system = problem.messages[0]["content"]
+        assert system.startswith("Functions:\n") and f"\n{name}(" in system
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
 
 
 # ---------------------------------------------------------------- scores
 
 
-@pytest.mark.parametrize("problem", of_kind("toolbox"), ids=lambda p: p.id)
-def test_only_the_expected_call_is_right(problem: Problem) -> None:
+def test_only_the_expected_call_is_right() -> None:
+    for problem in of_kind("toolbox"):
+        check_calls(problem)
+
+
+def check_calls(problem: Problem) -> None:
     name, arguments = problem.gold["name"], problem.gold["arguments"]
     other = next(tool for tool in problem.meta["tools"] if tool != name)
     key, value = next(reversed(arguments.items()))
@@ -220,32 +221,22 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def tiny(runs_root: Path) -> Path:
-    """A checkpoint of a tiny model that was trained on one of the requests."""
-    tok = tokenizer.load("gpt2:512")
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab))
-    (runs_root / "data").mkdir()
+def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    """The model was trained on one of the requests."""
+    (tmp_path / "data").mkdir()
     messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
-    (runs_root / "data" / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    lineage = [{"run": "tiny", "kind": "sft", "data_dir": str(runs_root / "data")}]
-    with Run.create("tiny", {"a": 1}, kind="sft") as run:
-        checkpoint.save(
-            run.path, 1, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage}
-        )
-    return runs_root
-
-
-def test_the_command_writes_a_row_for_each_answer_and_tables(tiny: Path) -> None:
-    natural.main(["--ckpt", "tiny", "--out", str(tiny / "out"), "--max-new-tokens", "4", "--run-name", "n"])
+    (tmp_path / "data" / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    lineage = [{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path / "data")}]
+    make_run("tiny", "gpt2:512", lineage=lineage, block_size=512)
+    natural.main(["--ckpt", "tiny", "--out", str(tmp_path / "out"), "--max-new-tokens", "4", "--run-name", "n"])
     run = Run.open("n")
     row = run.evals().iloc[0]
     assert run.status["status"] == "finished" and row["natural/toolbox/n"] == 60
     assert [row[f"natural/code{stratum}/n"] for stratum in ("", "_new", "_trained")] == [20, 19, 1]
-    rows = [json.loads(line) for line in (tiny / "out" / "natural.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "natural.jsonl").read_text().splitlines()]
     assert [r["id"] for r in rows] == list(BY_ID) and {r["id"] for r in rows if r["trained"]} == {"code-01"}
     table = (run.path / "natural.md").read_text()
-    assert table == (tiny / "out" / "natural.md").read_text()
+    assert table == (tmp_path / "out" / "natural.md").read_text()
     assert "| code, trained on: passes all hidden tests | 0 of 1" in table
     assert all(f"| {p.id} |" in table for p in PROBLEMS)
 
@@ -262,9 +253,8 @@ def test_metrics_and_tables_follow_the_rows() -> None:
     shares = {k: v for k, v in found.items() if not k.endswith(("/lo", "/hi", "/n"))}
     bad = {"natural/toolbox/not_offered", "natural/unfitting/not_offered"}
     assert {k for k, v in shares.items() if v == 0} == bad and all(v == 1 for k, v in shares.items() if k not in bad)
-    assert (found["natural/code_trained/n"], found["natural/code_new/n"]) == (1, 19) and found[
-        "natural/toolbox/right/lo"
-    ] > 0.9
+    assert (found["natural/code_trained/n"], found["natural/code_new/n"]) == (1, 19)
+    assert found["natural/toolbox/right/lo"] > 0.9
     text = natural.markdown({"a": rows}, "greedy")
     assert "60 of 60" in text and "**passes all tests, trained on**" in text
     cells = [line for line in text.splitlines() if line.startswith("| toolbox-31 ")]
