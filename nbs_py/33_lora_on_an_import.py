@@ -85,8 +85,8 @@ about = json.loads((folder / "hf" / "config.json").read_text())
 print({key: about[key] for key in ("architectures", "hidden_act", "hidden_size", "num_key_value_heads", "tie_word_embeddings")})
 
 # %%
-with hf_format.Weights(folder / "hf") as weights:
-    print(*[name for name in weights if "layers.0" in name or "layers" not in name], sep="\n")
+weights = hf_format.read_weights(folder / "hf")
+print(*[name for name in weights if "layers.0" in name or "layers" not in name], sep="\n")
 
 # %% [markdown]
 # ## Import it

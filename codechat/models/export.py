@@ -26,27 +26,29 @@ changes some answers.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core import config
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
 from codechat.core.config import REQUIRED, opt
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.errors import ConfigError, RunError
 from codechat.runs import paths
 from codechat.text.imported_tokenizer import ImportedTokenizer
 
-OF_THE_MACHINE = {
+if TYPE_CHECKING:
+    from codechat.runs.checkpoint import Checkpoint
+
+OF_THE_MACHINE = (
     "argv",
     "cwd",
     "host",
     "launch",
     "parent",
     "resumed",
-}  # entries of env.json that tell a reader nothing
+)  # entries of env.json that tell a reader nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,45 +74,45 @@ def write(cfg: ExportConfig) -> str:
     """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits, or
     --out is in use."""
     out = cfg.out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (cfg.overwrite and _is_export(out))):
-        remedy = "set --overwrite or choose another name" if out.is_dir() and _is_export(out) else "choose another name"
-        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
-    try:
-        with atomic_directory(out) as folder:
-            return f"{cfg.out}: {(_write_run if cfg.format == 'run' else _write_hf)(cfg, folder)}"
-    except OSError as error:
-        if isinstance(error, UserError):
-            raise
-        raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
-
-
-def _write_hf(cfg: ExportConfig, folder: Path) -> str:
-    from codechat.models import hf_format, hf_tokenizer, loading  # these import torch, which --help does not need
-    from codechat.runs import checkpoint
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        earlier = out.is_dir() and _is_export(out)
+        if not (earlier and cfg.overwrite):
+            remedy = "set --overwrite or choose another name" if earlier else "choose another name"
+            raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
+    from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+    try:
+        with atomic_directory(out) as folder:
+            line = (_write_run if cfg.format == "run" else _write_hf)(cfg, ckpt, folder)
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
+    return f"{cfg.out}: {line} of {cfg.dtype}, from {ckpt.path}"
+
+
+def _write_hf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
+    from codechat.models import hf_format, hf_tokenizer, loading
+
     shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
     family = hf_format.family_of(shape, imported=isinstance(tokenizer, ImportedTokenizer))
     eos = hf_tokenizer.end_ids(tokenizer, tags)
     about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
-    texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
     write_json(folder / "config.json", about)
+    texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     tensors = hf_format.tensors(shape, ckpt.model_state, family)
     size = hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
-    count = sum(t.numel() for t in tensors.values())
-    line = f"{family.architecture} with {family.act}, {count:,} parameters"
+    line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
     if family.act == "relu":
         line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
-    return f"{line}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+    return f"{line}, {size / 2**20:.1f} MiB"
 
 
-def _write_run(cfg: ExportConfig, folder: Path) -> str:
+def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     from codechat.models import hf_format
     from codechat.runs import checkpoint
 
-    ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     run = ckpt.path.parent.parent
     if not paths.is_run(run):
         raise RunError(f"{ckpt.path} is part of no run; --format run needs config.json and status.json two folders up")
@@ -126,19 +128,16 @@ def _write_run(cfg: ExportConfig, folder: Path) -> str:
     write_json(folder / "config.json", read_json(run / "config.json"))
     write_json(folder / "env.json", env)
     write_json(folder / "status.json", {"kind": status.get("kind"), "ended": status.get("ended"), **state})
-    count = sum(v.numel() for v in ckpt.model_state.values())
-    return f"{size / 2**20:.1f} MiB of {cfg.dtype}, {count:,} parameters, from {os.path.relpath(ckpt.path)}"
+    return f"{sum(v.numel() for v in ckpt.model_state.values()):,} parameters, {size / 2**20:.1f} MiB"
 
 
 def _is_export(out: Path) -> bool:
-    """Whether a directory holds an export of either format: config.json, no metrics, and no checkpoint but released
-    ones."""
+    """Whether it holds an export: config.json, no metrics, and no checkpoint but released ones."""
     released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
     return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
 
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat export`; 0 when the directory is there."""
-    words = sys.argv[1:] if argv is None else argv
-    export(config.parse(ExportConfig, words, prog="codechat export", epilog=__doc__))
+    export(config.parse(ExportConfig, sys.argv[1:] if argv is None else argv, prog="codechat export", epilog=__doc__))
     return 0

@@ -6,9 +6,8 @@ original system's .pt files.
     Qwen2    swiglu, qkv_bias, with an imported tokenizer
     Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up projection
 
-The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. transformers' AutoTokenizer
-splits texts in Qwen's way wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which
-computes the same.
+The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. AutoTokenizer splits texts in
+Qwen's way wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which computes the same.
 
 A `Piece` is a range of rows of one of our tensors: export reads it and import fills it, so the two agree. transformers
 is never imported.
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
@@ -42,19 +41,21 @@ class Family(NamedTuple):
 
     model_type: str
     architecture: str
-    options: dict[str, Any]
+    mlp: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
     act: str = "silu"
     eps: float = 1e-6
     attention_bias: bool = False  # also on the output projection, where it must be zero
 
 
 FAMILIES = (
-    Family("arcee", "ArceeForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=False), "relu2", 1e-5),
-    Family("llama", "LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=False)),
-    Family("llama", "LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False), attention_bias=True),
-    Family("qwen2", "Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
-    Family("qwen3", "Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
-    Family("qwen3", "Qwen3ForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=True), "relu"),
+    Family("arcee", "ArceeForCausalLM", "relu2", act="relu2", eps=1e-5),
+    Family("llama", "LlamaForCausalLM", "swiglu"),
+    Family("llama", "LlamaForCausalLM", "swiglu", qkv_bias=True, attention_bias=True),
+    Family("qwen2", "Qwen2ForCausalLM", "swiglu", qkv_bias=True),
+    Family("qwen3", "Qwen3ForCausalLM", "swiglu", qk_norm=True),
+    Family("qwen3", "Qwen3ForCausalLM", "relu2", qk_norm=True, act="relu"),
 )
 REQUIRED = dict(pos="rope", causal=True, attention="mha")  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
@@ -82,7 +83,8 @@ def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     if wrong:
         words = ", ".join(f"model.{k} {value}; required is {required}" for k, (value, required) in wrong.items())
         raise ConfigError(f"no Hugging Face class computes {words}; train such a model, or use this one through --ckpt")
-    fitting = [f for f in FAMILIES if all(getattr(cfg, k) == v for k, v in f.options.items())]
+    options = cfg.mlp, cfg.qkv_bias, cfg.qk_norm
+    fitting = [f for f in FAMILIES if (f.mlp, f.qkv_bias, f.qk_norm) == options]
     return fitting[-1 if imported else 0]
 
 
@@ -100,28 +102,25 @@ class Piece(NamedTuple):
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
     """Every tensor of their model, in the order of the layers."""
+    q, kv = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
     yield Piece("model.embed_tokens.weight", "wte.weight")
     for layer in range(cfg.depth):
-        yield from _block(cfg, f"model.layers.{layer}.", f"blocks.{layer}.")
+        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        yield Piece(theirs + "input_layernorm.weight", ours + "attn_norm.weight")
+        for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
+            for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
+                yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
+        for letter in "qk" if cfg.qk_norm else "":
+            yield Piece(f"{theirs}self_attn.{letter}_norm.weight", f"{ours}attn.{letter}_norm.weight")
+        yield Piece(theirs + "self_attn.o_proj.weight", ours + "attn.out.weight")
+        yield Piece(theirs + "post_attention_layernorm.weight", ours + "mlp_norm.weight")
+        for name, source in (("gate", gate), ("up", "up"), ("down", "down")):
+            if source:
+                yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
     yield Piece("model.norm.weight", "norm.weight")
     if not cfg.tied:
         yield Piece("lm_head.weight", "head.weight")
-
-
-def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
-    q, kv = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    yield Piece(theirs + "input_layernorm.weight", ours + "attn_norm.weight")
-    for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
-        for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
-            yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
-    for letter in "qk" if cfg.qk_norm else "":
-        yield Piece(f"{theirs}self_attn.{letter}_norm.weight", f"{ours}attn.{letter}_norm.weight")
-    yield Piece(theirs + "self_attn.o_proj.weight", ours + "attn.out.weight")
-    yield Piece(theirs + "post_attention_layernorm.weight", ours + "mlp_norm.weight")
-    gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
-    for name, source in (("gate", gate), ("up", "up"), ("down", "down")):
-        if source:
-            yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
 
 
 def tensors(cfg: GPTConfig, state: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
@@ -144,48 +143,25 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) ->
     return path.stat().st_size
 
 
-class Weights(Mapping[str, Tensor]):
-    """The tensors of a directory by name, in one safetensors file or shards, each read when it is accessed. `with
-    Weights(directory) as weights`."""
-
-    def __init__(self, directory: Path) -> None:
-        self._files = {name: file for file in map(_opened, _shards(directory)) for name in file.keys()}
-        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.clear()
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError:
-        raise MissingFile(f"{path} is missing; `codechat download` fetches the rest") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file ({error}); download it again") from None
-
-
-def _shards(directory: Path) -> list[Path]:
-    if (directory / ONE_FILE).is_file():
-        return [directory / ONE_FILE]
-    if not (directory / INDEX).is_file():
-        raise MissingFile(f"{directory} holds neither {ONE_FILE} nor {INDEX}; give a directory with safetensors")
-    names = sorted(set(read_json_object(directory / INDEX).get("weight_map", {}).values()))
-    if outside := [name for name in names if Path(name).name != name]:
-        raise CheckpointError(f"{directory / INDEX} names {outside[0]!r}; shards must be files of the same directory")
-    return [directory / name for name in names]
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a directory by name, in one safetensors file or shards, mapped into memory."""
+    names = [ONE_FILE]
+    if not (directory / ONE_FILE).is_file():
+        if not (directory / INDEX).is_file():
+            raise MissingFile(f"{directory} holds neither {ONE_FILE} nor {INDEX}; give a directory with safetensors")
+        names = sorted(set(read_json_object(directory / INDEX).get("weight_map", {}).values()))
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        if Path(name).name != name:
+            raise CheckpointError(f"{directory / INDEX} names {name!r}; shards must be files of the same directory")
+        try:
+            weights |= load_file(directory / name)
+        except FileNotFoundError:
+            raise MissingFile(f"{directory / name} is missing; `codechat download` fetches the rest") from None
+        except (SafetensorError, OSError) as error:
+            got = f"{directory / name} is no whole safetensors file ({error})"
+            raise CheckpointError(f"{got}; download it again") from None
+    return weights
 
 
 @torch.no_grad()
@@ -199,32 +175,28 @@ def read_model(
     places = list(pieces(cfg) if places is None else places)
     with torch.device("meta"):
         model = GPT(cfg)
-    rows = {p: dict(model.named_parameters())[p.ours][p.start : p.stop] for p in places}
-    expected = {p.theirs: tuple(rows[p].shape) for p in places}
-    given = weights.shapes if isinstance(weights, Weights) else {name: tuple(t.shape) for name, t in weights.items()}
-    problems = [f"{name} is missing" for name in expected.keys() - given.keys()]
-    for name, shape in given.items():
-        harmless = name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not weights[name].any())
+    expected = {p.theirs: model.get_parameter(p.ours)[p.start : p.stop].shape for p in places}
+    problems = [f"{name} is missing" for name in expected.keys() - weights.keys()]
+    for name, tensor in weights.items():
+        harmless = name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any())
         if name not in expected and not harmless:
             problems.append(f"{name} is not part of the architecture")
-        elif shape != expected.get(name, shape):
-            problems.append(f"{name} is {shape}, required is {expected[name]}")
+        elif tensor.shape != expected.get(name, tensor.shape):
+            problems.append(f"{name} is {tuple(tensor.shape)}, required is {tuple(expected[name])}")
     if problems:
         shown = "; ".join(sorted(problems)[:3]) + (f" and {len(problems) - 3} more" if len(problems) > 3 else "")
         raise CheckpointError(f"the weights do not fit {source}: {shown}; use the files of one model")
     model.to_empty(device="cpu")
-    parameters = dict(model.named_parameters())
-    for p in parameters.values():
+    for p in model.parameters():
         p.zero_()
     first: dict[Piece, str] = {}  # the name under which each range of rows was read first
     for p in places:
-        rows, tensor = parameters[p.ours][p.start : p.stop], weights[p.theirs]
+        rows, tensor = model.get_parameter(p.ours)[p.start : p.stop], weights[p.theirs]
         if (other := first.setdefault(p._replace(theirs=""), p.theirs)) == p.theirs:
             rows.copy_(tensor)
         elif not torch.equal(rows, tensor.to(rows)):
-            raise CheckpointError(
-                f"{p.theirs} and {other} differ; only a gated ReLU with equal projections is our squared ReLU; choose another model"
-            )
+            got = f"{p.theirs} and {other} differ"
+            raise CheckpointError(f"{got}; a gated ReLU is ours only with equal projections; choose another model")
     return model.eval()
 
 
@@ -282,17 +254,21 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     padding.
 
     ConfigError for a class or a setting that our model does not have."""
-    family = _family_in(config)
+    positions = config.get("rope_parameters") or config.get("rope_scaling") or {}  # of transformers 5, and of 4
+    positions = positions if isinstance(positions, dict) else {"rope_type": positions}
+    kind = positions.get("rope_type", positions.get("type", "default"))
+    family = _family_in(config, kind, positions)
     try:
         rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
         hidden, depth = int(config["intermediate_size"]), int(config["num_hidden_layers"])
-        block, positions = int(config["max_position_embeddings"]), _rope(config)
+        block = int(config["max_position_embeddings"])
+        theta = float(positions.get("rope_theta", config.get("rope_theta", 10000.0)))
+        scaling = None if kind == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > rows:
-        raise ConfigError(
-            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use its own"
-        )
+        got = f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows"
+        raise ConfigError(f"{got}; use its own tokenizer")
     head_dim = config.get("head_dim") or (128 if family.model_type == "qwen3" else width // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     return GPTConfig(
@@ -304,16 +280,19 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
         vocab_size=vocab_size,
         n_tags=n_tags,
         rows=None if rows == -(-(vocab_size + n_tags) // 64) * 64 else rows,
+        mlp=family.mlp,
         mlp_width=None if hidden == 4 * width else hidden,
         head_width=None if head_dim * heads == width else head_dim,
         norm_eps=config.get("rms_norm_eps", family.eps),
         tied=config.get("tie_word_embeddings", False),
-        **family.options,
-        **positions,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        rope_theta=theta,
+        rope_scaling=scaling,
     )
 
 
-def _family_in(config: Mapping[str, Any]) -> Family:
+def _family_in(config: Mapping[str, Any], kind: str, positions: Mapping[str, Any]) -> Family:
     """The entry of a config.json's class, activation and biases; ConfigError names what has none."""
     families = [family for family in FAMILIES if family.model_type == config.get("model_type")]
     default = families[0].act if families else "silu"
@@ -321,8 +300,6 @@ def _family_in(config: Mapping[str, Any]) -> Family:
     unsupported = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         unsupported["layer_types"] = sorted(set(config["layer_types"]))
-    positions = _positions(config)
-    kind = positions.get("rope_type", positions.get("type", "default"))
     if kind not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
         unsupported["positions"] = positions
     family = next((f for f in families if (f.act, f.attention_bias) == key), None)
@@ -334,26 +311,10 @@ def _family_in(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _positions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_scaling as transformers 4 writes it, or rope_parameters as 5 does."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return given if isinstance(given, dict) else {"rope_type": given}
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for the positions of a config.json."""
-    given = _positions(config)
-    theta = {"rope_theta": float(given.get("rope_theta", config.get("rope_theta", 10000.0)))}
-    if given.get("rope_type", given.get("type", "default")) == "default":
-        return theta
-    return theta | {"rope_scaling": tuple(float(given[key]) for key in ROPE_KEYS)}
-
-
 # ---------------------------------------------------------------- the original system's .pt files
 
 KEYS = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
-PREFIX = re.compile(r"^(_orig_mod\.|module\.|transformer\.)+")
-NAME = re.compile(r"(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
+NAME = re.compile(r"(?:_orig_mod\.|module\.|transformer\.)*(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
 # theirs -> ours; every second line has GPT-2's spelling
 OURS = dict(tok_emb="wte", pos_emb="wpe", ln_f="norm", head="head", ln1="attn_norm", ln2="mlp_norm")
 OURS |= dict(wte="wte", wpe="wpe", lm_head="head", ln_1="attn_norm", ln_2="mlp_norm")
@@ -373,38 +334,25 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
         cfg = {key: int(saved["cfg"][key]) for key in KEYS}
         state, step = dict(saved["model"]), int(saved.get("step") or 0)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        needed = (
-            f"required is {{'model': state, 'cfg': {{{', '.join(KEYS)}}}, 'step': int}} of tensors and plain values"
-        )
-        raise CheckpointError(
-            f"{path} is no checkpoint of the original system ({str(error)[:200]}); {needed}"
-        ) from None
+        needed = f"{{'model': state, 'cfg': {{{', '.join(KEYS)}}}, 'step': int}} of tensors and plain values"
+        got = f"{path} is no checkpoint of the original system ({str(error)[:200]})"
+        raise CheckpointError(f"{got}; required is {needed}") from None
     rows = cfg.pop("vocab_size")
     if rows < n_vocab:
         raise ConfigError(f"{path} has {rows} embedding rows, the tokenizer {n_vocab} ids; set its own by --tokenizer")
-    shape = GPTConfig(
-        **cfg,
-        vocab_size=n_vocab,
-        n_tags=0,
-        rows=rows if rows > n_vocab else None,
-        mlp="gelu",
-        pos="learned",
-        norm_eps=torch.finfo(torch.float32).eps,  # of nn.RMSNorm(width), in whatever dtype it runs
-    )
-    with torch.device("meta"):
-        ours = [name for name, _ in GPT(shape).named_parameters()]
-    places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in ours]
-    return read_model(shape, _renamed(state, path), places, f"the cfg of {path}"), step
-
-
-def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    out: dict[str, Tensor] = {}
+    eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
+    about = dict(cfg, vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
+    shape = GPTConfig(**about, mlp="gelu", pos="learned")
+    weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        match = NAME.fullmatch(PREFIX.sub("", name))
+        match = NAME.fullmatch(name)
         if not match or match[2] not in OURS:
             raise CheckpointError(f"{path} holds {name}; required are the names of codechat.models.hf_format.OURS")
-        out[(f"blocks.{match[1]}." if match[1] else "") + OURS[match[2]] + ".weight"] = tensor
-    head = out.pop("head.weight", None)
-    if head is not None and not torch.equal(head, out["wte.weight"]):
+        weights[(f"blocks.{match[1]}." if match[1] else "") + OURS[match[2]] + ".weight"] = tensor
+    head = weights.pop("head.weight", None)
+    if head is not None and not torch.equal(head, weights["wte.weight"]):
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
-    return out
+    with torch.device("meta"):
+        names = [name for name, _ in GPT(shape).named_parameters()]
+    places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in names]
+    return read_model(shape, weights, places, f"the cfg of {path}"), step

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
@@ -27,7 +27,6 @@ from codechat.core.errors import ConfigError, MissingFile
 from codechat.text import chat, tokenizer
 
 if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
     from codechat.runs.run import Run
 
 
@@ -49,41 +48,31 @@ class ImportConfig:
 
 def import_model(cfg: ImportConfig) -> Run:
     """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
-    from codechat.runs import checkpoint, run  # these import torch, which --help does not need
+    from codechat.models import hf_format  # these import torch, which --help does not need
+    from codechat.runs import checkpoint, run
 
     if not cfg.source.exists():
         raise MissingFile(f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
-    model, tok, tags, step = _directory(cfg) if cfg.source.is_dir() else _file(cfg)
+    step, directory = 0, cfg.source.is_dir()
+    about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}
+    tok = tokenizer.load(cfg.tokenizer or (f"hf:{cfg.source}" if directory else "gpt2"))
+    tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
+    if not directory:
+        if tags not in ("text", chat.RAW):
+            raise ConfigError(f"--tags {tags} with a .pt file; required is text or raw; leave --tags out")
+        model, step = hf_format.read_original(cfg.source, tok.n_vocab)
+    else:
+        if tags == chat.TEMPLATE:
+            chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
+        shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
+        model = hf_format.read_model(shape, hf_format.read_weights(cfg.source))
     origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
     meta = {"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
-    with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as made:
-        path = checkpoint.save(made.path, step, model=model, meta=meta)
+    with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
+        path = checkpoint.save(created.path, step, model=model, meta=meta)
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
-    print(f"run {made.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
-    return made
-
-
-def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
-    from codechat.models import hf_format
-
-    about = hf_format.read_json_object(cfg.source / "config.json")
-    tok = tokenizer.load(cfg.tokenizer or f"hf:{cfg.source}")
-    tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
-    if tags == chat.TEMPLATE:
-        chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
-    shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
-    with hf_format.Weights(cfg.source) as weights:
-        return hf_format.read_model(shape, weights), tok, tags, 0
-
-
-def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
-    from codechat.models import hf_format
-
-    if cfg.tags not in (None, "text", chat.RAW):
-        raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text or raw; leave --tags out")
-    tok = tokenizer.load(cfg.tokenizer or "gpt2")
-    model, step = hf_format.read_original(cfg.source, tok.n_vocab)
-    return model, tok, cfg.tags or "text", step
+    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
+    return created
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,7 +38,11 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
     final, problem = folder / f"live_{step:06d}", None
     if sharding.is_sharded(model):
         cast(FSDPModule, model).reshard()  # after a forward pass the root's weights are still gathered
-    tensors = {name: _gathered(name, p) for name, p in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    for name, p in model.state_dict().items():
+        p = p.detach().to(dist.compute_dtype()) if p.ndim == 2 and name.startswith("blocks.") else p.detach()
+        whole = cast(Any, p).full_tensor() if dist.is_sharded_tensor(p) else p
+        tensors[name] = whole if dist.is_main() else whole.new_empty(0)
     if dist.is_main():
         about = dict(meta, step=step, version=version, model_config=config.to_dict(model.cfg))
         try:
@@ -58,13 +62,6 @@ def withdraw(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _gathered(name: str, p: Tensor) -> Tensor:
-    """The whole tensor on the host, on the first rank; the matrices of blocks in the dtype of products."""
-    p = p.detach().to(dist.compute_dtype()) if p.ndim == 2 and name.startswith("blocks.") else p.detach()
-    whole = cast(Any, p).full_tensor() if dist.is_sharded_tensor(p) else p
-    return whole if dist.is_main() else whole.new_empty(0)
-
-
 def is_live(place: Path) -> bool:
     return (place / ONE_FILE).is_file()
 
@@ -78,5 +75,4 @@ def read(place: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         meta, absent = {}, {str(error)}
     if absent:
         raise CheckpointError(f"{place / META} is not that of published weights: {min(absent)}; push them again")
-    with hf_format.Weights(place) as weights:
-        return dict(weights), meta
+    return hf_format.read_weights(place), meta

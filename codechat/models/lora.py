@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codechat.core import config
@@ -29,6 +29,10 @@ from codechat.runs import checkpoint
 
 WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
 ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
+# Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off.
+HARMLESS = {"r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "task_type"}
+HARMLESS |= {"base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version"}
+HARMLESS |= {"layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size"}
 
 
 class LoRALinear(nn.Module):
@@ -172,50 +176,50 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
     return directory
 
 
-def _peft_scale(directory: Path) -> float:
-    """What the product of an adapter's factors is multiplied by. CheckpointError for what is not such a product."""
+def _peft_settings(directory: Path) -> tuple[int, float]:
+    """(rank, factor of the product) of an adapter in PEFT's format; CheckpointError for what is no plain LoRA."""
     path = directory / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         rank, alpha = int(about["r"]), float(about["lora_alpha"])
-        unknown = {key: about[key] for key in ("use_dora", "alpha_pattern", "rank_pattern") if about.get(key)}
         scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path} is no description of an adapter with r and lora_alpha ({error!r})") from None
-    if unknown:
-        raise CheckpointError(f"{path} sets {unknown}; required is one rank and one alpha, without DoRA")
-    return scale
+    plain = {"peft_type": ("LORA",), "init_lora_weights": (True, False, "gaussian", "orthogonal"), "bias": ("none",)}
+    for key in sorted(about.keys() - HARMLESS):
+        if about[key] and about[key] not in plain.get(key, ()):
+            got = f"{path} sets {key} {about[key]!r}"
+            raise CheckpointError(f"{got}; required is plain LoRA; merge it in peft and import the model")
+    return rank, scale
 
 
 @torch.no_grad()
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
-    CheckpointError for an adapter that fits no matrix. Copies of one matrix (the gate projection that repeats the up
-    projection) need equal adapters."""
+    CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
+    that repeats the up projection) need equal adapters."""
     directory = Path(directory)
     if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
         raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")
-    scale, places, state = _peft_scale(directory), _places(model.cfg), model.state_dict()
-    with safe_open(directory / ADAPTER, "pt") as file:
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}
+    (rank, scale), places, state = _peft_settings(directory), _places(model.cfg), model.state_dict()
+    tensors = {name: tensor.float() for name, tensor in load_file(directory / ADAPTER).items()}
     names = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
-    if foreign := tensors.keys() - {f"{name}.lora_{part}.weight" for name in names for part in "AB"}:
-        raise CheckpointError(f"{directory} holds {min(foreign)}; required are pairs of factors, lora_A and lora_B")
+    if foreign := tensors.keys() ^ {f"{name}.lora_{part}.weight" for name in names for part in "AB"}:
+        raise CheckpointError(f"{directory}: {min(foreign)} is no pair of factors; required are lora_A and lora_B")
     for name in sorted(names):
         a, b = (tensors[f"{name}.lora_{part}.weight"] for part in "AB")
         place = places.get(name)
-        if not place or (rows := state[place.ours][place.start : place.stop]).shape != (len(b), a.shape[1]):
-            size = f"of shape {len(b)} x {a.shape[1]}"
-            raise CheckpointError(f"{directory}: adapter {name} {size} fits no matrix; use its own base model")
+        rows = state[place.ours][place.start : place.stop] if place else a.new_empty(0)
+        if (a.shape, b.shape) != ((rank, rows.shape[-1]), (len(rows), rank)):
+            got = f"{directory}: adapter {name} of shapes {tuple(b.shape)} x {tuple(a.shape)}, r {rank}"
+            raise CheckpointError(f"{got}, fits no matrix; use its own base model")
         first, *others = (n for n, p in places.items() if p[1:] == place[1:])
         for other in others:
             pairs = [(tensors.get(f"{n}.lora_{part}.weight") for n in (first, other)) for part in "AB"]
             if not all(x is not None and y is not None and torch.equal(x, y) for x, y in pairs):
-                both = f"{first} and {other}"
-                raise CheckpointError(
-                    f"{directory}: the adapters of {both} differ, which are one matrix here; train it here"
-                )
+                got = f"{directory}: the adapters of {first} and {other} differ"
+                raise CheckpointError(f"{got}; these are one matrix here; train the adapter here")
         if name == first:
             rows += (scale * b @ a).to(rows.device)
     return model

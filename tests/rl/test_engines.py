@@ -35,7 +35,6 @@ from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
 from codechat.models import generate, hf_format, live_weights
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
-from codechat.models.hf_format import Weights  # noqa: E402
 from codechat.rl import engines, losses, rollout  # noqa: E402
 from codechat.rl.engines import EngineLost  # noqa: E402
 from codechat.runs import checkpoint, run
@@ -588,8 +587,7 @@ class StubVLLM(ThreadingHTTPServer):
         self.weights = model(5)
 
     def read(self) -> None:
-        with Weights(self.folder) as weights:
-            self.weights = hf_format.read_model(SHAPE, weights)
+        self.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.folder))
 
 
 class StubHandler(BaseHTTPRequestHandler):
