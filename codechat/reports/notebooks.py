@@ -5,16 +5,11 @@
     python -m codechat.reports.notebooks check [NAME ...]
 
 `nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens. `build`
-writes the second from the first: it reads the source (jupytext), executes it (nbclient) in an empty folder, so that a
-path that depends on the folder fails here and not on a reader's machine, removes what differs between executions, and
-stamps the sha256 of the code cells. `prose` writes changed Markdown only and keeps the outputs. Both write the links to
-the previous and the next notebook below the first cell's text. `check` finds pairs that differ and outputs older than their code. `execute_copies`
-injects parameters (papermill) and prints which claims held: a walk-through claims what its last code cell asserts.
-Names that begin with 9 are report templates: committed without outputs.
-
-Left out: `jupytext --sync`, which takes the newer file as the source, and after a clone both are equally new (in
-JupyterLab the pairing of jupytext.toml keeps both files equal while they are edited); papermill's own executor, which
-writes times and paths of the machine into the file.
+executes the source in an empty folder, removes what differs between machines, and stamps the sha256 of the code cells.
+`prose` writes changed Markdown only and keeps the outputs. Both link the first cell to its neighbours. `check` finds
+pairs that differ and outputs older than their code. `execute_copies` injects parameters (papermill) and prints which
+claims held: a walk-through claims what its last code cell asserts. Names that begin with 9 are report templates,
+committed without outputs.
 """
 
 from __future__ import annotations
@@ -55,25 +50,23 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
 LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class NotebookError(UserError, RuntimeError):
     """A notebook that did not run to its end: the message names cell and reason on one line."""
 
-    def __init__(self, message: str, *, traceback: str = "") -> None:
-        super().__init__(message)
-        self.traceback = traceback
-
 
 @dataclass(frozen=True)
 class NotebookResult:
-    """One executed copy: `ok` if every cell ran and the claim held; otherwise `error` names the cell and the reason."""
+    """One executed copy: error names the cell that failed, and the reason."""
 
     name: str
     seconds: float
-    ok: bool
     error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
 
 
 def names(chosen: Iterable[str] = (), *, root: Path = SHIPPED) -> list[str]:
@@ -162,23 +155,18 @@ def execute_copies(
 ) -> list[NotebookResult]:
     """Execute copies of the chosen walk-throughs (or all) into `out_dir`; print which claims held.
 
-    Each receives those of `parameters` that its parameters cell defines; DataError for a parameter that no notebook
-    defines. A copy that fails is saved with its outputs up to the error; the others still run."""
+    Each receives those of `parameters` that its parameters cell defines. A copy that fails is saved with its outputs up
+    to the error; the others still run."""
     chosen = [name for name in names(chosen, root=root) if not is_template(name)]
-    notebooks = {name: _source(name, root) for name in chosen}
-    defined = {name: parameter_names(notebook) for name, notebook in notebooks.items()}
-    known, results = set().union(*defined.values()), []
-    if unknown := [parameter for parameter in parameters if parameter not in known]:
-        listed = ", ".join(sorted(known)) or "none"
-        raise DataError(f"no notebook has a parameter {unknown[0]}; their parameters cells define: {listed}")
-    for name, notebook in notebooks.items():
-        own = {key: value for key, value in parameters.items() if key in defined[name]}
+    results = []
+    for name in chosen:
+        notebook = _source(name, root)
+        own = {key: value for key, value in parameters.items() if key in parameter_names(notebook)}
         result = execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root, timeout_s=timeout_s)
         verdict = f"{'held  ' if result.ok else 'FAILED'} {result.seconds:6.1f} s  {name}: {html.title(notebook)}"
         echo(verdict if result.ok else f"{verdict}\n    {result.error}")
         results.append(result)
-    if results:
-        echo(f"{sum(result.ok for result in results)} of {len(results)} claims held; copies in {out_dir}")
+    echo(f"{sum(result.ok for result in results)} of {len(results)} claims held; copies in {out_dir}")
     return results
 
 
@@ -223,7 +211,7 @@ def execute_copy(
     except NotebookError as failure:
         error = str(failure)
     _write(path, nbformat.writes(notebook) + "\n")
-    return NotebookResult(name, time.perf_counter() - begin, error is None, error)
+    return NotebookResult(name, time.perf_counter() - begin, error)
 
 
 def parameter_names(notebook: NotebookNode) -> set[str]:
@@ -308,7 +296,7 @@ def _failure(notebook: NotebookNode, begun: list[int], error: Exception) -> Note
     reason = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
     if error.ename == "AssertionError" and cell == cells:
         reason = f"the claim did not hold: {reason}"
-    return NotebookError(f"{where}: {reason}", traceback=ANSI.sub("", error.traceback).strip())
+    return NotebookError(f"{where}: {reason}")
 
 
 def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
@@ -361,44 +349,32 @@ def _cells(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one step, and only if its text changed: a build of unchanged sources leaves the times of files
-    alone."""
+    """Write a file whose text changed: a build of unchanged sources leaves the times of files alone."""
     if not (path.exists() and path.read_text(encoding="utf-8") == text):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
 
 
-def _write_all(write: Callable[[str], Path], chosen: Sequence[str]) -> int:
-    """Build the chosen notebooks, or rewrite their prose; returns how many failed. One that failed keeps its committed form."""
-    failed = 0
-    for name in names(chosen):
-        begin = time.perf_counter()
-        try:
-            path = write(name)
-            print(f"written {time.perf_counter() - begin:6.1f} s  {path.relative_to(SHIPPED)}", flush=True)
-        except (NotebookError, DataError) as error:
-            failed += 1
-            print(f"FAILED {time.perf_counter() - begin:6.1f} s  {name}: {error}", file=sys.stderr)
-            print(getattr(error, "traceback", ""), file=sys.stderr, flush=True)
-    return failed
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """`build`, `prose` or `check` for the named notebooks, or all; returns 1 if any has a problem."""
-    prog = "python -m codechat.reports.notebooks"
-    parser = argparse.ArgumentParser(prog=prog, description="Build or check the paired notebooks.")
-    parser.add_argument(
-        "action",
-        choices=("build", "prose", "check"),
-        help="build executes and stamps; prose writes changed Markdown and links; check only reads",
+    parser = argparse.ArgumentParser(
+        prog="python -m codechat.reports.notebooks", description=__doc__.partition("\n")[0]
     )
+    parser.add_argument("action", choices=("build", "prose", "check"))
     parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
     args = parser.parse_args(argv)
-    write = {"build": build, "prose": rewrite_prose}.get(args.action)
-    failed = _write_all(write, args.names) if write else 0
+    failed = False
+    for name in names(args.names) if args.action != "check" else ():
+        begin = time.perf_counter()
+        try:
+            path = (build if args.action == "build" else rewrite_prose)(name)
+            print(f"written {time.perf_counter() - begin:6.1f} s  {path.relative_to(SHIPPED)}", flush=True)
+        except (NotebookError, DataError) as error:  # the committed notebook stays; the others are still built
+            failed = True
+            print(f"FAILED {name}: {error}\n{error.__cause__ or ''}", file=sys.stderr, flush=True)
     problems = check(args.names)
     print("\n".join(problems) or "notebooks are paired, current and executed")
-    return 1 if failed or problems else 0
+    return int(failed or bool(problems))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from learning import Claim, above, below, hold, lesson
 from raising import raising
 
 from codechat.core import config
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.core.errors import ConfigError, DataError
 from codechat.data import sources
 from codechat.labs import chars as loop
 from codechat.labs import denoise, per_token_rewards
@@ -97,12 +97,6 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
     ) == alphabet.encode("rose")
 
 
-def test_the_embedded_text_needs_nothing() -> None:
-    text = chars.load("embedded", "chars")
-    assert 300_000 < len(text.train) + len(text.val) < 2_000_000  # each Python has its own help
-    assert 'The "while" statement' in text.tokenizer.decode(text.train.tolist() + text.val.tolist())
-
-
 def test_tiny_shakespeare_as_characters_and_tokens(shared_data: Path) -> None:
     text = chars.load(str(shared_data / "tinyshakespeare" / "input.txt"), "chars")
     assert text.tokenizer.n_vocab == 66 and len(text.train) + len(text.val) == 1_115_394
@@ -121,26 +115,6 @@ def test_the_hub_is_read_by_its_text_column(tmp_path: Path, monkeypatch: pytest.
     rows[:] = [{"txt": VERSE}]
     with raising(DataError, "'txt'", "text"):
         chars.read_text("hub")
-
-
-def test_texts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with raising(MissingFile, "none.txt"):
-        chars.load(str(tmp_path / "none.txt"), "chars")
-    with raising(ConfigError, tmp_path):
-        chars.load(str(tmp_path), "chars")
-    (tmp_path / "one.txt").write_text("no line end here")
-    with raising(DataError, "one.txt"):
-        chars.load(str(tmp_path / "one.txt"), "chars")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n" * 9)
-    with raising(DataError, "latin.txt", "UTF-8"):
-        chars.load(str(tmp_path / "latin.txt"), "chars")
-    (tmp_path / "short.txt").write_text("ab\n" * 20)
-    with pytest.raises(DataError, match="70"):
-        chars.load(str(tmp_path / "short.txt"), "chars").draw_windows(1, 70, torch.Generator())
-    verse = chars.load(str(tmp_path / "short.txt"), "chars").tokenizer
-    with pytest.raises(DataError, match="'x'"):
-        (tmp_path / "other.txt").write_text("x\n" * 20)
-        chars.load(str(tmp_path / "other.txt"), verse)
 
 
 def test_windows_are_parts_of_the_training_text_and_every_start_comes(tmp_path: Path) -> None:
@@ -189,18 +163,6 @@ def test_advantages_compare_the_draws_of_one_place() -> None:
     )
 
 
-def test_a_discount_hands_later_rewards_back() -> None:
-    rewards = torch.tensor([[[0.0, 0, 1]], [[0, 0, 0]]])
-    found = per_token_rewards.place_advantages(rewards, 2, "mean", gamma=0.5)
-    torch.testing.assert_close(found, torch.tensor([[[0.125, 0.25, 0.5]], [[-0.125, -0.25, -0.5]]]))
-
-
-@pytest.mark.parametrize("tokens, want", [(0, 0.0), (50, 0.05), (100, 0.1), (1000, 0.1)])
-def test_the_kl_weight_rises_in_a_straight_line(tokens: int, want: float) -> None:
-    assert chars.annealed(0.1, tokens, 100) == pytest.approx(want)
-    assert chars.annealed(0.1, tokens, 0) == 0.1
-
-
 def test_the_bigram_against_counts() -> None:
     ids = torch.tensor([0, 1, 0, 1, 1, 2, 0])
     table, pairs, V = chars.Bigram(ids, 4), Counter(zip(ids.tolist(), ids.tolist()[1:])), 4
@@ -208,13 +170,6 @@ def test_the_bigram_against_counts() -> None:
     for a, b in itertools.product(range(V), range(V)):
         want = math.log((pairs[a, b] + 1) / (before[a] + V))
         assert float(table.logprobs(torch.tensor([[a]]), torch.tensor([[b]]))) == pytest.approx(want, abs=1e-6)
-
-
-def test_the_bigram_is_a_distribution_after_every_symbol() -> None:
-    ids = torch.randint(7, (300,), generator=torch.Generator().manual_seed(0))
-    previous, following = torch.cartesian_prod(torch.arange(9), torch.arange(9)).T
-    total = chars.Bigram(ids, 9).logprobs(previous, following).exp().view(9, 9).sum(1)
-    torch.testing.assert_close(total, torch.ones(9))
 
 
 # ---------------------------------------------------------------- draws
@@ -238,16 +193,6 @@ def test_the_draws_of_a_place_share_the_texts_context() -> None:
         batch.truth_logprobs[:, 0], full.gather(-1, windows[:, -5:, None])[..., 0], atol=1e-5, rtol=1e-5
     )
     assert batch.drawn.max() < model.cfg.n_ids
-
-
-def test_draws_from_text_have_the_models_frequencies() -> None:
-    model = random_model(vocab_size=4)
-    windows, n = windows_of(model, 1, 3), 20_000
-    drawn = per_token_rewards.draw_fed_by_text(
-        model, windows.expand(n // 5, 3), 1, 5, uniforms(n // 5, 5, 1)
-    ).drawn.flatten()
-    p = torch.nn.functional.linear(model.hidden(windows[:, :-1])[:, -1], model.head_weight())[0, :4].softmax(-1)
-    torch.testing.assert_close(drawn.bincount(minlength=4) / n, p, atol=4 * 0.5 / n**0.5, rtol=0)
 
 
 def test_a_policy_that_feeds_itself_reads_its_own_symbols() -> None:
@@ -387,20 +332,6 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
 
 
 # ---------------------------------------------------------------- the loop
-
-
-def test_settings_that_cannot_be_are_rejected(home: Path) -> None:
-    changes = (
-        dict(horizon=16),
-        dict(group_size=1),
-        dict(minibatches=3),
-        dict(model=dict(causal=False)),
-        dict(kl_coef=-1.0),
-        dict(prompt_len=0),
-    )
-    for change in changes:
-        with pytest.raises(UserError):
-            settings(home, "grpo", **change)
 
 
 @pytest.mark.parametrize(

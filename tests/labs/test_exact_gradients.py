@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codechat.core.errors import ConfigError
 from codechat.labs import exact_gradients
 
 WORLD = exact_gradients.World(length=3, reward=lambda text: exact_gradients.staircase(text, "ab"))
@@ -179,23 +178,3 @@ def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
 
 
 # ---------------------------------------------------------------- frozen rollouts
-
-
-def test_sampled_means_meet_the_enumerated_ones() -> None:
-    at = WORLD.sample(THETA, 20_000, 2)
-    for name in ("leave one out", "grpo"):
-        found, exact = (
-            exact_gradients.group_gradients(WORLD, THETA, exact_gradients.ESTIMATORS[name], at),
-            mean_of(exact_gradients.ESTIMATORS[name]),
-        )
-        error = found.std(0) / len(at) ** 0.5
-        assert ((found.mean(0) - exact).abs() < 5 * error + 1e-12).all()
-    rows = exact_gradients.compare(WORLD, THETA, at[:500])
-    assert set(rows) == set(exact_gradients.ESTIMATORS) and all(0 < row["cosine"] <= 1 for row in rows.values())
-
-
-def test_what_is_too_large_to_enumerate_raises() -> None:
-    with pytest.raises(ConfigError, match="group_size"):
-        exact_gradients.every_group(WORLD, 8, THETA)
-    with pytest.raises(ConfigError, match="5000"):
-        exact_gradients.World(letters="abcdefgh", length=9)

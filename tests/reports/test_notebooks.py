@@ -91,10 +91,6 @@ def test_outputs_name_no_machine_and_ran_in_an_empty_folder(built: Path) -> None
     assert not re.search(rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text)
 
 
-def test_the_kernel_is_this_python(built: Path) -> None:
-    assert "\n.venv\n" in text_outputs(built), "its sys.prefix is ours, which the scrubbed output spells .venv"
-
-
 def test_a_second_build_changes_no_byte(project: Path) -> None:
     before = {path: path.read_bytes() for path in project.rglob("*01_adds.*")}
     notebooks.build("01_adds", root=project)
@@ -120,7 +116,7 @@ def test_a_cell_that_fails_leaves_the_committed_notebook(project: Path) -> None:
     replace(project / "nbs_py" / "01_adds.py", "import warnings\n", "import warnings\n1 / 0\n")
     with pytest.raises(NotebookError, match="2 of 3.*ZeroDivisionError") as caught:
         notebooks.build("01_adds", root=project)
-    assert "1 / 0" in caught.value.traceback
+    assert "1 / 0" in str(caught.value.__cause__)
     assert (project / "notebooks" / "01_adds.ipynb").read_bytes() == before
 
 
@@ -303,9 +299,7 @@ def test_who_reads_committed_rows_of_trained_runs_says_whose() -> None:
         first = "".join(committed(name)["cells"][0]["source"])
         needs = re.sub(r"\s+", " ", first.partition("**Runs/needs.**")[2].partition("Previous:")[0])
         if re.search(r"(Frozen|Committed) rows|frozen rows", needs):
-            assert re.search(
-                r"[Rr]ecipes? |recipes|none of a recipe|python -m codechat\.labs|`codechat chars`", needs
-            ), needs
+            assert re.search(r"[Rr]ecipes? |recipes|none of a recipe|python tools/|`codechat chars`", needs), needs
 
 
 def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> None:

@@ -71,12 +71,6 @@ def test_a_committed_page_is_small_and_refers_to_files_beside_it_only(path: Path
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|sendBeacon", path.read_text())
 
 
-def test_the_library_has_its_licence_and_names_no_source_map() -> None:
-    assert "BSD" in (pages.FOLDER / pages.LIBRARY[0]).read_text()[:200]
-    assert (pages.FOLDER / "vega.LICENSE.txt").read_text().count("Copyright") == 2
-    assert not [file for file in pages.LIBRARY if "sourceMappingURL" in (pages.FOLDER / file).read_text()]
-
-
 # --- writing
 
 
@@ -85,11 +79,6 @@ def test_no_text_ends_the_element_that_holds_the_rows() -> None:
     assert json.loads(Parts(f'<script id="data">{pages.json_for_html(rows)}</script>').data) == rows
     with pytest.raises(ValueError):
         pages.json_for_html(float("nan"))
-
-
-def test_a_standalone_page_holds_its_library(tmp_path: Path) -> None:
-    out = pages.build(tmp_path, ["calculator"], standalone=True)[0]
-    assert Parts(out.read_text()).links == ["index.html", "calculator.html"] and out.stat().st_size > 700_000
 
 
 def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,25 +152,6 @@ def test_shares_within_an_answer_are_those_of_gradient_share(policy: tuple[GPT, 
     shares = gradient_share(model, prompt + written, advantages=[0.0] * len(prompt) + [one["advantage"]] * 8)
     found = torch.tensor(one["share"]) / sum(one["share"])
     torch.testing.assert_close(found, torch.tensor(shares[len(prompt) :]), atol=0.01, rtol=0.02)
-
-
-def test_a_step_without_a_request_is_an_error(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    rows = xray_steps.rows_at(0, *policy, load("toy"), load("toy").problems("train", 2), max_new_tokens=4)
-    page = xray_steps.as_page([*rows, *[row | {"step": 5} for row in rows]])
-    assert [s["step"] for s in page["steps"]] == [0, 5] and len(page["problems"][1]["groups"]) == 2
-    with raising(DataError, "step 5", rows[1]["id"]):
-        xray_steps.as_page([*rows, rows[0] | {"step": 5}])
-    with raising(DataError, "no rollouts"):
-        xray_steps.as_page([])
-
-
-def test_an_xray_of_a_run_without_rewards_or_checkpoints_says_so(runs_root: Path) -> None:
-    with Run.create("mine/sft", {}, kind="sft"), Run.create("mine/rl", {"task": "toy"}, kind="reinforce"):
-        pass
-    with raising(DataError, "no task"):
-        xray_steps.of_run("mine/sft")
-    with raising(MissingFile, "no checkpoints"):
-        xray_steps.of_run("mine/rl")
 
 
 # --- in a browser

@@ -3,7 +3,6 @@ runs."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image, ImageColor
 from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
 from codechat.evaluation.intervals import bootstrap_interval
-from codechat.reports import build, html, notebooks, plots, run_frames, style
-from codechat.runs import metrics, paths
+from codechat.reports import build, html, notebooks, plots, run_frames
+from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.tasks.funcall.staircase import TIERS
 
@@ -197,54 +195,11 @@ def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
     assert "code ends above" in plots.heldout_losses("nano/sft", worse).get_suptitle()
 
 
-def test_labels_carry_units_spans_counts_and_seeds(figures: dict[str, plots.Plot]) -> None:
-    text = {name: words(figure) for name, figure in figures.items()}
-    assert "training loss (nats/token)" in text["pretraining"] and "(EMA, span 4)" in text["pretraining"]
-    assert "n = 1 seed" in text["rl"] and "(N=64, n=8, 95 %)" in text["rl"]
-    assert "n=8 samples, temperature 1" in text["pass"] and "N=50" in text["pass"]
-    assert style.label_of("val_bpb") == f"validation loss ({metrics.METRICS['val_bpb'].unit})"
-    with pytest.raises(ValueError, match="loss_of_face"):
-        style.label_of("loss_of_face")
-
-
-def test_bars_are_drawn_with_their_intervals() -> None:
-    scores = frames_of("evaluate")[1]
-    axes = plots.pass_at_k(scores, (1,)).axes[0]
-    drawn = sorted(tuple(np.round(s[:, 1], 6)) for c in axes.collections for s in c.get_segments())
-    wanted = sorted(tuple(np.round(r, 6)) for r in scores[["pass@1/lo", "pass@1/hi"]].to_numpy())
-    assert drawn == wanted
-
-
 def test_evaluations_are_points_with_their_intervals(figures: dict[str, plots.Plot]) -> None:
     evals = frames_of("rl")[1]
     (bars,) = figures["rl"].axes[1].collections
     drawn = [tuple(np.round(s[:, 1], 6)) for s in bars.get_segments()]
     assert drawn == [tuple(np.round(r, 6)) for r in evals[["pass@1/lo", "pass@1/hi"]].to_numpy()]
-
-
-def test_a_colour_belongs_to_a_run_and_its_seeds_differ_by_dash() -> None:
-    assert style.colour_of("nano/rl") == style.colour_of("nano/rl-s2") == style.colour_of("nano/rl@120")
-    assert len({style.colour_of(f"nano/{s}") for s in ("pretrain", "sft", "rl")}) == 3
-    assert style.dash_of("nano/rl") != style.dash_of("nano/rl-s1") != style.dash_of("nano/rl-s2")
-
-
-def test_seeds_are_counted() -> None:
-    assert style.seeds_note(["nano/rl", "nano/rl-s1"]) == "n = 2 seeds, each drawn"
-    assert style.seeds_note(["nano/sft", "nano/rl"]) == "n = 1 seed"
-    assert style.seeds_note(["a", "a-s1", "a-s2"]) == "n = 3 seeds"
-
-
-def test_a_notebook_shows_a_figure_with_its_title_as_text() -> None:
-    png, about = plots.staircase({"none": (0, 0), "full": (1, 1)})._repr_png_()
-    assert png.startswith(b"\x89PNG") and about["alt"].startswith("a reward for each of 2 tiers")
-
-
-def test_words_of_runs_tiers_and_counts() -> None:
-    named = ["nano/v5-sft@240", "nano/rl-s1", "nano/sft", "nano/v7-negatives"]
-    assert [style.label_of_run(n) for n in named] == ["v5 SFT, step 240", "RL, seed 1", "SFT", "v7 negatives"]
-    assert style.label_of_tier("bad_json") == "bad JSON"
-    counts = (365_120, 4_213_504, 34_816, 999_999, 7, 3.93e9)
-    assert [style.short_number(n) for n in counts] == ["370k", "4.2M", "35k", "1M", "7", "3.9B"]
 
 
 def test_differences_are_in_points() -> None:
@@ -275,12 +230,6 @@ def test_frames_of_runs_are_frozen_and_read_back_as_they_were(tmp_path: Path) ->
     pd.testing.assert_frame_equal(original, frozen, check_dtype=False, rtol=1e-7)
     assert list(frozen) == ["run", "step", "tokens", "train_loss", "lr", "tok_per_s"]
     assert kept["per_problem"]["tiers"].iloc[0] == frames["per_problem"]["tiers"].iloc[0]
-
-
-def test_kept_samples_come_from_all_over_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_frames, "SAMPLES_PER_RUN", 2)
-    kept = run_frames.collect(["nano/evaluate"])["samples"]
-    assert list(kept["checkpoint"]) == ["nano/sft@40", "nano/rl@20"]
 
 
 def test_freezing_more_than_a_megabyte_raises_and_writes_nothing(tmp_path: Path) -> None:
@@ -403,16 +352,3 @@ def test_a_report_that_fails_says_where_and_why(root: Path, template: dict[str, 
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
         build.build("cut", tmp_path)
     assert (tmp_path / "cut.ipynb").is_file() and not (tmp_path / "cut.html").exists()
-
-
-def test_a_picture_keeps_the_colours_of_its_legend() -> None:
-    """Few colours make it small; those of small areas must not become a neighbour's."""
-    figure, axes = style.new_figure("Bars", cols=4, size=(7.6, 3.9))
-    for ax in axes[0]:
-        ax.bar([0, 1, 2], [100, 200, 250], color=style.OKABE_ITO["green"])
-    for name, colour in style.OKABE_ITO.items():
-        axes[0, 0].plot([0], [0], "s", color=colour, label=name, markersize=4)
-    figure.legend(ncols=5, loc="outside lower center")
-    picture = Image.open(io.BytesIO(figure._repr_png_()[0])).convert("RGB")
-    found = {colour for _, colour in picture.getcolors(1 << 20)}
-    assert {ImageColor.getrgb(colour) for colour in style.OKABE_ITO.values()} <= found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +11,7 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
-from codechat.evaluation.intervals import Interval
 from codechat.reports import build, comparisons, html, run_checks, run_frames
-from codechat.reports.style import colour_of
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -55,17 +52,6 @@ def test_a_setting_that_differs_is_named_with_both_values(runs_root: Path, setti
     with pytest.raises(RunError, match=f"a/evaluate .*b/evaluate .*{setting}: ") as error:
         run_frames.collect(names)
     assert str(value) in str(error.value) and str(EVALUATION[setting]) in str(error.value)
-
-
-def test_training_settings_may_differ_and_choosing_is_a_kind_of_its_own(runs_root: Path) -> None:
-    for name, lr, length in (("a", 1e-3, 256), ("b", 2e-3, 256), ("c", 1e-3, 512)):
-        with Run.create(name, dict(lr=lr, seq_len=length, eval_tokens=9, data_dir="d"), kind="pretrain"):
-            pass
-    evaluated("choose", ("a@1",), split=["select"], limit=3, all_checkpoints=True)
-    evaluated("scores", ("a@1",))
-    run_frames.collect(["a", "b", "choose", "scores"])
-    with raising(RunError, "seq_len", 256, 512):
-        run_frames.collect(["a", "c"])
 
 
 def test_several_checkpoints_of_one_run_on_test_raise(runs_root: Path) -> None:
@@ -173,14 +159,6 @@ def test_reports_are_listed_and_an_unknown_one_raises_before_any_is_built(
     assert not list((runs_root / "reports").glob("*.ipynb"))
 
 
-def test_a_version_has_one_colour_in_all_its_stages_and_no_two_versions_share_one() -> None:
-    assert colour_of("nano/v5-sft") == colour_of("nano/v5-rl-s1") == colour_of("nano/v5-rl@60")
-    versions = [colour_of(f"nano/{v}-sft") for v in ("v1", "v2", "v3", "v5", "v6", "v7")]
-    assert len({*versions, colour_of("nano/sft"), colour_of("nano/rl")}) == 8
-    sizes = [colour_of(f"scaling/{s}-high") for s in ("d2x32", "d2x64", "d2x128", "nano", "d4x256")]
-    assert len(set(sizes)) == 5 and colour_of("scaling/d2x32-low") == sizes[0]
-
-
 # ---------------------------------------------------------------- comparisons
 
 
@@ -199,23 +177,6 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
     names = list(comparisons.gain_table({"x": found})["name"])
     assert names == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
-
-
-def test_runs_are_told_with_the_settings_that_they_have() -> None:
-    runs = pd.DataFrame(
-        [
-            dict(run="rl", seconds=90, dirty=False, config='{"lr": 0.1, "group_size": 8}'),
-            dict(run="sft", seconds=60, dirty=True, config='{"lr": 0.2}'),
-        ]
-    )
-    found = comparisons.with_settings(runs, ["lr", "group_size"])
-    assert list(found["lr"]) == [0.1, 0.2] and list(found["minutes"]) == [1.5, 1.0]
-    assert found["group_size"].iloc[0] == 8 and pd.isna(found["group_size"].iloc[1])
-    assert found["state"].nunique() == 2
-
-
-def test_a_difference_of_shares_is_told_in_points() -> None:
-    assert comparisons.in_points(Interval(0.0648, 0.048, 0.0816)) == "+6.5 points [+4.8, +8.2]"
 
 
 def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
@@ -242,19 +203,6 @@ def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
         1.0,
     )  # two tools are drawn, not eight requests
     assert found["tool/named_right"][0] == pytest.approx(0.4) and found["tool/n"][0] == 8
-
-
-def test_gains_over_another_run_take_its_first_checkpoint() -> None:
-    rows = [
-        dict(run=run, checkpoint=c, split="test", id=str(i), n=1, c=hits)
-        for run, c, hits in (("e", "sft", 0), ("e", "rl", 1), ("longer", "more-sft", 1))
-        for i in range(4)
-    ]
-    frames = {"per_problem": pd.DataFrame(rows)}
-    assert comparisons.paired_gains(frames, ["e"], "test").all.value == 1
-    assert comparisons.paired_gains(frames, ["e"], "test", against=["longer"]).all.value == 0
-    with pytest.raises(ValueError):
-        comparisons.paired_gains(frames, ["e", "e"], "test", against=["longer"])
 
 
 def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
@@ -338,19 +286,3 @@ def test_a_committed_article_has_its_answer_first_and_shows_no_code(name: str) -
     assert kinds == ["text/markdown", "image/png", "text/markdown"], "the answer, the figure, the table"
     assert seen[2].data["text/markdown"].startswith("|  | published | ours | what it means |")
     assert not [output for output in seen if "text/html" in output.data], "tables have words for column names"
-
-
-def test_every_published_table_is_used_where_its_readme_says() -> None:
-    folder = COMMITTED / "published"
-    told = dict(re.findall(r"^\| `(\w+)\.csv` \|.*\| ([^|]+?) \|$", (folder / "README.md").read_text(), re.MULTILINE))
-    assert told.keys() == {path.stem for path in folder.glob("*.csv")}
-    for table, place in told.items():
-        kind, name = place.split()[:2]
-        (source,) = (COMMITTED.parent / "nbs_py").glob(f"9?_{name}.py" if kind == "report" else f"{name}_*.py")
-        assert f'"{table}"' in source.read_text() or f'"{table}.csv"' in source.read_text(), f"{place}: {table}"
-
-
-def test_committed_rows_of_every_report_are_small() -> None:
-    for path in COMMITTED.glob("*.yaml"):
-        folder = path.with_suffix("") / "data"
-        assert sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) < run_frames.MAX_BYTES, path.stem

@@ -11,14 +11,14 @@ import pytest
 import torch
 from raising import raising
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reports.token_attribution import gradient_share, main, xray_mask, xray_values
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
-from codechat.text.token_view import LINE_END, XRay, token_texts, visible, xray_boundaries
+from codechat.text.token_view import LINE_END, XRay, visible
 
 CALL = '<functioncall> {"name": "square", "arguments": {"x": 12}}'
 CODE = "def f(a, b):\n    return a < b | b > 0  # end 日本 🎉\n"
@@ -87,13 +87,6 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
     assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED  # 1: the legend
 
 
-def test_views_hold_the_whole_text_of_the_conversation(tok: tokenizer.Tokenizer, rendered: chat.Rendered) -> None:
-    image, text = xray_mask(MESSAGES, tok), chat.decode(rendered.ids, tok)
-    assert "".join(image.texts) == text
-    assert "".join(span[0] for span in Spans(image.html()).spans) == text
-    assert ANSI.sub("", image.terminal()).replace(LINE_END, "").split("\n\n", 1)[1].startswith(text)
-
-
 def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
     hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>&lt;'
     turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
@@ -104,43 +97,12 @@ def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
 
 
-def test_a_page_needs_nothing_from_outside(tok: tokenizer.Tokenizer) -> None:
-    page = xray_mask(MESSAGES[2:3], tok).page()
-    assert not re.search(r"https?:|url\(|@import|<link|src=", page)
-    assert 'content="light dark"' in page
-
-
 def test_tokens_do_not_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
     hostile = "\x1b]0;title\x07\x1b[2J\r\x9b1m\x7f"
     image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok)
     assert not set("\x1b\x07\r\x9b\x7f") & set(ANSI.sub("", image.terminal()))
     assert not set("\x1b\x07\r\x9b\x7f") & set(str(image) + image.html())
     assert visible("a\tb\n") == "a\tb\n"
-
-
-def test_a_character_of_several_tokens_appears_once(tok: tokenizer.Tokenizer) -> None:
-    ids = tok.encode("日本🎉")
-    assert len(ids) > 3 and "".join(token_texts(ids, tok)) == "日本🎉"
-    cut = token_texts([*ids[:1], tok.n_vocab + 4, *ids], tok)
-    assert "".join(cut) == "\ufffd<|end|>日本🎉"
-
-
-def test_shares_by_role(tok: tokenizer.Tokenizer, rendered: chat.Rendered) -> None:
-    rows = {role: (some, every) for role, some, every, _ in xray_mask(MESSAGES, tok).summary()}
-    assert rows["all"] == (sum(rendered.loss_mask), len(rendered.ids))
-    assert rows["system"][0] == rows["user"][0] == rows["function"][0] == 0
-    assert rows["assistant"][0] == sum(rendered.loss_mask)
-    assert sum(every for role, (_, every) in rows.items() if role != "all") == len(rendered.ids)
-
-
-def test_colour_follows_sign_and_size(tok: tokenizer.Tokenizer) -> None:
-    image = xray_values([65, 66, 67, 68], [1.0, 0.5, 0.0, -0.25], tok, "advantage")
-    styles = [style for _, style, _ in Spans(image.html()).spans]
-    colours = [re.fullmatch(r"background:rgba\((.*),([\d.]+)\)", style) for style in styles]
-    assert colours[0][1] == colours[1][1] != colours[3][1] and not styles[2]
-    assert float(colours[0][2]) > float(colours[1][2]) > float(colours[3][2]) > 0
-    assert "advantage -0.25" in Spans(image.html()).spans[3][2]
-    assert image.top(2) == [0, 1]
 
 
 # ---- gradient
@@ -251,13 +213,6 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(
         main(["--ckpt", "b"])
 
 
-def test_command_writes_a_page(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = files / "out.html"
-    main(["--tokenizer", "bytes", "--messages", str(files / "chat.json"), "--html", str(page)])
-    assert "".join(t for t, style, _ in Spans(page.read_text("utf-8")).spans if style) == SUPERVISED
-    assert f"page: {page}" in capsys.readouterr().out
-
-
 def test_bad_conversations_raise_a_data_error(tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     for content in (
@@ -271,25 +226,3 @@ def test_bad_conversations_raise_a_data_error(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError):
             main(["--tokenizer", "bytes", "--messages", str(file)])
-
-
-def test_settings_that_do_not_go_together(files: Path) -> None:
-    messages = ["--messages", str(files / "chat.json")]
-    with pytest.raises(ConfigError, match="--ckpt"):
-        main([*messages, "--gradient"])
-    with pytest.raises(ConfigError, match="--messages .*--data"):
-        main([])
-    with pytest.raises(DataError, match="2 rows.*row 2") as found:
-        main(["--tokenizer", "bytes", "--data", str(files / "rows.jsonl"), "--row", "2"])
-    assert "json in UTF-8" not in str(found.value)
-
-
-def test_boundaries_alternate_over_the_whole_text(tok: tokenizer.Tokenizer) -> None:
-    text = "def f(x):\n    return x + 1\n"
-    shown = xray_boundaries(text, tok)
-    assert "".join(shown.texts) == text and shown.ids == tok.encode(text)
-    assert {shown.values[i] * shown.values[i + 1] for i in range(len(shown.ids) - 1)} == {-1.0}
-    colours = re.findall(r"background:rgba\((\d+,\d+,\d+),([\d.]+)\)", shown.html())
-    assert len(colours) == len(shown.ids) and len({rgb for rgb, _ in colours}) == 2 == 1 + len({a for _, a in colours})
-    assert "above 0" not in shown.html() and "<table" not in shown.html()
-    assert f"{len(shown.ids)} tokens" in shown.terminal(colour=False)
