@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from codechat.evaluation.intervals import share_difference
 from codechat.labs import scaling_law
