@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import groupby
 from typing import Literal
 
 from codechat.core.errors import DataError
@@ -21,20 +22,17 @@ from codechat.text.tokenizer import Tokenizer
 
 Kind = Literal["mask", "advantage", "gradient", "value", "boundary"]
 
-# Okabe-Ito colours (red, green, blue): for values above and below zero.
-COLOURS = {
-    "mask": ((0, 158, 115), (0, 158, 115)),
-    "advantage": ((0, 114, 178), (213, 94, 0)),
-    "gradient": ((204, 121, 167), (204, 121, 167)),
-    "value": ((230, 159, 0), (86, 180, 233)),
-    "boundary": ((230, 159, 0), (86, 180, 233)),
-}
-LEGENDS = {
-    "mask": "green: supervised, carries loss",
-    "advantage": "blue: advantage above 0, made likelier; orange: below 0, made unlikelier",
-    "gradient": "pink: share of the gradient",
-    "value": "orange: above 0; blue: below 0",
-    "boundary": "a change of colour begins a new token",
+# Okabe-Ito colours (red, green, blue) of values above and below zero, and what they say
+KINDS = {
+    "mask": ((0, 158, 115), (0, 158, 115), "green: supervised, carries loss"),
+    "advantage": (
+        (0, 114, 178),
+        (213, 94, 0),
+        "blue: advantage above 0, made likelier; orange: below 0, made unlikelier",
+    ),
+    "gradient": ((204, 121, 167), (204, 121, 167), "pink: share of the gradient"),
+    "value": ((230, 159, 0), (86, 180, 233), "orange: above 0; blue: below 0"),
+    "boundary": ((230, 159, 0), (86, 180, 233), "a change of colour begins a new token"),
 }
 # Opacities: text stays readable on dark and light pages.
 FAINTEST, STRONGEST = 0.12, 0.6
@@ -84,7 +82,7 @@ class XRay:
         """A self-contained fragment: no script, no outside file; readable on light and dark pages."""
         spans = "".join(map(self._span, range(len(self.ids))))
         return (
-            f'<div class="xray"><style>{STYLE}</style><p>{escape(LEGENDS[self.kind])}</p>'
+            f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind][2])}</p>'
             f'<div class="xray-text">{spans}</div>{self._html_table()}</div>'
         )
 
@@ -100,86 +98,16 @@ class XRay:
 
     def terminal(self, colour: bool = True) -> str:
         """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
-        if colour:
-            body, legend = "".join(map(self._painted, range(len(self.ids)))), LEGENDS[self.kind]
-        else:
-            meaning = dict(mask="supervised", gradient="has a share of the gradient").get(
-                self.kind, f"{self.kind} not 0"
-            )
-            body, legend = self._bracketed(), f"[[ ]]: {meaning}"
-        return f"{legend}\n\n{body}\n\n{self.table()}"
+        told = dict(mask="supervised", gradient="has a share of the gradient").get(self.kind, f"{self.kind} not 0")
+        text = "".join(map(self._painted, range(len(self.ids)))) if colour else self._bracketed()
+        return f"{KINDS[self.kind][2] if colour else f'[[ ]]: {told}'}\n\n{text}\n\n{self.table()}"
 
     def __str__(self) -> str:
         return self.terminal(colour=False)
 
-    def _strength(self, value: float) -> float:
-        """0 for no colour, else FAINTEST..STRONGEST by size; the mask has one strength."""
-        if not value:
-            return 0.0
-        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / self._largest
-        return FAINTEST + (STRONGEST - FAINTEST) * share
-
-    @cached_property
-    def _largest(self) -> float:
-        return max(map(abs, self.values))
-
-    def _colour(self, value: float) -> tuple[int, int, int]:
-        return COLOURS[self.kind][value < 0]
-
-    def _span(self, i: int) -> str:
-        value, text = self.values[i], visible(self.texts[i])
-        attributes = ' class="xray-tag"' if self.tags[i] else ""
-        if value:
-            rgb = ",".join(map(str, self._colour(value)))
-            attributes += f' style="background:rgba({rgb},{self._strength(value):.2f})"'
-        shown = escape(text).replace("\n", "<i></i>\n")  # the style draws the sign, so that the text stays as it is
-        return f'<span{attributes} title="{escape(self._tip(i))}">{shown}</span>'
-
-    def _tip(self, i: int) -> str:
-        if self.kind == "boundary":
-            return f"token {i}, id {self.ids[i]}"
-        what = f"{self.kind} {self.values[i]:.4g}"
-        if self.kind == "mask":
-            what = "supervised" if self.values[i] else "not supervised"
-        return f"token {i}, id {self.ids[i]}, {self.roles[i]}, {what}"
-
-    def _rows(self) -> list[list[str]]:
-        """The table as text, its heads first: the sum is told where values are more than a mask."""
-        column = "supervised" if self.kind == "mask" else "not 0"
-        rows = [["role", column, "tokens", "share", "sum"]]
-        for role, some, every, total in self.summary():
-            rows.append([role, str(some), str(every), f"{100 * some / every:.0f} %" if every else "", f"{total:.4g}"])
-        return [row[:-1] for row in rows] if self.kind == "mask" else rows
-
-    def _html_table(self) -> str:
-        if self.kind == "boundary":  # the colours have no sum
-            return f"<p>{len(self.ids)} tokens</p>"
-        head, *rows = (
-            "".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(["th"] + ["td"] * 99, self._rows())
-        )
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-    def _painted(self, i: int) -> str:
-        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill
-        the rest of the line."""
-        if not self.texts[i]:
-            return ""
-        white = min(1.0, 1.4 * self._strength(self.values[i]))
-        rgb = ";".join(str(round(255 - (255 - c) * white)) for c in self._colour(self.values[i]))
-        start = f"\x1b[30;48;2;{rgb}m" if self.values[i] else "\x1b[2m"
-        return start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
-
-    def _bracketed(self) -> str:
-        out, inside = "", False
-        for text, value in zip(self.texts, self.values):
-            if bool(value) != inside and text:
-                out, inside = out + ("[[" if value else "]]"), bool(value)
-            out += visible(text)
-        return out + ("]]" if inside else "")
-
     def table(self) -> str:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
-        if self.kind == "boundary":
+        if self.kind == "boundary":  # the colours have no sum
             return f"{len(self.ids)} tokens"
         widths = (11, 9, 8, 12)
         lines = [row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], widths)) for row in self._rows()]
@@ -187,6 +115,59 @@ class XRay:
             lines += ["", f"largest: {self.kind}, place, token"]
             lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in self.top()]
         return "\n".join(lines)
+
+    def _rows(self) -> list[list[str]]:
+        """The table as text, its heads first; the sum is told where values are more than a mask."""
+        rows = [["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]]
+        for role, some, every, total in self.summary():
+            rows.append([role, str(some), str(every), f"{100 * some / every:.0f} %" if every else "", f"{total:.4g}"])
+        return [row[:-1] for row in rows] if self.kind == "mask" else rows
+
+    def _html_table(self) -> str:
+        if self.kind == "boundary":
+            return f"<p>{self.table()}</p>"
+        tags = ["th", *["td"] * len(self.roles), "td"]
+        rows = ("".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(tags, self._rows()))
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
+        """(colour, opacity by size); mask and boundaries have one opacity."""
+        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / self._largest
+        return KINDS[self.kind][value < 0], FAINTEST + (STRONGEST - FAINTEST) * share
+
+    @cached_property
+    def _largest(self) -> float:
+        return max(map(abs, self.values))
+
+    def _span(self, i: int) -> str:
+        value, about = self.values[i], f"token {i}, id {self.ids[i]}"
+        what = f"{self.kind} {value:.4g}" if self.kind != "mask" else "supervised" if value else "not supervised"
+        tip = about if self.kind == "boundary" else f"{about}, {self.roles[i]}, {what}"
+        attributes = ' class="xray-tag"' if self.tags[i] else ""
+        if value:
+            rgb, strength = self._shade(value)
+            attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'
+        shown = escape(visible(self.texts[i])).replace(
+            "\n", "<i></i>\n"
+        )  # the style draws the sign, so that the text stays
+        return f'<span{attributes} title="{escape(tip)}">{shown}</span>'
+
+    def _painted(self, i: int) -> str:
+        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill
+        the rest of the line."""
+        if not self.texts[i]:
+            return ""
+        start = "\x1b[2m"
+        if self.values[i]:
+            rgb, strength = self._shade(self.values[i])
+            pastel = (str(round(255 - (255 - c) * min(1.0, 1.4 * strength))) for c in rgb)
+            start = f"\x1b[30;48;2;{';'.join(pastel)}m"
+        return start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
+
+    def _bracketed(self) -> str:
+        groups = groupby((pair for pair in zip(self.texts, self.values) if pair[0]), lambda pair: bool(pair[1]))
+        texts = ((on, visible("".join(text for text, _ in group))) for on, group in groups)
+        return "".join(f"[[{text}]]" if on else text for on, text in texts)
 
 
 def visible(text: str) -> str:
@@ -201,19 +182,12 @@ def visible(text: str) -> str:
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole
     text."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts: list[str] = []
+    decoder, texts = codecs.getincrementaldecoder("utf-8")("replace"), []
     for token in ids:
-        if token < tokenizer.n_vocab:
-            texts.append(decoder.decode(tokenizer.token_bytes(token)))
-            continue
-        if texts:
-            texts[-1] += decoder.decode(b"", final=True)
-        decoder.reset()
-        texts.append(chat.decode([token], tokenizer))
-    if texts:
-        texts[-1] += decoder.decode(b"", final=True)
-    return texts
+        if tag := token >= tokenizer.n_vocab:
+            texts[-1:] = [text + decoder.decode(b"", final=True) for text in texts[-1:]]
+        texts.append(chat.decode([token], tokenizer) if tag else decoder.decode(tokenizer.token_bytes(token)))
+    return [*texts[:-1], *(text + decoder.decode(b"", final=True) for text in texts[-1:])]
 
 
 def picture(
