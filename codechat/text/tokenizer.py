@@ -93,9 +93,7 @@ class BpeTokenizer(_Pickled):
         )
 
     def encode(self, text: str) -> list[int]:
-        if len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text):
-            return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
-        return self._encoding.encode_ordinary(text)
+        return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         # no Python number is made, and tiktoken works outside the interpreter's lock
@@ -103,10 +101,8 @@ class BpeTokenizer(_Pickled):
             return list(pool.map(self._encode_array, texts))
 
     def _encode_array(self, text: str) -> np.ndarray:
-        if len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text):
-            return np.array(self.encode(text), dtype=np.uint32)
         try:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
+            return np.concatenate([self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _pieces(text)])
         except UnicodeEncodeError:  # lone surrogates, which `encode` replaces
             return np.array(self.encode(text), dtype=np.uint32)
 
@@ -169,22 +165,28 @@ def load(spec: str) -> Tokenizer:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
     if kind == "hf" and rest:
         return from_dict(imported_tokenizer.read(Path(rest)))
-    if spec == "bytes":
-        return _table(spec, None)
-    if spec == "gpt2" or kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest):
-        if not 257 <= (size := int(rest or GPT2_VOCAB)) <= LARGEST[kind]:
-            raise ConfigError(f"{spec}; required is 257 (every byte and the end of text) to {LARGEST[kind]}")
-        return _bpe(size, kind)
-    raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}")
+    return from_dict({"spec": "gpt2" if spec == f"gpt2:{GPT2_VOCAB}" else spec})
 
 
 def from_dict(saved: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_dict` described; no file is needed."""
+    return _tokenizer(json.dumps(saved))
+
+
+@lru_cache(maxsize=64)
+def _tokenizer(described: str) -> Tokenizer:
+    saved = json.loads(described)
     if "json" in saved:
-        return _imported(json.dumps(saved))
-    if "alphabet" in saved:
-        return _table(saved["spec"], saved["alphabet"])
-    return load(saved["spec"])
+        return imported_tokenizer.ImportedTokenizer(saved)
+    spec, alphabet = saved["spec"], saved.get("alphabet")
+    kind, _, rest = spec.partition(":")
+    if spec == "bytes" or alphabet:
+        return TableTokenizer(spec, alphabet)
+    if spec != "gpt2" and not (kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest)):
+        raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}")
+    if not 257 <= (size := int(rest or GPT2_VOCAB)) <= LARGEST[kind]:
+        raise ConfigError(f"{spec}; required is 257 (every byte and the end of text) to {LARGEST[kind]}")
+    return BpeTokenizer(size, kind)
 
 
 @lru_cache(maxsize=None)
@@ -219,21 +221,6 @@ def read_gpt2_file(name: str) -> bytes:
     return data
 
 
-@lru_cache(maxsize=None)
-def _bpe(n_vocab: int, family: str) -> BpeTokenizer:
-    return BpeTokenizer(n_vocab, family)
-
-
-@lru_cache(maxsize=2)
-def _imported(saved: str) -> imported_tokenizer.ImportedTokenizer:
-    return imported_tokenizer.ImportedTokenizer(json.loads(saved))
-
-
-@lru_cache(maxsize=None)
-def _table(spec: str, alphabet: str | None) -> TableTokenizer:
-    return TableTokenizer(spec, alphabet)
-
-
 def _alphabet(path: Path) -> str:
     """The sorted distinct characters of a UTF-8 text file, read each time: it may have changed since."""
     try:
@@ -249,6 +236,9 @@ def _alphabet(path: Path) -> str:
 
 
 def _pieces(text: str) -> list[str]:
+    """The text, cut within runs of whitespace that tiktoken cannot take."""
+    if len(text) < LONGEST_SPACE:
+        return [text]
     inside = (range(match.start(), match.end(), LONGEST_SPACE) for match in _LONG_SPACE.finditer(text))
     cuts = [0, *(cut for run in inside for cut in run), len(text)]
     return [text[start:end] for start, end in zip(cuts, cuts[1:])]
