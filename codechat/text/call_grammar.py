@@ -6,13 +6,10 @@ enumerations of the schemas.
     state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
     token = state.take(token, room)             the id that counts
 
-The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, with
-arguments in the order of the schema. llguidance turns it into masks for any vocabulary of bytes, in microseconds a
-token.
-
-A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer
-fit, `take` replaces the sampled id by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that
-needs none may still begin too late.)
+The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, arguments
+in the order of the schema; llguidance makes masks of it in microseconds a token. A call that has begun ends in time:
+none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the sampled id
+by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that needs none may still begin too late.)
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+import llguidance
 import numpy as np
 
 from codechat.core.errors import ConfigError, DataError
@@ -78,8 +76,6 @@ class CallGrammar:
         declines: bool = False,
         strict: bool = False,
     ) -> None:
-        import llguidance  # here: only constrained answers need it
-
         if not tools:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
@@ -104,9 +100,8 @@ class CallGrammar:
     def after_tag(self) -> int:
         """Tokens that are enough for some call after its tag; 0 where the tag is no single id."""
         state, tag = self._start.deep_copy(), self.vocabulary.tag_id
-        if tag is None or not state.consume_token(tag):
-            return 0
-        return len(_closing(state, self.vocabulary) or ())
+        begun = tag is not None and state.consume_token(tag)
+        return len(_closing(state, self.vocabulary) or ()) if begun else 0
 
     @cached_property
     def shortest(self) -> int | None:
@@ -143,22 +138,20 @@ class GrammarState:
         `room` tokens after it. Sets `ended` with the end of the answer."""
         if self.ended or room < 0:
             return token
+        if not self._closing:
+            may_end = not self.inside or room >= self.grammar.near_end or self._endless
+            self._step(token)
+            if may_end or self._closes_within(room):
+                return token
+            self.matcher.rollback(1)
+            self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
+            self._endless = not self._closing
         if self._closing:
             token = self._closing.popleft()
-            self._step(token)
-            return token
-        inside = self.inside
         self._step(token)
-        if inside and room < self.grammar.near_end and not self._endless and not self._can_end_within(room):
-            self.matcher.rollback(1)
-            if closing := _closing(self.matcher, self.grammar.vocabulary):
-                self._closing.extend(closing)
-                return self.take(token, room)
-            self._step(token)
-            self._endless = True
         return token
 
-    def _can_end_within(self, room: int) -> bool:
+    def _closes_within(self, room: int) -> bool:
         closing = _closing(self.matcher, self.grammar.vocabulary)
         return closing is not None and len(closing) <= room
 
@@ -245,8 +238,6 @@ def _bounded(schema: Any) -> Any:
 
 def _problem(schema: Schema) -> str:
     """Why llguidance has no grammar for a schema; empty where it has."""
-    import llguidance
-
     try:
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (TypeError, ValueError) as error:
@@ -262,8 +253,6 @@ class _Vocabulary:
     is none where one id ends an answer."""
 
     def __init__(self, tokenizer: Tokenizer, tags: str) -> None:
-        import llguidance
-
         reserved = tags == "reserved"
         self.tokenizer, self.bos_token_id = tokenizer, None
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
@@ -330,18 +319,16 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
                 return None
             continue
         allowed = _allowed(probe, vocabulary)
-        known = np.flatnonzero(allowed)
+        known, place = np.flatnonzero(allowed), allowed.tobytes()
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
-        place = allowed.tobytes()
         seen[place] += 1
-        token = next((i for i in vocabulary.closers if allowed[i]), None)
+        # among what is forced, the longest piece leaves the fewest to write
+        longest = int(known[vocabulary.lengths[known].argmax()])
+        token = next((i for i in vocabulary.closers if allowed[i]), longest)
         if seen[place] > REPEATS:
             left = [i for i in known[vocabulary.lengths[known] == 1].tolist() if (place, i) not in tried]
-            way = _way_out(probe, left, vocabulary, place, seen)
-            token = token if way is None else way
-        if token is None:  # among what is forced, the longest piece leaves the fewest to write
-            token = int(known[vocabulary.lengths[known].argmax()])
+            token = _way_out(probe, left, vocabulary, place, seen, token)
         if not probe.consume_token(token):
             return None
         ids.append(token)
@@ -350,18 +337,16 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
 
 
 def _way_out(
-    matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int]
-) -> int | None:
+    matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int], token: int
+) -> int:
     """The id that leaves a repetition, as the "@" of an address does: the first one after which other ids may come than
-    at any place before, else other ones than here; none where there is none."""
-    way = None
-    for token in ids:
+    at any place before, else other ones than here, else `token`."""
+    second = None
+    for way in ids:
         probe = matcher.deep_copy()
-        if not probe.consume_token(token):
-            continue
-        after = _allowed(probe, vocabulary).tobytes()
-        if probe.is_accepting() or after not in seen:
-            return token
-        if way is None and after != place:
-            way = token
-    return way
+        if probe.consume_token(way):
+            after = _allowed(probe, vocabulary).tobytes()
+            if probe.is_accepting() or after not in seen:
+                return way
+            second = way if second is None and after != place else second
+    return token if second is None else second
