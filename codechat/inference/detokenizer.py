@@ -99,7 +99,8 @@ class Detokenizer:
         endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
         if not self._as_written:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
-            endings += ["\n" + closing, closing]  # a model may leave out the line end
+            before = chat.answer_frame(self.tokenizer, self.tags)[1]
+            endings += [before + closing, closing]  # a model may leave out what stands before
         return endings
 
 

@@ -72,7 +72,8 @@ def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Seque
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
-    return (*chat.stop_sequences(tokenizer, tags), *dict.fromkeys(tuple(tokenizer.encode(text)) for text in spelled))
+    ids = dict.fromkeys(tuple(chat.encode_text(text, tokenizer)) for text in spelled)
+    return (*chat.stop_sequences(tokenizer, tags), *ids)
 
 
 def play(
