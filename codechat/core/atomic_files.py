@@ -24,9 +24,7 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(f.fileno())
         os.replace(temp, path)
     except OSError:
-        with contextlib.suppress(
-            OSError
-        ):  # a read-only file system refuses this too, and its first error is the one to raise
+        with contextlib.suppress(OSError):  # a read-only file system refuses this too
             temp.unlink(missing_ok=True)
         raise
 
@@ -68,12 +66,12 @@ def sync_directory(path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise RunError(f"{path} cannot be read ({e}); the run is damaged") from e
-    if not isinstance(found, dict):
-        raise RunError(f"{path} holds a json {type(found).__name__}; required is an object: the run is damaged")
-    return found
+    if not isinstance(value, dict):
+        raise RunError(f"{path} holds a json {type(value).__name__}; required: an object; the run is damaged")
+    return value
 
 
 def file_record(path: Path) -> dict[str, Any]:
@@ -86,19 +84,16 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises RunError with the line."""
     if not path.is_file():
         return
-    with open(path, "rb") as f:
-        cut = 0
-        for number, line in enumerate(f, 1):
-            if cut:
-                raise RunError(f"{path} line {cut} is not a json object; delete that line to read the rest")
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if isinstance(row, dict):
-                yield row
-            else:
-                cut = number
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            yield row
+        elif number < len(lines):
+            raise RunError(f"{path} line {number} is not a json object; delete that line to read the rest")
 
 
 def trim_cut_line(path: Path) -> None:

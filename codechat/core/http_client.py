@@ -1,10 +1,7 @@
 """A client of a server that speaks json over HTTP: its URL, its key, and user errors for all that can go wrong.
 
-    link = Link("http://127.0.0.1:8000", flag="--server")
-    link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
-
-Left out: retries (`rl.engines` has them), and connections kept open between requests: a server that restarts would
-close them.
+link = Link("http://127.0.0.1:8000", flag="--server")
+link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
 """
 
 from __future__ import annotations
@@ -32,11 +29,11 @@ class Refused(ConfigError):
     """The server answered with an error. status: the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
+        super().__init__(message, status)  # both, since it may be sent to other ranks
         self.status = status
 
-    def __reduce__(self) -> Any:  # it may be sent to other ranks
-        return Refused, (str(self), self.status)
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def check_url(url: str, flag: str) -> str:
@@ -66,7 +63,13 @@ class Link:
     ) -> None:
         host = check_url(url, flag)
         self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
-        self.headers = {"Content-Type": "application/json"} | _authorization(api_key_file)
+        self.headers = {"Content-Type": "application/json"}
+        if api_key_file:
+            try:
+                key = api_key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            except OSError as error:
+                raise MissingFile(f"{api_key_file}: {error.strerror}; it must hold the server's key") from None
+            self.headers["Authorization"] = f"Bearer {key}"
         # a proxy cannot reach the loopback address of this machine
         self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if host in LOOPBACK else []))
 
@@ -77,9 +80,8 @@ class Link:
         try:
             return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
-            raise Refused(
-                f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}", error.code
-            ) from None
+            message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}"
+            raise Refused(message, error.code) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._no_answer(getattr(error, "reason", error)) from None
 
@@ -103,21 +105,11 @@ class Link:
         return NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}")
 
 
-def _authorization(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() or [""]
-        return {"Authorization": f"Bearer {lines[0].strip()}"}
-    except OSError:
-        raise MissingFile(f"{path} is not a file that can be read; it must hold the server's key") from None
-
-
 def _complaint(error: urllib.error.HTTPError) -> str:
     text = ""
     try:
         text = error.read(10_000).decode("utf-8", "replace")
-        found = json.loads(text)
-        return str(found["error"]["message"] if "error" in found else found["detail"])[:1000]
+        answer = json.loads(text)
+        return str(answer["error"]["message"] if "error" in answer else answer["detail"])[:1000]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return text[:200] or str(error.reason)

@@ -1,8 +1,4 @@
-"""Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason.
-
-The commit is recorded only where the package is in its own checkout: a package that is installed inside another
-repository would otherwise get that repository's commit.
-"""
+"""Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason."""
 
 from __future__ import annotations
 
@@ -25,79 +21,60 @@ def now() -> str:
 
 
 def _git(root: Path, *args: str) -> str:
-    """Output of a git command; RuntimeError with git's first line where it fails."""
     env = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        command = ["git", "-C", str(root), *args]
-        done = subprocess.run(command, capture_output=True, timeout=20, env=env, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise RuntimeError("git is not installed") from None
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise RuntimeError(f"git did not answer: {e}") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(lines[0] if lines else f"git exited {done.returncode}")
-    return done.stdout.decode(errors="replace")
+    how = dict(capture_output=True, timeout=20, env=env, stdin=subprocess.DEVNULL, check=True)
+    return subprocess.run(["git", "-C", str(root), *args], **how).stdout.decode(errors="replace")
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of
-    untracked files."""
+    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files. A package that is
+    installed inside another repository does not get that repository's commit."""
     try:
         if not (root / "pyproject.toml").is_file():
-            raise RuntimeError("not a source checkout")
+            return {"commit": "unknown", "reason": "not a source checkout"}
         top = Path(_git(root, "rev-parse", "--show-toplevel").rstrip("\n"))
         if top.resolve() != root.resolve():
-            raise RuntimeError(f"the enclosing repository {top} is not this project's")
+            return {"commit": "unknown", "reason": f"the enclosing repository {top} is not this project's"}
         commit = _git(root, "rev-parse", "--verify", "HEAD").strip()
         changed = _git(root, "status", "--porcelain")
         dirty = changed + _git(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changed else ""
-    except RuntimeError as e:
-        return {"commit": "unknown", "reason": str(e)}
+    except (OSError, subprocess.SubprocessError) as e:  # no git, no answer, no commit
+        said = getattr(e, "stderr", None) or str(e).encode()
+        return {"commit": "unknown", "reason": said.decode(errors="replace").strip().partition("\n")[0]}
     dirty_hash = hashlib.sha256(dirty.encode()).hexdigest()[:12] if dirty else None
     return {"commit": commit, "dirty": bool(dirty), "dirty_hash": dirty_hash}
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
-
-
-def _cpu_name() -> str:
+def _version(package: str) -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (x.partition(":")[2].strip() for x in text.splitlines() if x.startswith("model name"))
-    return next(names, platform.machine())
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory in GiB, and GPUs where torch is loaded and sees some."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
-        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        memory = None
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+        cpu, memory = (
+            next(names, platform.machine()),
+            round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        )
+    except (OSError, ValueError, AttributeError):
+        cpu, memory = platform.processor() or platform.machine(), None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch = sys.modules.get("torch")
     count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(count)]
-    return {"cpu": _cpu_name(), "cores": cores, "memory_gib": memory, "gpus": gpus, "system": platform.platform()}
+    return {"cpu": cpu, "cores": cores, "memory_gib": memory, "gpus": gpus, "system": platform.platform()}
 
 
 def snapshot(root: Path) -> dict[str, Any]:
     """All of the above, for env.json."""
-    return {
-        "time": now(),
-        **git_state(root),
-        "argv": list(sys.argv),
-        "cwd": str(Path.cwd()),
-        "host": platform.node(),
-        "versions": versions(),
-        "hardware": hardware(),
-    }
+    here = {"argv": list(sys.argv), "cwd": str(Path.cwd()), "host": platform.node()}
+    return {"time": now(), **git_state(root), **here, "versions": versions(), "hardware": hardware()}

@@ -25,7 +25,7 @@ from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks import chars
 from codechat.text import tokenizer
-from codechat.training.opening import check_parent
+from codechat.training.opening import check_taken
 from codechat.training.sampling import step_seed
 from codechat.training.value_head import ValueHead, explained_variance
 
@@ -45,7 +45,7 @@ def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
     shape = replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
     if parent:
         shape = config.from_dict(GPTConfig, parent.meta["model_config"])
-        check_parent(cfg, shape)
+        check_taken(cfg, shape)
     if shape.causal == (cfg.objective == "denoise"):
         raise ConfigError(
             f"{cfg.init_from} has causal={shape.causal}; objective {cfg.objective} takes the other kind; start from another checkpoint"

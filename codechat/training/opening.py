@@ -22,6 +22,7 @@ from codechat.runs.run import StopSignal, continues
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
+from codechat.training.settings import check_parent
 
 C = TypeVar("C")
 
@@ -42,7 +43,7 @@ def load_parent(
     tags = {}
     if not keep_tags and getattr(cfg, "tags", chat.RAW) != chat.RAW:
         tags = {"tags": parent.meta["tags"]}
-    check_parent(cfg, shape, tokenizer=theirs.spec, **tags)
+    check_taken(cfg, shape, tokenizer=theirs.spec, **tags)
     if tok and tok.spec != theirs.spec:
         raise ConfigError(
             f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}; prepare the data with --tokenizer {theirs.spec}"
@@ -50,14 +51,10 @@ def load_parent(
     return replace(cfg, model=shape, **tags), parent, theirs
 
 
-def check_parent(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
+def check_taken(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
     """ConfigError where a setting that a run takes from its parent checkpoint was set to something else."""
     settings |= {f"model.{name}": value for name, value in config.to_dict(shape).items()}
-    for name, (_, value) in config.changed(cfg).items():
-        if settings.get(name, value) != value:
-            raise ConfigError(
-                f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {settings[name]}; leave the flag, or the --preset that sets it, out"
-            )
+    check_parent(cfg.init_from, {name: value for name, (_, value) in config.changed(cfg).items()}, settings)
 
 
 def new_model(cfg: Any) -> GPT:

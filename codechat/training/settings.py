@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import Settings, default, opt
-from codechat.core.errors import ConfigError
+from codechat.core.atomic_files import read_json
+from codechat.core.config import Settings, default, flag_of, opt
+from codechat.core.errors import ConfigError, UserError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, check_lora
 from codechat.rl import engine_settings
+from codechat.runs import paths
 from codechat.tasks import NAMES, name_of
 
 TASKS = f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS"
@@ -31,6 +33,26 @@ class RunSettings(Settings):
         "also send the metrics to Weights & Biases; WANDB_MODE=offline keeps them in the run directory",
         identity=False,
     )
+
+    def check_given(self, given: Mapping[str, Any]) -> None:
+        """ConfigError where flags or a preset set what the run takes from the checkpoint of --init-from, also to the default."""
+        parent = getattr(self, "init_from", None)
+        try:
+            meta = read_json(paths.find_checkpoint(parent) / "meta.json") if parent else {}
+        except UserError:  # it does not exist yet, or the loop says what is wrong with it
+            meta = {}
+        settings = {f"model.{name}": value for name, value in (meta.get("model_config") or {}).items()}
+        check_parent(parent, given, settings | {"tokenizer": meta.get("tokenizer", {}).get("spec")} if meta else {})
+
+
+def check_parent(parent: str | None, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """ConfigError, with both values, where a setting that a run takes from its parent is set to something else."""
+    for name, value in given.items():
+        there = settings.get(name, value)
+        if there != value and str(there).lower() != str(value).lower():
+            raise ConfigError(
+                f"{flag_of(name)} {value}: with --init-from {parent} it is {there}; leave the flag, or the --preset that sets it, out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

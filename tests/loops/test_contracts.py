@@ -24,8 +24,7 @@ from contracts import (
 from raising import raising
 
 from codechat import cli
-from codechat.core import registry
-from codechat.core.config import flag_of
+from codechat.core import config, registry
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint, run
@@ -146,6 +145,13 @@ def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Pat
     with raising(ConfigError, "--model.depth", depth + 1, depth, "parent"):
         train(small(loop, home, run_name="other", init_from="parent", **depth_of(loop, depth + 1)))
     assert not run.exists("other")
+    entry = registry.LOOPS[loop]
+    with raising(
+        ConfigError, "--model.n-embd", entry.config_class.__dataclass_fields__["model"].default.n_embd, "parent"
+    ):
+        # on the command line also where it is the default
+        given = {"init_from": "parent", "model.n_embd": entry.config_class.__dataclass_fields__["model"].default.n_embd}
+        config.resolve(entry.config_class, None, None, given | ({"data_dir": "x"} if loop == "preference" else {}))
 
 
 # ---------------------------------------------------------------- what is not finite
@@ -257,13 +263,3 @@ def test_a_run_that_diverges_by_its_rates_keeps_its_good_checkpoints(
     for name in ("grpo", "1e30", "1e38"):
         for step in run.Run.open(name).checkpoints():
             assert all(x.isfinite().all() for x in checkpoint.load(f"{name}@{step}").model_state.values())
-
-
-def test_every_number_of_a_loop_has_a_flag_that_its_error_names() -> None:
-    for loop, name, value in (
-        ("pretrain", "final_lr_share", 1.5),
-        ("ppo", "kl_coef", math.inf),
-        ("sft", "eval_examples", 0),
-    ):
-        with raising(ConfigError, flag_of(name), value):
-            registry.LOOPS[loop].config_class(**{name: value})
