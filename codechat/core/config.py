@@ -75,13 +75,10 @@ def flag_of(name: str) -> str:
 
 class Field(NamedTuple):
     type: Any
+    nested: type | None  # the dataclass among its types
     meta: Mapping[str, Any]
     default: Any  # REQUIRED, or the value
     group: type  # the class that declares it first
-
-    @property
-    def nested(self) -> bool:
-        return dataclasses.is_dataclass(self.type)
 
 
 @cache
@@ -91,7 +88,8 @@ def fields_of(cls: type) -> dict[str, Field]:
         classes = [base for base in reversed(cls.__mro__) if f.name in base.__dict__.get("__annotations__", {})]
         meta = {k: v for base in classes for k, v in base.__dict__["__dataclass_fields__"][f.name].metadata.items()}
         value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        out[f.name] = Field(hints[f.name], meta, value, classes[0])
+        nested = next((arm for arm in arms(hints[f.name]) if dataclasses.is_dataclass(arm)), None)
+        out[f.name] = Field(hints[f.name], nested, meta, value, classes[0])
     return out
 
 
@@ -99,9 +97,9 @@ def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field
     """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are the defaults."""
     out = {}
     for name, f in fields_of(cls).items():
-        out[prefix + name] = f = f if usual is None else f._replace(default=getattr(usual, name))
+        out[prefix + name] = f = f._replace(default=getattr(usual, name, f.default))
         if f.nested:
-            out |= leaves_of(f.type, f"{prefix}{name}.", f.default)
+            out |= leaves_of(f.nested, f"{prefix}{name}.", f.default)
     return out
 
 
@@ -112,7 +110,7 @@ def find_field(cls: type, key: str) -> str | None:
     head = next((name for name in (head, *ALIASES.get(head, "").split()) if name in fields), "")
     if not head or not rest:
         return head or None
-    below = find_field(fields[head].type, rest) if fields[head].nested else None
+    below = find_field(fields[head].nested, rest) if fields[head].nested else None
     return below and f"{head}.{below}"
 
 
@@ -192,7 +190,7 @@ def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = ""
                 f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}"
             )
         new = {name: value}
-        if leaves[name].nested and isinstance(value, (Mapping, leaves[name].type)):
+        if leaves[name].nested and isinstance(value, (Mapping, leaves[name].nested)):
             new = _flatten(cls, plain(value), where, f"{name}.")
         if twice := new.keys() & out.keys():
             raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
@@ -215,9 +213,8 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
                 ) from None
         elif f.nested:
             below = {k: v for k, v in flat.items() if k.startswith(name + ".")}
-            values[key] = (
-                _build(f.type, _dotted(to_dict(f.default), name + ".") | below, name + ".") if below else f.default
-            )
+            usual = _dotted(to_dict(f.default), name + ".") if f.default is not None else {}
+            values[key] = _build(f.nested, usual | below, name + ".") if below else f.default
         elif f.default is REQUIRED:
             raise ConfigError(f"{name} is required ({f.meta['help']}); set {flag_of(name)}")
     _check_bounds(cls, values, prefix)
@@ -225,6 +222,16 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
         return cls(**values)
     except ValueError as e:  # from __post_init__: the values do not go together
         raise e if isinstance(e, UserError) else ConfigError(f"{cls.__name__}: {e}") from e
+
+
+def _merge(flat: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Later wins: none replaces the keys below a nested config, and a key below replaces a none."""
+    out = dict(flat)
+    for key, value in over.items():
+        out = {k: v for k, v in out.items() if not k.startswith(key + ".") and not key.startswith(k + ".")} | {
+            key: value
+        }
+    return out
 
 
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
@@ -265,7 +272,7 @@ def resolve(
             )
         chosen = _flatten(cls, table[preset], f"preset {preset}")
     over = _flatten(cls, overrides or {}, "flags" if file or preset else cls.__name__)
-    cfg = _build(cls, chosen | _flatten(cls, values, str(file)) | over)
+    cfg = _build(cls, _merge(_merge(chosen, _flatten(cls, values, str(file))), over))
     if check := getattr(cfg, "check_given", None):
         check(chosen | over)
     return cfg
@@ -315,10 +322,16 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     return {k: (left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)}
 
 
-def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults; "required" where there is none."""
-    fields = fields_of(type(cfg))
-    return differences({n: "required" if f.default is REQUIRED else f.default for n, f in fields.items()}, cfg)
+def changed(cfg: Any, usual: Any = None) -> dict[str, tuple[Any, Any]]:
+    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults, or from `usual`; "required" where there is none."""
+    out: dict[str, tuple[Any, Any]] = {}
+    for name, field in fields_of(type(cfg)).items():
+        here, before = getattr(cfg, name), getattr(usual, name, field.default)
+        if dataclasses.is_dataclass(here) and type(here) is type(before):
+            out |= {f"{name}.{below}": pair for below, pair in changed(here, before).items()}
+        elif here != before:
+            out[name] = ("required" if before is REQUIRED else plain(before), plain(here))
+    return out
 
 
 # ---- command line

@@ -278,7 +278,7 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     kept = conversations.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3)
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
     for words in ([], ["--data-dir", str(folder), "--split", "test_hard"]):
-        with pytest.raises(UserError, match="--heldout-examples"):
+        with pytest.raises(UserError, match="heldout_examples"):
             evaluate.main(["--ckpt", "toy", "--heldout-examples", "3", *words])
 
 
