@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from noise import noise
-from raising import raising
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -38,13 +37,21 @@ def reward(text, gold=GOLD):
     return score_call(text, gold).reward
 
 
-@pytest.mark.parametrize(
-    "text, tier, expected",
-    [
+def mix(arguments):
+    """A call of mix with the arguments as they are written, and a gold call with none but `a`."""
+    return TAG + '{"name": "mix", "arguments": ' + arguments + "}"
+
+
+def only(value):
+    return {"name": "mix", "arguments": {"a": value}}
+
+
+def test_every_rung():
+    for text, tier, expected in (
         ("It is sunny.", "no_tag", 0.0),
         ("", "no_tag", 0.0),
         ("functioncall {}", "no_tag", 0.0),
-        (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15),
+        (mix("{").removesuffix("}"), "bad_json", 0.15),
         (TAG, "bad_json", 0.15),
         (TAG + "mix(3)", "bad_json", 0.15),
         (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
@@ -60,99 +67,63 @@ def reward(text, gold=GOLD):
         (right(x=1), "partial", 0.55 + 0.45 * 0.9),
         (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5),
         (right(), "full", 1.0),
-    ],
-)
-def test_every_rung(text, tier, expected):
-    score = score_call(text, GOLD)
-    assert (score.tier, score.reward) == (tier, pytest.approx(expected))
-    assert score.correct == (tier == "full") and tier in TIERS
+    ):
+        score = score_call(text, GOLD)
+        assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
+        assert score.correct == (tier == "full") and tier in TIERS
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_match():
+    for text in (
         right(),
         "Let me look that up. " + right(),
         right() + "\n",
         TAG.strip() + right().removeprefix(TAG),
         TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
-        TAG + '{"name": "mix", "arguments": \'' + json.dumps(GOLD["arguments"]) + "'}",
+        mix("'" + json.dumps(GOLD["arguments"]) + "'"),
         TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
         TAG + json.dumps(json.loads(right()[15:]), indent=2),
         right(city=" oslo "),
         right(days=3.0),
         right(rate=2.5 + 1e-7),
-    ],
-)
-def test_correct_calls_in_every_legal_form_score_one(text):
-    assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct
-
-
-def test_single_quoted_arguments_with_apostrophes_score_one():
-    gold = {"name": "send", "arguments": {"text": "You've won"}}
-    assert reward('<functioncall> {"name": "send", "arguments": \'{"text": "You\'ve won"}\'}', gold) == 1.0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"days": 4},
-        {"days": 3 + 1e-5},
-        {"days": "3"},
-        {"days": True},
-        {"days": [3]},
-        {"days": None},
-        {"days": {"v": 3}},
-        {"rate": "2.5"},
-        {"city": "Os lo"},
-        {"city": ["Oslo"]},
-        {"deep": {"on": 1, "tags": ["a", "b"]}},
-        {"deep": {"on": True, "tags": ["b", "a"]}},
-        {"deep": {"on": True, "tags": ["a"]}},
-        {"deep": {"on": True, "tags": ["a", "b"], "more": 1}},
-        {"deep": "{'on': True}"},
-    ],
-)
-def test_near_misses_do_not_match(changes):
-    score = score_call(right(**changes), GOLD)
-    assert score.parts["matched"] == 3 and not score.correct
-    assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
+    ):
+        assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct, text
+    assert reward(mix('\'{"a": "You\'ve won"}\''), only("You've won")) == 1.0
+    deep = [
+        {"on": 1, "tags": ["a", "b"]},
+        {"on": True, "tags": ["b", "a"]},
+        {"on": True, "tags": ["a"]},
+        "{'on': True}",
+    ]
+    deep += [{"on": True, "tags": ["a", "b"], "more": 1}]
+    misses = [{"days": days} for days in (4, 3 + 1e-5, "3", True, [3], None, {"v": 3})] + [{"deep": d} for d in deep]
+    for changes in [*misses, {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]}]:
+        score = score_call(right(**changes), GOLD)
+        assert score.parts["matched"] == 3 and not score.correct, changes
+        assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
 
 
 def test_booleans_are_not_numbers_and_large_integers_are_exact():
-    assert reward(call(a=1), {"name": "mix", "arguments": {"a": True}}) == 0.55
-    assert reward(call(a=True), {"name": "mix", "arguments": {"a": 1}}) == 0.55
-    assert reward(call(a=123456790), {"name": "mix", "arguments": {"a": 123456789}}) == 0.55
+    assert reward(call(a=1), only(True)) == reward(call(a=True), only(1)) == 0.55
+    assert reward(call(a=123456790), only(123456789)) == 0.55
     for near in (1000000.9, 999999.5, 1000001, 1000000 + 1e-4):
-        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000}}) == 0.55, near
-        assert reward(call(a=[near]), {"name": "mix", "arguments": {"a": [1000000]}}) == 0.55, near
-    assert (
-        reward(call(a=1000000.0), {"name": "mix", "arguments": {"a": 1000000}}) == 1.0
-    )  # JSON knows one kind of number
-    assert reward(call(a=2.0**53), {"name": "mix", "arguments": {"a": 2**53 + 1}}) == 0.55
-    for near in (1000000.9, 1000000):
-        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000.5}}) == 1.0, near
-    giant = TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}"
-    assert reward(giant, {"name": "mix", "arguments": {"a": 1.5}}) == 0.55
+        assert reward(call(a=near), only(1000000)) == reward(call(a=[near]), only([1000000])) == 0.55, near
+    assert reward(call(a=1000000.0), only(1000000)) == 1.0  # JSON knows one kind of number
+    assert reward(call(a=2.0**53), only(2**53 + 1)) == 0.55
+    assert reward(call(a=1000000.9), only(1000000.5)) == reward(call(a=1000000), only(1000000.5)) == 1.0
+    assert reward(mix('{"a": 1' + "0" * 400 + "}"), only(1.5)) == 0.55
+    for value in ("NaN", "Infinity", "-Infinity", "1e999"):
+        for expected in (1, 0.0, 10**400, "NaN", None):
+            assert reward(mix('{"a": ' + value + "}"), only(expected)) <= 0.55
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_nan_and_infinity_match_nothing(value):
-    text = TAG + '{"name": "mix", "arguments": {"a": ' + value + "}}"
-    for wanted in (1, 0.0, 10**400, "NaN", None):
-        assert reward(text, {"name": "mix", "arguments": {"a": wanted}}) <= 0.55
-
-
-def test_without_expected_arguments():
+def test_without_expected_arguments_and_without_an_expected_call():
     gold = {"name": "mix", "arguments": {}}
     assert reward(call(), gold) == 1.0 and reward(TAG + '{"name": "mix"}', gold) == 1.0
     assert reward(call(x=1), gold) == pytest.approx(0.55 + 0.45 * 0.9)
     assert reward(call(**{f"x{i}": 1 for i in range(50)}), gold) == pytest.approx(0.55 + 0.45 * 0.5)
     assert reward(call() + call(), gold) == pytest.approx(0.55 + 0.45 * 0.5)
-    assert reward(TAG + '{"name": "mix", "arguments": [1, 2]}', gold) < 0.99
-
-
-def test_only_no_call_is_correct_where_gold_is_none():
+    assert reward(mix("[1, 2]"), gold) < 0.99
     assert score_call("I cannot do that.", None).reward == 1.0 and score_call("", None).correct
     for text in (right(), TAG, TAG + "{", "Sure: " + call("other")):
         score = score_call(text, None)
@@ -199,9 +170,8 @@ def test_rungs_rise_and_nothing_below_full_passes_the_cap():
     assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == pytest.approx(0.775)
 
 
-@pytest.mark.parametrize(
-    "text, most",
-    [
+def test_tricks_do_not_pay():
+    for text, most in (
         (right() + right(), 0.99),
         (right() + " " + call("other"), 0.99),
         (right() + TAG + "{", 0.99),
@@ -213,11 +183,13 @@ def test_rungs_rise_and_nothing_below_full_passes_the_cap():
         ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
         (call(city=["Oslo", "Rome"]), 0.55),
         (call(city={"Oslo": "Oslo"}), 0.55),
-    ],
-)
-def test_tricks_do_not_pay(text, most):
-    score = score_call(text, GOLD)
-    assert score.reward <= most and not score.correct
+        (call(city="Oslo " * 10_000), 0.55),
+        (call(city=["Oslo"] * 10_000), 0.55),
+        (call(**{f"k{i}": "Oslo" for i in range(5000)}), 0.55),
+    ):
+        score = score_call(text, GOLD)
+        assert score.reward <= most and not score.correct, text
+    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, "of a repeated key the last value counts"
 
 
 JUNK = (
@@ -242,9 +214,8 @@ MARKED_DOWN = [
 OFFERED = {"mix", "other"}
 
 
-@pytest.mark.parametrize("junk", JUNK)
-def test_what_follows_the_call_costs_a_rung_and_is_not_correct(junk):
-    for text, alone, followed in MARKED_DOWN:
+def test_what_follows_the_call_costs_a_rung_and_is_not_correct():
+    for junk, (text, alone, followed) in itertools.product(JUNK, MARKED_DOWN):
         scores = [score_call(text + behind, GOLD, offered=OFFERED) for behind in ("", junk)]
         assert [s.reward for s in scores] == pytest.approx([alone, followed]) and not scores[1].correct
     assert score_call("Let me see. " + right() + " \n", GOLD).correct  # prose before it, and blanks behind, are free
@@ -252,80 +223,47 @@ def test_what_follows_the_call_costs_a_rung_and_is_not_correct(junk):
 
 def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
     tools = [{"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")]
+    task, published = FuncallTask(), tasks.load("funcall:staircase=published")
     for style in ("compact", "json"):
-        system = {
-            "role": "system",
-            "content": chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too.",
-        }
-        problem = Problem("p", [system, *USER], GOLD, "train")
-        scores = [FuncallTask().score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")]
+        content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
+        problem = Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
+        scores = [task.score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")]
         assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [(0.20, "wrong_name")] * 3
         assert [s.parts["named"] for s in scores] == ["other"] + ["not_offered"] * 3
-        named = [
-            FuncallTask().score(problem, text).parts["named"]
-            for text in (right(), "No.", "<functioncall> {", "<functioncall> {}")
-        ]
-        assert named == ["right", "no_call", "unreadable", "unreadable"]
+        texts = {right(): "right", "No.": "no_call", TAG + "{": "unreadable", TAG + "{}": "unreadable"}
+        assert {text: task.score(problem, text).parts["named"] for text in texts} == texts
         without = replace(problem, gold=None)
-        assert [FuncallTask().score(without, call(n)).parts["named"] for n in ("mix", "invented")] == [
-            "other",
-            "not_offered",
-        ]
-        published = tasks.load("funcall:staircase=published")
+        names = {"mix": "other", "invented": "not_offered"}
+        assert {name: task.score(without, call(name)).parts["named"] for name in names} == names
         assert published.score(problem, call("invented")).reward == 0.35
-    assert (
-        FuncallTask().score(Problem("p", USER, GOLD, "train"), call("invented")).reward == 0.35
-    )  # no list, no verdict
+    unlisted = Problem("p", USER, GOLD, "train")
+    assert task.score(unlisted, call("invented")).reward == 0.35, "without a list there is no verdict"
 
 
-@pytest.mark.parametrize(
-    "text, expected, correct",
-    [
-        (right() + "}", 1.0, True),
-        (right() + " That is the call.", 1.0, True),
-        (right() + TAG + "{", 0.99, False),
-        (right() + right(), 0.99, False),
-        (right(days=4) + "}", 0.8875, False),
-        (call() + "}", 0.55, False),
-        (call("invented") + "}", 0.35, False),
-        (right(days=3 + 1e-7), 1.0, True),
-    ],
-)
-def test_the_published_staircase_keeps_its_numbers(text, expected, correct):
-    """What runs were paid before there was a choice, bit for bit."""
+def test_the_published_staircase_keeps_its_numbers():
     task = tasks.load("funcall:staircase=published")
     tools = chat.tools_prompt([{"name": "mix"}, {"name": "other"}])
-    score = task.score(Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test"), text)
-    assert (score.reward, score.correct) == (expected, correct)
-    assert score_call(text, GOLD, STAIRCASES["published"]).reward == expected
+    problem = Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test")
+    for text, expected in (
+        (right() + "}", 1.0),
+        (right() + " That is the call.", 1.0),
+        (right() + TAG + "{", 0.99),
+        (right() + right(), 0.99),
+        (right(days=4) + "}", 0.8875),
+        (call() + "}", 0.55),
+        (call("invented") + "}", 0.35),
+        (right(days=3 + 1e-7), 1.0),
+    ):
+        score = task.score(problem, text)
+        assert (score.reward, score.correct) == (expected, expected == 1.0)
+        assert score_call(text, GOLD, STAIRCASES["published"]).reward == expected
 
 
-def test_an_unknown_staircase_is_an_error_that_names_the_known_ones():
-    with pytest.raises(ConfigError, match="published"):
-        tasks.load("funcall:staircase=publish")
-    with pytest.raises(ConfigError, match="0.5"):
-        Staircase(not_offered=0.5)
-
-
-def test_giant_arguments_do_not_pay():
-    spray = {f"k{i}": "Oslo" for i in range(5000)}
-    for giant in ({"city": "Oslo " * 10_000}, spray, {"city": ["Oslo"] * 10_000}):
-        assert reward(call(**giant)) == 0.55
-
-
-def test_of_a_repeated_key_the_last_value_counts():
-    gold = {"name": "mix", "arguments": {"city": "Oslo"}}
-    assert reward(TAG + '{"name": "mix", "arguments": {"city": "Oslo", "city": "Rome"}}', gold) == 0.55
-
-
-def test_deep_nesting_neither_crashes_nor_pays():
+def test_deep_nesting_and_noise_neither_crash_nor_pay():
     for depth in (100, 5_000, 100_000):
         for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
-            for text in (TAG + '{"name": "mix", "arguments": {"city": ' + deep + "}}", TAG + deep, deep):
+            for text in (mix('{"city": ' + deep + "}"), TAG + deep, deep):
                 assert score_call(text, GOLD).reward <= 0.55
-
-
-def test_scoring_never_raises_on_noise():
     for text, gold in zip(noise('"mix"', "NaN", "1e9999"), itertools.cycle([GOLD, None])):
         score = score_call(text, gold)
         assert 0 <= score.reward <= 1 and score.tier in TIERS
@@ -335,24 +273,19 @@ def test_staircase_values_are_the_tasks_and_must_rise():
     task = FuncallTask(weights={"name_only": 0.6})
     problem = Problem("p", [], GOLD, "test")
     assert task.score(problem, call()).reward == 0.6 and task.score(problem, right()).reward == task.max_reward
-    with pytest.raises(ConfigError, match="0.4"):
-        Staircase(bad_json=0.4)
-    with pytest.raises(ConfigError, match="name_only"):
-        FuncallTask(weights={"nameonly": 0.6})
+    for wrong in (
+        lambda: Staircase(bad_json=0.4),
+        lambda: Staircase(not_offered=0.5),
+        lambda: FuncallTask(weights={"nameonly": 0.6}),
+        lambda: tasks.load("funcall:staircase=publish"),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
 
 
 def test_acceptable_values_of_bfcl():
-    truth = {
-        "name": "book",
-        "arguments": {
-            "city": ["Oslo", "Oslo, Norway"],
-            "unit": ["km", ""],
-            "skip": [],
-            "box": [{"w": [1, 2], "note": ["", "x"]}],
-            "list": [[1, 2], [2, 1]],
-        },
-    }
-    gold = bfcl_gold(truth)
+    ways = {"city": ["Oslo", "Oslo, Norway"], "unit": ["km", ""], "skip": [], "list": [[1, 2], [2, 1]]}
+    gold = bfcl_gold({"name": "book", "arguments": ways | {"box": [{"w": [1, 2], "note": ["", "x"]}]}})
     assert gold["arguments"] == {"city": "Oslo", "box": {"w": 1}, "list": [1, 2]}
     base = gold["arguments"]
     for fine in ({}, {"unit": "KM"}, {"city": "oslo, norway"}, {"box": {"w": 2, "note": "x"}}, {"list": [2, 1]}):
@@ -366,16 +299,28 @@ def write(path, *rows):
     return path
 
 
-def test_problems_file_keeps_its_splits(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl",
-        {"id": "a", "messages": USER, "gold": GOLD, "split": "test"},
-        {"id": "b", "messages": USER, "gold": None, "split": "train"},
-    )
-    task = FuncallTask(path)
+# ------------------------------------------------------------------ sources
+
+
+def everything(task):
+    return [p for split in tasks.SPLITS for p in task.problems(split)]
+
+
+def test_files_and_directories_keep_their_splits(tmp_path):
+    rows = [{"id": id, "messages": USER, "gold": GOLD, "split": split} for id, split in (("a", "test"), ("b", "train"))]
+    task = FuncallTask(write(tmp_path / "p.jsonl", rows[0], rows[1] | {"gold": None}))
     assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
     assert task.problems("test_hard") == [] and task.ledger.kept == 2
-    assert check_reference_solutions(task, task.problems("test") + task.problems("train")).require().passed == 2
+    assert check_reference_solutions(task, everything(task)).require().passed == 2
+    write(tmp_path / "funcall.train.jsonl", rows[1])
+    write(tmp_path / "funcall.test.jsonl", rows[0])
+    write(tmp_path / "calls.train.jsonl", {"id": "c", "messages": USER, "domain": "calls", "meta": {}})
+    assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], "its problems, beside other files"
+    many = FuncallTask(write(tmp_path / "many.jsonl", *(rows[0] | {"id": str(i)} for i in range(30))))
+    assert many.problems("test", 5, seed=1) == many.problems("test", 5, seed=1) != many.problems("test", 5, seed=2)
+    assert len(many.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
+    with pytest.raises(ConfigError):
+        many.problems("dev")
 
 
 def test_glaive_rows_as_the_hub_has_them(tmp_path):
@@ -417,42 +362,20 @@ def test_gold_is_read_as_calls_are_and_never_as_empty(tmp_path):
             FuncallTask(write(tmp_path / "l.jsonl", {"messages": USER, "gold": {"name": "f", **lost}}))
 
 
-def test_directory_holds_its_problems_beside_other_files(tmp_path):
-    write(tmp_path / "funcall.train.jsonl", {"id": "a", "messages": USER, "gold": GOLD, "split": "train"})
-    write(tmp_path / "funcall.test.jsonl", {"id": "b", "messages": USER, "gold": GOLD, "split": "test"})
-    write(tmp_path / "calls.train.jsonl", {"id": "c", "messages": USER, "domain": "calls", "meta": {}})
-    task = FuncallTask(tmp_path)
-    assert [p.id for p in task.problems("train") + task.problems("test")] == ["a", "b"]
-
-
-def test_limit_and_seed(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl", *({"id": str(i), "messages": USER, "gold": GOLD, "split": "test"} for i in range(30))
-    )
-    task = FuncallTask(path)
-    assert task.problems("test", 5, seed=1) == task.problems("test", 5, seed=1) != task.problems("test", 5, seed=2)
-    assert len(task.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
-    with pytest.raises(ConfigError, match="split"):
-        task.problems("dev")
-
-
-@pytest.mark.parametrize(
-    "text, error, complaint",
-    [
-        ("", DataError, "empty"),
-        ('{"prompt": "x", "gt_na', DataError, "JSON"),
-        ('{"question": 1}', DataError, "question"),
-        ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
-        ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
-        ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
-        ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant"),
-    ],
-)
-def test_bad_files_are_user_errors(tmp_path, text, error, complaint):
-    path = tmp_path / "bad.jsonl"
-    path.write_text(text)
-    with pytest.raises(error, match=complaint):
-        FuncallTask(path)
+def test_bad_files_are_user_errors(tmp_path):
+    user = '"messages": [{"role": "user", "content": "x"}]'
+    for text, complaint in (
+        ("", "empty"),
+        ('{"prompt": "x", "gt_na', "JSON"),
+        ('{"question": 1}', "question"),
+        ('{"id": 1, "messages": [], "gold": null}', "bad_row"),
+        ('{"id": 1, ' + user + ', "gold": {"name": 3}}', "bad_row"),
+        ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', "unreadable_prompt"),
+        ('{"system": "SYSTEM: x", "chat": "USER: hello"}', "no_assistant"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(text)
+        with pytest.raises(DataError, match=complaint):
+            FuncallTask(tmp_path / "bad.jsonl")
     with pytest.raises(MissingFile):
         FuncallTask(tmp_path / "absent.jsonl")
 
@@ -470,19 +393,14 @@ def test_the_reference_check_counts_failures_by_reason_and_raises():
     task = FuncallTask()
     task.score = lambda problem, text: Score(1.0, "full", {}, False)
     assert set(check_reference_solutions(task, problems).failed.values()) == {"maximum reward but not correct"}
-    with raising(DataError, "funcall", 0):
+    with pytest.raises(DataError):
         check_reference_solutions(FuncallTask(), []).require()
 
 
-@pytest.mark.parametrize("split", tasks.SPLITS)
-def test_reference_solutions_of_the_toolbox_pass(split):
+def test_reference_solutions_of_the_toolbox_pass():
     task = tasks.load("funcall", negatives_share=0.1)
-    gate = check_reference_solutions(task, task.problems(split, 1500)).require()
-    assert gate.n == 1500
-
-
-def everything(task):
-    return [p for split in tasks.SPLITS for p in task.problems(split)]
+    for split in tasks.SPLITS:
+        assert check_reference_solutions(task, task.problems(split, 1000)).require().n == 1000
 
 
 @pytest.mark.parametrize("name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"])
