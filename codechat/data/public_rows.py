@@ -222,7 +222,7 @@ def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") 
     plain = conversation(user, answer, domain_of(answer))
     if not any(row.get(column) for column in ("history", "tools", "functions", *chat_formats.SYSTEM_COLUMNS)):
         return plain
-    turns = [*history_of(row, where), *plain["messages"]]
+    turns = [*turns_before(row, where), *plain["messages"]]
     messages = chat_formats.messages_of(row | {"messages": turns}, where, tools_style)
     if isinstance(messages, str):
         return messages
@@ -236,15 +236,18 @@ def request_text(row: Row) -> str:
     return user if unused or not user else f"{user}\n\n{extra}"
 
 
-def history_of(row: Row, where: str) -> Messages:
-    """The turns before an instruction: `history`, a list of [request, answer] or of messages."""
-    history = row.get("history") or []
-    pairs = isinstance(history, list) and [pair for pair in history if isinstance(pair, list)]
-    if not pairs and isinstance(history, list) and all(isinstance(turn, dict) for turn in history):
-        return history
-    if not pairs or len(pairs) < len(history) or any([*map(type, pair)] != [str, str] for pair in pairs):
-        raise DataError(f"{where} has the history {str(history)[:80]}; required is [[request, answer], ...]")
-    return [{"role": role, "content": text} for pair in pairs for role, text in zip(("user", "assistant"), pair)]
+def turns_before(row: Row, where: str) -> Messages:
+    """The turns before an instruction: its system column, and `history`, a list of [request, answer] or of messages."""
+    system = chat_formats.column_text(row, chat_formats.SYSTEM_COLUMNS, where)
+    turns: Messages = [{"role": "system", "content": system}] if system else []
+    for entry in history if isinstance(history := row.get("history") or [], list) else [history]:
+        if isinstance(entry, list) and [*map(type, entry)] == [str, str]:
+            turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry)]
+        elif isinstance(entry, dict):
+            turns.append(entry)
+        else:
+            raise DataError(f"{where} has {str(entry)[:80]} in history; required is [[request, answer], ...]")
+    return turns
 
 
 def _of_messages(row: Row, messages: Messages) -> Row | str:

@@ -90,7 +90,7 @@ def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str
     columns = ("prompt", "conversations", "messages")
     prompt = next((row[c] for c in columns if row.get(c) is not None and row[c] is not answer), None)
     if prompt is None and (request := public_rows.request_text(row)):
-        prompt = [*public_rows.history_of(row, where), {"role": "user", "content": request}]
+        prompt = [*public_rows.turns_before(row, where), {"role": "user", "content": request}]
     turns = chat_formats.continued(prompt, answer, where)
     messages = chat_formats.messages_of(row | {"messages": turns}, where)
     if isinstance(messages, str):

@@ -233,6 +233,14 @@ def test_a_column_or_mark_that_cannot_be_honoured_is_named_with_its_row(row, nam
         public_rows.instruction_row(row, "x")
 
 
+def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
+    rows = [{"instruction": f"Write {n}.", "output": f"    x = {n}\n    print(x, {n}, '{n}')", "system": "Be brief.", "history": [["One?", "1"]]} for n in range(30)]  # fmt: skip
+    rows = [row | {"output": f"if x:\n{row['output']}"} for row in rows]
+    prepare("code", write(tmp_path / "mine.jsonl", rows), tmp_path / "out")
+    for row in rows_of(tmp_path / "out/programs.train.jsonl"):
+        assert row["messages"][:3] == [SYSTEM, *EARLIER] and row["messages"][4]["content"].startswith("if x:\n    x")
+
+
 def test_rows_that_differ_in_the_system_text_alone_are_two():
     rows = [PLAIN | {"system": text} for text in ("a", "b", "b")]
     assert len(list(public_rows.instruction_rows(rows, "x", Ledger("x", {})))) == 2

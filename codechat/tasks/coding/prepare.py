@@ -117,8 +117,13 @@ def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
         known = name in HUB or name == "embedded"
         ledgers.append(ledger := Ledger(name if known else Path(name).name, reasons(REASONS, cfg)))
-        rows = _embedded(cfg, ledgers) if name == "embedded" else (program_of(row, cfg) for row in _raw(name))
+        rows = _embedded(cfg, ledgers) if name == "embedded" else _programs(name, cfg)
         yield from islice(_kept(rows, ledger, cfg, tok, seen), cfg.max_examples)
+
+
+def _programs(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
+    for number, row in enumerate(_raw(name), 1):
+        yield program_of(row, cfg, f"{name}, row {number}")
 
 
 def _raw(name: str) -> Iterator[Row]:
@@ -159,7 +164,7 @@ def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str | None:
     return "few_tokens" if isinstance(example, str) or example.supervised < MIN_TOKENS else None
 
 
-def program_of(row: Row, cfg: CodeConfig) -> Row | str:
+def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     """A conversation of request and program, a rule that skips the row, or one of REASONS."""
     known = (column for column in READERS if column in row)
     read, *columns = READERS[next(known, "instruction")]
@@ -169,10 +174,11 @@ def program_of(row: Row, cfg: CodeConfig) -> Row | str:
     pair = read(row, cfg)
     if isinstance(pair, str):
         return pair
-    request, code = (part.replace("\r\n", "\n").strip() for part in pair)
+    request, code = map(public_rows.cleaned, pair)
     if not request or not code:
         return "no_answer" if request else "no_request"
-    return synthetic.row(request, code, DOMAIN, asked="code")
+    program = synthetic.row(request, code, DOMAIN, asked="code")
+    return program | {"messages": [*public_rows.turns_before(row, where), *program["messages"]]}
 
 
 def _from_mbpp(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
