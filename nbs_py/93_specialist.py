@@ -404,7 +404,7 @@ articles.table(pd.DataFrame([dict(name=name, **{cell: in_points(i) for cell, i i
 # ## Appendix
 #
 # **Parameters and runs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` and so on) and ours (recipe compact), the parts of v7, `codechat
-# counterfactuals` over all of them, and a count of supervised tokens (`python -m codechat.data.supervised_tokens`). Nothing was
+# counterfactuals` over all of them, and a count of supervised tokens (`python tools/supervised_tokens.py`). Nothing was
 # trained for this report. Published figures are transcribed from the original project's own reports (`reports/published`).
 
 # %% tags=["hide-input"]

@@ -3,21 +3,20 @@
     codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
     codechat data sft    --source embedded --out data/sft        code questions and plain chat
     codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
-    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes, Qwen, glaive
+    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes
     codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
     codechat data micro  --out data/sft                          small code problems and worked solutions
     codechat data code   --source hub                            instructions and programs, filtered
     codechat data apps   --out data/apps --levels 1 2            experts' episodes in the pocket apps, and problems
-    codechat data reasoning --out data/reasoning                 word problems and worked solutions; GSM8K with --source hub
+    codechat data reasoning --out data/reasoning                 word problems; GSM8K with --source hub
     codechat data repair --out data/repair                       small repositories with a bug, and expert repairs
     codechat data appworld --run-name appworld                   successful episodes of codechat appworld
 
-Sources: `embedded` needs no network; `hub` streams github-code-clean, python_code_instructions and
-CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints how many rows
-it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it stops and writes nothing.
+Sources: `embedded` needs no network; `hub` streams public data sets; a path is read by its columns. Each command prints
+how many rows it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it stops and writes nothing.
 
-sft, calls, code, micro, apps, reasoning, repair and appworld may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json,
-and removes those that it wrote before and does not write again. A file of another command is an error.
+All but corpus may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json, and removes
+those that it wrote before and does not write again. A file of another command is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ KINDS = {entry.id.removeprefix("data."): entry for entry in PREPARATIONS.values(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat data corpus|sft|calls|apps|code|micro|reasoning|repair|appworld [OPTIONS]`."""
+    """`codechat data KIND [OPTIONS]`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")

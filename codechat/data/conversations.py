@@ -1,14 +1,13 @@
 """Conversations: reading, encoding, packing, mixing.
 
-Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`. `encode` turns one into ids and a loss mask through `chat.render`.
-`PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each other (`packed_mask`), positions restart, and no
-target crosses from one to the next.
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`; the original project's files are read as well:
+`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. `encode` turns a row into ids and a
+loss mask through `chat.render`. `PackedLoader` puts several conversations into a row of T tokens; they cannot attend to
+each other (`packed_mask`), positions restart, and no target crosses from one to the next.
 
-Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share. All ranks follow one
-sequence of rows and take turns in it, so world size and accumulation do not change what is learned. Each epoch of a domain has its own order.
-
-The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. A conversation
-longer than the block is dropped and counted.
+Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share.
+All ranks follow one sequence of rows and take turns in it, so world size and accumulation do not change what is
+learned. Each epoch of a domain has its own order.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from codechat.text.tokenizer import Tokenizer
 if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
+Row = dict[str, Any]
 IGNORE = -100
 PAD_DOC = -1
 BUFFER = 256
@@ -62,8 +62,9 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 without loss. docs: number of the conversation within
-    its row, -1 for padding. positions restart in each conversation. domains: index into the loader's `domains`, -1 for padding."""
+    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 without loss. docs: number
+    of the conversation within its row, -1 for padding. positions restart in each conversation. domains: index into the
+    loader's `domains`, -1 for padding."""
 
     ids: torch.Tensor
     targets: torch.Tensor
@@ -78,7 +79,8 @@ class Batch:
         return Batch(*(getattr(self, f.name).pin_memory() for f in fields(self)))
 
     def places(self, device: torch.device) -> torch.Tensor | None:
-        """Where the targets are, indices into (B T) on the device; asked while the batch is on the host. None for a CPU, which looks them up."""
+        """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU, which looks them
+        up."""
         from codechat.distributed import dist
         from codechat.models import packed_attention
 
@@ -94,23 +96,19 @@ class Batch:
 # ------------------------------------------------------------------ reading
 
 
-def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
-    """Rows of jsonl files, in the project's form or the original's. Raises MissingFile; DataError, with file and line, for an empty or truncated
-    file, wrong columns or a malformed message."""
+def read(paths: Path | str | Iterable[Path | str]) -> Iterator[Row]:
+    """Rows of jsonl files, in the project's form or the original's. MissingFile; DataError, with file and line, for an
+    empty or truncated file, wrong columns or a malformed message."""
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        path = Path(path)
-        default = path.name.partition(".")[0]
-        for number, row in read_jsonl(path):
-            yield check_row(row, default, f"{path}:{number}")
+        for number, row in read_jsonl(Path(path)):
+            yield check_row(row, Path(path).name.partition(".")[0], f"{path}:{number}")
 
 
-def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
-    """The row with `messages` and `domain` (`default` where it names none). Raises DataError whose message begins with `where`."""
+def check_row(row: Row, default: str, where: str) -> Row:
+    """The row with `messages` and `domain` (`default` where it names none). DataError, beginning with `where`."""
     for name in ("domain", "source"):
         if not isinstance(row.get(name, ""), str | None):
-            raise DataError(
-                f"{where}: {name} is {str(row[name])[:80]!r}; required is text; correct it, or leave it out"
-            )
+            raise DataError(f"{where}: {name} is {str(row[name])[:80]!r}; required is text; correct it or leave it out")
     domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)
@@ -119,31 +117,25 @@ def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
         needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
         raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
     if _is_ours(row):
-        return {**row, "domain": domain}
+        return row | {"domain": domain}
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
-    return {**row, "domain": domain, "messages": messages}
+    return row | {"domain": domain, "messages": messages}
 
 
-def _is_ours(row: dict[str, Any]) -> bool:
+def _is_ours(row: Row) -> bool:
     """True for messages of role and content alone, which are taken as they are."""
-    columns = ("messages", "domain", "source", "id", "meta")
-    messages = row.get("messages")
-    return (
-        isinstance(messages, list)
-        and row.keys() <= {*columns}
-        and all(
-            isinstance(m, dict)
-            and m.keys() == {"role", "content"}
-            and m["role"] in chat.ROLES
-            and isinstance(m["content"], str)
-            for m in messages
-        )
-    )
+    messages, others = row.get("messages"), row.keys() - {"messages", "domain", "source", "id", "meta"}
+    return isinstance(messages, list) and not others and all(map(_is_plain, messages))
 
 
-def _check_labels(row: dict[str, Any], where: str) -> None:
+def _is_plain(message: Any) -> bool:
+    plain = isinstance(message, dict) and message.keys() == {"role", "content"}
+    return plain and message["role"] in chat.ROLES and isinstance(message["content"], str)
+
+
+def _check_labels(row: Row, where: str) -> None:
     ids, labels = row["input_ids"], row["labels"]
     if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
         raise DataError(f"{where}: input_ids and labels must be lists of equal length; make the file again")
@@ -156,10 +148,10 @@ def _check_labels(row: dict[str, Any], where: str) -> None:
 # ------------------------------------------------------------------ encoding
 
 
-def encode(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
+def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
     """The row as ids and loss mask, or the reason why it cannot be used: a key of `REASONS`.
 
-    Raises DataError for ids that the tokenizer does not have."""
+    DataError for ids that the tokenizer does not have."""
     if "input_ids" in row:
         ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
         limit = tokenizer.n_vocab + chat.N_TAGS
@@ -181,24 +173,18 @@ def encode(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int
 
 
 def encode_all(
-    rows: Iterable[dict[str, Any]],
-    tokenizer: Tokenizer,
-    tags: str,
-    block_size: int,
-    ledger: Ledger,
-    limit: int | None = None,
+    rows: Iterable[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
-    encoded = (encode(row, tokenizer, tags, block_size) for row in rows)
-    return list(islice(ledger.usable(encoded), limit))
+    return list(islice(ledger.usable(encode(row, tokenizer, tags, block_size) for row in rows), limit))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:
-    """The conversation files of a split: `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, without files
-    of problems and probes, which hold a question and no answer. Raises MissingFile when there is none."""
+    """The conversation files of a split: `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, without files of
+    problems and probes, which hold a question and no answer. MissingFile when there is none."""
     directory = Path(directory)
-    found = sorted([*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")])
-    files = [path for path in found if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
+    paths = sorted([*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")])
+    files = [path for path in paths if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"
         raise MissingFile(f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}")
@@ -214,36 +200,32 @@ def load_domains(
     limit: int | None = None,
     wanted: Mapping[str, float] | None = None,
 ) -> dict[str, list[Example]]:
-    """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those without one are not encoded.
+    """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those
+    without one are not encoded.
 
-    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised, as for a wanted domain that
-    no file has."""
+    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised, as
+    for a wanted domain that no file has."""
     domains: dict[str, list[Example]] = {}
     seen: set[str] = set()
+
+    def weighted(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            seen.add(row["domain"])
+            if wanted is None or wanted.get(row["domain"], 0) > 0:
+                yield row
+
     for path in domain_files(directory, split):
         ledger = Ledger(path.name, REASONS, remedy=REMEDY)
-        rows = read(path) if wanted is None else list(_of_domains(read(path), wanted, seen))
-        if rows == []:
-            continue
-        for example in encode_all(rows, tokenizer, tags, block_size, ledger, limit):
+        for example in encode_all(weighted(read(path)), tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
-        ledger.check()
+        if wanted is None or ledger.total:
+            ledger.check()
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
             print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
     if wanted is not None:
         _check_known(wanted, seen)
     return domains
-
-
-def _of_domains(
-    rows: Iterable[dict[str, Any]], wanted: Mapping[str, float], seen: set[str]
-) -> Iterator[dict[str, Any]]:
-    """The rows of the domains with a positive weight; the names of all domains go to `seen`."""
-    for row in rows:
-        seen.add(row["domain"])
-        if wanted.get(row["domain"], 0) > 0:
-            yield row
 
 
 def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
@@ -255,7 +237,8 @@ def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
 
 
 class _Buffer:
-    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; then the largest that still fits is added."""
+    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; then the largest
+    that still fits is added."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, tuple[int, int, int]] = {}  # serial -> (length, domain, index), oldest first
@@ -285,11 +268,10 @@ class _Buffer:
 
 def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
     """Rows of (domain index, conversation) as a Batch of (len(rows), T)."""
-    ids = np.zeros((len(rows), T), dtype=np.int64)  # (B, T)
-    targets = np.full((len(rows), T), IGNORE, dtype=np.int64)  # (B, T)
-    docs = np.full((len(rows), T), PAD_DOC, dtype=np.int64)  # (B, T)
-    positions = np.zeros((len(rows), T), dtype=np.int64)  # (B, T)
-    domains = np.full((len(rows), T), PAD_DOC, dtype=np.int64)  # (B, T)
+    import torch
+
+    fill = (0, IGNORE, PAD_DOC, 0, PAD_DOC)
+    ids, targets, docs, positions, domains = (np.full((len(rows), T), value, dtype=np.int64) for value in fill)
     for b, row in enumerate(rows):
         start = 0
         for number, (domain, example) in enumerate(row):
@@ -300,8 +282,6 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
             positions[b, span] = np.arange(len(example))
             domains[b, span] = domain
             start = span.stop
-    import torch
-
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
@@ -314,8 +294,8 @@ def packed_mask(docs: torch.Tensor) -> Any:
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:
-    """The same batches each time, with each of the first `limit` conversations once. The last batch may be smaller; T grows to the longest
-    conversation. `domains` is 0 throughout."""
+    """The same batches each time, with each of the first `limit` conversations once. The last batch may be smaller; T
+    grows to the longest conversation. `domains` is 0 throughout."""
     examples = list(islice(examples, limit))
     T = max([T, *map(len, examples)])
     buffer, rows = _Buffer(), []
@@ -329,9 +309,9 @@ def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None 
 class PackedLoader:
     """Endless packed batches, mixed by supervised tokens.
 
-    weights: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the data; a domain without a weight is not
-    used. Raises DataError for an unknown domain, one without supervised tokens, or a conversation longer than T.
-    """
+    weights: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the data; a domain
+    without a weight is not used. DataError for an unknown domain, one without supervised tokens, or a conversation
+    longer than T."""
 
     def __init__(
         self,
@@ -395,7 +375,7 @@ class PackedLoader:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raises DataError when the seed or the data are not those of the saved state."""
+        """DataError when the seed or the data are not those of the saved state."""
         mine = {key: self.state()[key] for key in ("seed", "sizes")}
         saved = {key: state[key] for key in mine}
         if saved != mine:
@@ -409,7 +389,8 @@ class PackedLoader:
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
-    """Weights by supervised tokens, as the loader takes them, that give a mix in rows: `rows` maps domain -> share of the conversations."""
+    """Weights by supervised tokens, as the loader takes them, that give the mix of `rows`: domain -> share of the
+    conversations."""
     _check_known([name for name, share in rows.items() if share > 0], examples)
     means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
     return {name: share * means.get(name, 0.0) for name, share in rows.items()}

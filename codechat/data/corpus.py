@@ -1,15 +1,15 @@
 """Source text -> flat shards of token ids, and the loaders that read them.
 
-A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by the end-of-text id),
-`token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`. The hash of its text decides whether a document is a
-duplicate and whether it is held out for validation, so the same input gives the same bytes anywhere. Every file is written under a `.tmp` name
-first. The last, partial shard is kept.
+A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by the
+end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`. The hash of
+its text decides whether a document is a duplicate and whether it is held out, so the same input gives the same bytes
+anywhere.
 
-`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps take turns in one sequence of windows:
-one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
+`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps take turns
+in one sequence of windows: one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
 
-The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part (of a single shard the
-last 2 %).
+The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part
+(of a single shard the last 2 %).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -43,8 +43,8 @@ VAL_SHARE = 0.02
 # Enough documents that a 2 % hash split of them is not empty by chance (0.98 ** 512 is 3e-5).
 FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
-Chunk = list[tuple[Document, str]]
 AGAIN = "prepare the corpus again with codechat data corpus"
+Part = tuple[Document, str]  # a document and its split
 
 
 # ------------------------------------------------------------------ writing
@@ -65,61 +65,75 @@ def write_corpus(
 ) -> dict[str, Any]:
     """Tokenise the documents into `out_dir` and return the manifest.
 
-    max_tokens, max_bytes: stop after the document that reaches them (train and val together). val_every: hold out every n-th document in the
-    order given instead of a share by hash. progress: called with the tokens of each document. An earlier corpus in `out_dir` is replaced only
-    when the new one is complete. Raises DataError: ids beyond uint16, no text, disk full, or a loss above its share (`Ledger.check`).
-    """
+    max_tokens, max_bytes: stop after the document that reaches them (train and val together). val_every: hold out every
+    n-th document in the order given instead of a share by hash. progress: called with the tokens of each document. An
+    earlier corpus in `out_dir` is replaced only when the new one is complete. DataError: ids beyond uint16, no text, or
+    a loss above its share (`Ledger.check`)."""
     if tokenizer.n_vocab > 1 << 16:
         kind = f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids"
         raise DataError(f"{kind}; shards are uint16 and hold at most 65536; choose another --tokenizer")
     out = Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    fresh = out / ".new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     ledger = ledger or Ledger("text")
     unique = _unique(documents, ledger)
     parts = _every(unique, val_every) if val_every else _assign(unique, val_share)
-    writers = {split: ShardWriter(out, split, shard_tokens) for split in ("train", "val")}
-    tally = Tally()
+    shards = {split: Shards(fresh, split, shard_tokens) for split in ("train", "val")}
+    splits: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
+    sources: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def full() -> bool:
+        both = splits["train"] + splits["val"]
+        return any(n is not None and both[name] >= n for name, n in (("tokens", max_tokens), ("bytes", max_bytes)))
+
     try:
         for document, split, ids in _encoded(parts, tokenizer):
-            full = tally.reached(max_tokens, max_bytes)
-            if full and split != "val":
+            if full() and split != "val":
                 continue  # a small limit may come before the first held-out document, and there must be one
-            writers[split].append(ids)
-            tally.add(document, split, len(ids))
+            shards[split].append(ids)
+            size = len(document.text.encode("utf-8", "replace"))
+            for counts in (splits[split], sources[document.source]):
+                counts.update(documents=1, bytes=size, tokens=len(ids))
             ledger.keep()
             if progress:
                 progress(len(ids))
-            held_out = writers["val"].files or not (val_every or val_share)
-            if tally.reached(max_tokens, max_bytes) and held_out:
+            if full() and (shards["val"].files or not (val_every or val_share)):
                 break
         ledger.check()
-        manifest = _manifest(tokenizer, [f for w in writers.values() for f in w.close()], tally, ledger)
-        _publish(out, manifest, tokenizer, writers.values())
+        files = [file for writer in shards.values() for file in writer.close()]
+        manifest = _manifest(tokenizer, files, splits, sources, ledger)
+        np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
+        _publish(out, fresh, manifest)
     finally:
-        for writer in writers.values():
-            writer.discard()
+        for writer in shards.values():
+            writer.close()
+        shutil.rmtree(fresh, ignore_errors=True)
     return manifest
 
 
 def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[tuple[Document, str]]:
+    """Each text once, with its hash."""
     seen: set[str] = set()
     for document in documents:
         document = Document(document) if isinstance(document, str) else document
         name = digest(document.text)
-        if not document.text.strip():
-            ledger.skip("empty")
-        elif name in seen:
-            ledger.skip("duplicate")
+        if not document.text.strip() or name in seen:
+            ledger.skip("duplicate" if name in seen else "empty")
         else:
             seen.add(name)
             yield document, name
 
 
-def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[tuple[Document, str]]:
-    """(document, split) by hash. Of few documents the one with the smallest hash is held out in any case, of a single one its tail."""
+def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[Part]:
+    """The splits by hash. Of few documents the one with the smallest hash is held out in any case, of a single one its
+    tail."""
     head = list(islice(documents, FEW_DOCUMENTS))
     if len(head) == 1:
-        yield from _cut(head[0][0], share)
+        document, at = head[0][0], int(len(head[0][0].text) * (1 - share))
+        at = document.text.rfind("\n", 0, at) + 1 or at
+        yield replace(document, text=document.text[:at]), "train"
+        yield replace(document, text=document.text[at:]), "val"
         return
     limit = share
     if head and len(head) < FEW_DOCUMENTS:
@@ -128,57 +142,35 @@ def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator
         yield document, "val" if fraction(name) < limit else "train"
 
 
-def _every(documents: Iterator[tuple[Document, str]], n: int) -> Iterator[tuple[Document, str]]:
+def _every(documents: Iterator[tuple[Document, str]], n: int) -> Iterator[Part]:
     for i, (document, _) in enumerate(documents):
         yield document, "train" if i % n else "val"
 
 
-def _cut(document: Document, share: float) -> Iterator[tuple[Document, str]]:
-    at = int(len(document.text) * (1 - share))
-    at = document.text.rfind("\n", 0, at) + 1 or at
-    yield replace(document, text=document.text[:at]), "train"
-    yield replace(document, text=document.text[at:]), "val"
+def _encoded(parts: Iterator[Part], tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Document, str, np.ndarray]]:
+    """The parts with their ids."""
+    for chunk in _chunks(parts):
+        arrays = tokenizer.encode_arrays([document.text for document, _ in chunk])  # on several threads
+        for (document, split), ids in zip(chunk, arrays, strict=True):
+            yield document, split, np.append(ids, tokenizer.eot_id).astype("<u2")
 
 
-def _encoded(
-    parts: Iterator[tuple[Document, str]], tokenizer: tokenizers.Tokenizer
-) -> Iterator[tuple[Document, str, np.ndarray]]:
-    """The parts with their ids. The next chunk is encoded while this one is hashed and written."""
-    with ThreadPoolExecutor(1) as ahead:
-        waiting: list[tuple[Chunk, Future[list[np.ndarray]]]] = []
-        for chunk in _chunks(parts):
-            waiting.append((chunk, ahead.submit(tokenizer.encode_arrays, [document.text for document, _ in chunk])))
-            if len(waiting) > 1:
-                yield from _finished(*waiting.pop(0), tokenizer.eot_id)
-        for chunk, ids in waiting:
-            yield from _finished(chunk, ids, tokenizer.eot_id)
-
-
-def _chunks(parts: Iterator[tuple[Document, str]]) -> Iterator[Chunk]:
-    chunk: Chunk = []
-    chars = 0
+def _chunks(parts: Iterator[Part]) -> Iterator[list[Part]]:
+    chunk, chars = [], 0
     for part in parts:
         chunk.append(part)
         chars += len(part[0].text)
         if chars >= CHUNK_CHARS:
             yield chunk
             chunk, chars = [], 0
-    if chunk:
-        yield chunk
+    yield chunk
 
 
-def _finished(
-    chunk: Chunk, encoded: Future[list[np.ndarray]], eot_id: int
-) -> Iterator[tuple[Document, str, np.ndarray]]:
-    for (document, split), ids in zip(chunk, encoded.result(), strict=True):
-        yield document, split, np.append(ids, eot_id).astype("<u2")
+class Shards:
+    """Appends ids to `{split}_{number}.bin` in a directory."""
 
-
-class ShardWriter:
-    """Appends ids to `{split}_{number}.bin.tmp`; `publish` renames the files, `discard` removes what was not published."""
-
-    def __init__(self, out: Path, split: str, shard_tokens: int) -> None:
-        self.out, self.split, self.shard_tokens = out, split, shard_tokens
+    def __init__(self, directory: Path, split: str, shard_tokens: int) -> None:
+        self.directory, self.split, self.shard_tokens = directory, split, shard_tokens
         self.files: list[dict[str, Any]] = []
         self.file: BinaryIO | None = None
         self.room = 0
@@ -186,104 +178,64 @@ class ShardWriter:
     def append(self, ids: np.ndarray) -> None:
         while len(ids):
             if self.room == 0:
-                self._open()
+                self.close()
+                name = f"{self.split}_{len(self.files):06d}.bin"
+                self.files.append({"name": name, "split": self.split, "tokens": 0})
+                self.file, self.sha, self.room = open(self.directory / name, "wb"), hashlib.sha256(), self.shard_tokens
             part, ids = ids[: self.room], ids[self.room :]
-            raw = part.tobytes()
-            self.file.write(raw)
-            self.sha.update(raw)
+            self.file.write(part.tobytes())
+            self.sha.update(part.tobytes())
             self.room -= len(part)
             self.files[-1]["tokens"] += len(part)
 
-    def _open(self) -> None:
-        self._seal()
-        name = f"{self.split}_{len(self.files):06d}.bin"
-        self.file = open(self.out / f"{name}.tmp", "wb")
-        self.sha = hashlib.sha256()
-        self.room = self.shard_tokens
-        self.files.append({"name": name, "split": self.split, "tokens": 0})
-
-    def _seal(self) -> None:
-        if self.file is not None:
+    def close(self) -> list[dict[str, Any]]:
+        if self.file is not None and not self.file.closed:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
-            self.file = None
             self.files[-1] |= {"bytes": 2 * self.files[-1]["tokens"], "sha256": self.sha.hexdigest()}
-
-    def close(self) -> list[dict[str, Any]]:
-        self._seal()
         return self.files
-
-    def discard(self) -> None:
-        if self.file is not None:
-            self.file.close()
-        for file in self.files:
-            (self.out / f"{file['name']}.tmp").unlink(missing_ok=True)
-
-    def publish(self) -> None:
-        for file in self.files:
-            os.replace(self.out / f"{file['name']}.tmp", self.out / file["name"])
-
-
-class Tally:
-    """Documents, bytes of text and tokens, by split and by source."""
-
-    def __init__(self) -> None:
-        self.splits: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
-        self.sources: dict[str, Counter[str]] = {}
-
-    def add(self, document: Document, split: str, tokens: int) -> None:
-        size = len(document.text.encode("utf-8", "replace"))
-        for counts in (self.splits[split], self.sources.setdefault(document.source, Counter())):
-            counts.update(documents=1, bytes=size, tokens=tokens)
-
-    def totals(self) -> dict[str, int]:
-        names = ("documents", "tokens", "bytes")
-        return {f"{split}_{name}": counts[name] for name in names for split, counts in self.splits.items()}
-
-    def reached(self, max_tokens: int | None, max_bytes: int | None) -> bool:
-        both = self.splits["train"] + self.splits["val"]
-        return any(
-            limit is not None and both[name] >= limit for name, limit in (("tokens", max_tokens), ("bytes", max_bytes))
-        )
 
 
 def _manifest(
-    tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger
+    tokenizer: tokenizers.Tokenizer,
+    files: list[dict[str, Any]],
+    splits: dict[str, Counter[str]],
+    sources: dict[str, Counter[str]],
+    ledger: Ledger,
 ) -> dict[str, Any]:
+    totals = {f"{s}_{n}": counts[n] for n in ("documents", "tokens", "bytes") for s, counts in splits.items()}
     return {
         "hash": hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest(),
         "tokenizer": tokenizer.spec,
         "tokenizer_state": tokenizer.to_dict(),
         "n_vocab": tokenizer.n_vocab,
         "eot_id": tokenizer.eot_id,
-        **tally.totals(),
+        **totals,
         "kept": ledger.kept,
         "dropped": dict(sorted(ledger.lost.items())),
         "skipped": dict(sorted(ledger.skipped.items())),
-        "sources": {name: dict(counts) for name, counts in sorted(tally.sources.items())},
+        "sources": {name: dict(counts) for name, counts in sorted(sources.items())},
         "files": files,
     }
 
 
-def _publish(
-    out: Path, manifest: dict[str, Any], tokenizer: tokenizers.Tokenizer, writers: Iterable[ShardWriter]
-) -> None:
-    """The manifest goes first: a kill between the renames leaves a corpus whose sizes or files do not match, so `open_corpus` raises."""
-    lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.uint16)
-    lengths[tokenizer.eot_id] = 0  # the end-of-text id stands for no byte of any text
-    old = {p.name for p in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
+def _publish(out: Path, fresh: Path, manifest: dict[str, Any]) -> None:
+    """Move the files of `fresh` to `out`. The manifest goes first: a kill between the renames leaves a corpus whose sizes
+    or files do not match, so `open_corpus` raises."""
+    old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    temporary = out / f"{TOKEN_BYTES}.tmp.npy"
-    try:
-        np.save(temporary, lengths)
-        os.replace(temporary, out / TOKEN_BYTES)
-    finally:
-        temporary.unlink(missing_ok=True)
-    for writer in writers:
-        writer.publish()
+    for path in fresh.iterdir():
+        os.replace(path, out / path.name)
     for name in old - {file["name"] for file in manifest["files"]}:
         (out / name).unlink()
+
+
+def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """(n_vocab,) int64: bytes of text that each id stands for; the end-of-text id stands for none."""
+    lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
+    lengths[tokenizer.eot_id] = 0
+    return lengths
 
 
 # ------------------------------------------------------------------ reading
@@ -305,20 +257,16 @@ class Corpus:
     def token_bytes(self) -> np.ndarray:
         """(n_vocab,) int64: bytes of text that each id stands for."""
         path = self.directory / TOKEN_BYTES
-        if path.exists():
-            return np.load(path).astype(np.int64)
-        known = tokenizers.load(self.manifest["tokenizer"])
-        lengths = np.array([len(known.token_bytes(i)) for i in range(known.n_vocab)], dtype=np.int64)
-        lengths[known.eot_id] = 0
-        return lengths
+        return (
+            np.load(path).astype(np.int64) if path.exists() else _lengths(tokenizers.load(self.manifest["tokenizer"]))
+        )
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
-    """The manifest of a corpus; a directory of bare `*.bin` shards gets one with a `note` that says so. Raises MissingFile, DataError."""
-    directory = Path(directory)
-    path = directory / MANIFEST
+    """The manifest of a corpus; a directory of bare `*.bin` shards gets one with a `note`. MissingFile, DataError."""
+    path = Path(directory) / MANIFEST
     if not path.exists():
-        return _foreign_manifest(directory)
+        return _foreign_manifest(Path(directory))
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -333,15 +281,15 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
     if not paths:
         make = f"make a corpus with codechat data corpus --out {directory}"
         raise MissingFile(f"{directory} holds neither {MANIFEST} nor *.bin shards; {make}")
-    files = [{"name": path.name, "bytes": (size := path.stat().st_size), "tokens": size // 2} for path in paths]
+    sizes = [path.stat().st_size for path in paths]
+    files = [{"name": p.name, "bytes": n, "tokens": n // 2, "split": "train"} for p, n in zip(paths, sizes)]
     if len(files) > 1:
-        files = [file | {"split": "train"} for file in files[:-1]] + [files[-1] | {"split": "val"}]
+        files[-1]["split"] = "val"
         held_out = f"the last shard, {paths[-1].name}, is"
     else:
-        tokens = files[0]["tokens"]
-        cut = tokens - max(1, int(tokens * VAL_SHARE))
-        parts = {"train": (0, cut), "val": (cut, tokens)}
-        files = [{**files[0], "split": s, "start": a, "tokens": b - a} for s, (a, b) in parts.items()]
+        n = max(1, int(files[0]["tokens"] * VAL_SHARE))
+        cut = files[0]["tokens"] - n
+        files = [files[0] | {"tokens": cut}, files[0] | {"split": "val", "start": cut, "tokens": n}]
         held_out = f"the last {VAL_SHARE:.0%} of the only shard, {paths[0].name}, are"
     totals = {f"{s}_tokens": sum(f["tokens"] for f in files if f["split"] == s) for s in ("train", "val")}
     note = f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {held_out} held out for validation"
@@ -349,7 +297,7 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
 
 
 def open_corpus(directory: Path | str, split: str) -> Corpus:
-    """Map the shards of a split. Raises MissingFile for an absent shard, DataError for one of another size."""
+    """Map the shards of a split. MissingFile for an absent shard, DataError for one of another size."""
     directory = Path(directory)
     manifest = read_manifest(directory)
     shards = [_map(directory, file) for file in manifest["files"] if file["split"] == split]
@@ -363,15 +311,14 @@ def _map(directory: Path, file: dict[str, Any]) -> np.ndarray:
     path = directory / file["name"]
     if not path.exists():
         raise MissingFile(f"{path} is missing; {MANIFEST} names it; {AGAIN}")
-    size = path.stat().st_size
-    if size != file["bytes"]:
+    if (size := path.stat().st_size) != file["bytes"]:
         raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
     start = file.get("start", 0)
     return np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]]
 
 
 def verify(directory: Path | str) -> None:
-    """Read every shard and compare its sha256 with the manifest. Raises DataError for the first that differs."""
+    """Read every shard and compare its sha256 with the manifest. DataError for the first that differs."""
     for file in read_manifest(directory)["files"]:
         path = Path(directory) / file["name"]
         if "sha256" in file and hashlib.sha256(path.read_bytes()).hexdigest() != file["sha256"]:
@@ -381,9 +328,8 @@ def verify(directory: Path | str) -> None:
 class WindowLoader:
     """Endless random windows of T ids over the shards of a split.
 
-    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window is within one
-    shard, every start is equally likely. Raises DataError when the corpus holds no window of T + 1 ids.
-    """
+    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window is within one shard, every
+    start is equally likely. DataError when the corpus holds no window of T + 1 ids."""
 
     def __init__(
         self, directory: Path | str, split: str, batch: int, T: int, seed: int = 0, rank: int = 0, world: int = 1
@@ -423,21 +369,17 @@ class WindowLoader:
         return {"windows": self.windows, "seed": self.seed, "corpus": self.corpus.manifest.get("hash")}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed and for another corpus, which may lie in the same
-        directory."""
-        if state["corpus"] != (here := self.corpus.manifest.get("hash")):
-            raise DataError(
-                f"the run has learned from corpus {state['corpus']}, its directory holds {here}; prepare the former again"
-            )
-        if state["seed"] != self.seed:
-            saved = f"the position in the data was saved with seed {state['seed']}"
-            raise DataError(f"{saved}; this run has {self.seed}; resume with --seed {state['seed']}")
+        """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus, which may lie
+        in the same directory."""
+        here, before = self.state(), f"the run has learned from corpus {state['corpus']} with --seed {state['seed']}"
+        if any(state[key] != here[key] for key in ("corpus", "seed")):
+            raise DataError(f"{before}; here are {here['corpus']} and seed {here['seed']}; resume with the former ones")
         self.windows = state["windows"]
 
 
 def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
-    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each
-    seed. Modulo the number of windows its bias is below 2^-30, far under what sampling shows."""
+    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each seed. Modulo
+    the number of windows its bias is below 2^-30, far under what sampling shows."""
     with np.errstate(over="ignore"):
         z = counters + np.uint64(seed % 2**32) * np.uint64(0x100000001) + np.uint64(1)
         z = z * np.uint64(0x9E3779B97F4A7C15)
@@ -456,10 +398,8 @@ def val_windows(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-    """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split but the first is a target exactly once.
-
-    limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100, the last batch may be smaller.
-    """
+    """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split but the first is a target
+    once. limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100."""
     import torch
 
     corpus = open_corpus(directory, split)

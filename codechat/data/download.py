@@ -5,10 +5,10 @@
     codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
 
-Files arrive in OUT.partial, which is renamed to OUT when it is complete. A broken connection resumes where it broke; the same command after an
-interruption keeps complete files. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set everything.
-Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME work as
-in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is sent to it, so it has public names only.
+Files arrive in OUT.partial, which is renamed to OUT when it is complete; the same command continues after an
+interruption. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set
+everything. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is
+sent to it, so it has public names only.
 """
 
 from __future__ import annotations
@@ -60,56 +60,44 @@ def download(cfg: DownloadConfig) -> Path:
     remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
     sources.probe_hub(cfg.name, remedy=remedy, endpoint=cfg.endpoint)
     partial = out.with_name(out.name + ".partial")
-    kind = _fetch(cfg, partial)
+    kinds = ("model", "dataset") if cfg.kind == "any" else (cfg.kind,)
+    kind = next((kind for kind in kinds if _fetched(cfg, kind, partial)), None)
+    if kind is None:
+        what = " or data set" if cfg.kind == "any" else ""
+        raise UserError(
+            f"the hub has no {kinds[0]}{what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private"
+        )
     os.rename(partial, out)
     print(f"{out}: {kind} {cfg.name}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
     return out
 
 
-def _fetch(cfg: DownloadConfig, partial: Path) -> str:
-    """Fetch the files; returns the kind under which the name was found."""
+def _fetched(cfg: DownloadConfig, kind: str, partial: Path) -> bool:
+    """Fetch the files; False where the hub has no such name of this kind."""
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import errors
 
-    for kind in ("model", "dataset") if cfg.kind == "any" else (cfg.kind,):
-        try:
-            huggingface_hub.snapshot_download(
-                cfg.name,
-                repo_type=kind,
-                revision=cfg.revision,
-                local_dir=partial,
-                endpoint=cfg.endpoint,
-                token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
-                allow_patterns=MODEL_FILES if kind == "model" else None,
-            )
-            return kind
-        except HFValidationError as error:
-            raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); required is OWNER/NAME") from None
-        except GatedRepoError:
-            raise UserError(
-                f"{cfg.name} is gated; accept its terms, then set HF_TOKEN and leave out --mirror"
-            ) from None
-        except RevisionNotFoundError:
-            raise ConfigError(f"{kind} {cfg.name} has no revision {cfg.revision!r}; set --revision") from None
-        except RepositoryNotFoundError:
-            continue
-        # Releases of huggingface_hub raise errors of different HTTP packages. All but those of the transport are raised again.
-        except Exception as error:
-            if not _is_transport(error):
-                raise
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
-            remedy = f"run the same command to continue with {partial}"
-            raise UserError(f"{cfg.name} is incomplete ({reason}); {remedy}") from error
-    what = "model or data set" if cfg.kind == "any" else cfg.kind
-    raise UserError(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
-
-
-def _is_transport(error: Exception) -> bool:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return isinstance(error, (OSError, HfHubHTTPError)) or any(
-        c.__module__.partition(".")[0] in TRANSPORTS for c in type(error).__mro__
-    )
+    patterns = MODEL_FILES if kind == "model" else None
+    token = False if cfg.mirror else None  # it is the hub's, not the mirror's
+    where = dict(repo_type=kind, revision=cfg.revision, local_dir=partial, endpoint=cfg.endpoint)
+    try:
+        huggingface_hub.snapshot_download(cfg.name, token=token, allow_patterns=patterns, **where)
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); required is OWNER/NAME") from None
+    except errors.GatedRepoError:
+        raise UserError(f"{cfg.name} is gated; accept its terms, then set HF_TOKEN and leave out --mirror") from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError(f"{kind} {cfg.name} has no revision {cfg.revision!r}; set --revision") from None
+    except errors.RepositoryNotFoundError:
+        return False
+    except Exception as error:  # the transport is another package in each release of huggingface_hub
+        packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+        if not isinstance(error, (OSError, errors.HfHubHTTPError)) and not packages & TRANSPORTS:
+            raise
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
+        continued = f"run the same command to continue with {partial}"
+        raise UserError(f"{cfg.name} is incomplete ({reason}); {continued}") from error
+    return True
 
 
 def main(argv: list[str] | None = None) -> int:

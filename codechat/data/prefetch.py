@@ -1,9 +1,7 @@
 """Batches that are ready when a step asks for them.
 
-On a GPU a thread prepares the next batches in pinned memory while a step runs, so that `to(device, non_blocking=True)` returns at once. Elsewhere
-a batch is prepared when it is asked for: there a thread would take its time from the step.
-
-`state()` is that of the batches handed out, not of those prepared: a run that is resumed draws what was not learned from again.
+On a GPU a thread prepares the next batches in pinned memory while a step runs. Elsewhere a batch is prepared when it is
+asked for: there a thread would take its time from the step.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import torch
 
 
 class Prefetched:
-    """A loader (next, state, load_state) with a thread that works `ahead` batches ahead. beside: whether to have the thread; None = on a GPU."""
+    """A loader (next, state, load_state) with a thread that works `ahead` batches ahead. beside: whether to have the
+    thread; None = on a GPU. `state()` is that of the batches handed out: a resumed run draws none twice and skips none."""
 
     def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
         self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
@@ -35,16 +34,13 @@ class Prefetched:
 
     def _prepare(self) -> tuple[Any, Any]:
         batch = self.loader.next()
-        return (_pinned(batch) if self.pins else batch), self.loader.state()
+        if self.pins:
+            batch = tuple(x.pin_memory() for x in batch) if isinstance(batch, tuple) else batch.pin_memory()
+        return batch, self.loader.state()
 
     def state(self) -> Any:
         return self.loader.state() if self._state is None else self._state
 
     def load_state(self, state: Any) -> None:
         """Before the first batch."""
-        assert self._state is None and not self._waiting, "batches were taken already"
         self.loader.load_state(state)
-
-
-def _pinned(batch: Any) -> Any:
-    return tuple(x.pin_memory() for x in batch) if isinstance(batch, tuple) else batch.pin_memory()

@@ -1,8 +1,8 @@
 """The embedded conversations of SFT: code questions made from real functions, and plain chat turns.
 
-A code question is a short documented function turned around. Its signature and the first sentence of its docstring become the request; its
-source, without decorators and docstring, is the answer. Only top-level functions are used, since a method needs its class. Chat turns are the
-facts and courtesies of chat_turns.json in several wordings.
+A code question is a short documented function turned around: its signature and the first sentence of its docstring
+become the request; its source, without decorators and docstring, is the answer. Only top-level functions are used,
+since a method needs its class.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def split_of(name: str) -> str:
 
 
 def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Split -> rows, by their `meta`; a validation or test split that a small file leaves empty takes a tenth of the training rows.
+    """Split -> rows, by their `meta`; a split that a small file leaves empty takes a tenth of the training rows.
 
     key: what rows of one split may share and rows of two may not. The rows with the largest hashes of it move."""
     parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
@@ -103,28 +103,26 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS) -> Iterator[Row]:
-    """A row for each documented function of at most `max_chars`, each function once. The split follows the
-    hash of the answer, so that a function that two packages share cannot be in two splits."""
+    """A row for each documented function of at most `max_chars`, each function once. The split follows the hash of the
+    answer, so that a function that two packages share cannot be in two splits."""
     seen: set[str] = set()
-    for document in documents:
-        for block in _blocks(document.text):
-            found = question(block, max_chars)
-            if isinstance(found, str):
-                ledger.skip(found)
-            elif found["messages"][1]["content"] in seen:
-                ledger.skip("duplicate")
-            else:
-                seen.add(found["messages"][1]["content"])
-                ledger.keep()
-                yield found
+    for block in (block for document in documents for block in _blocks(document.text)):
+        asked = question(block, max_chars)
+        if isinstance(asked, str):
+            ledger.skip(asked)
+        elif (answer := asked["messages"][1]["content"]) in seen:
+            ledger.skip("duplicate")
+        else:
+            seen.add(answer)
+            ledger.keep()
+            yield asked
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Source of each top-level function that opens with a docstring. Regular expressions are ten times faster than parsing the module."""
+    """Source of each top-level function that opens with a docstring; ten times faster than parsing the module."""
     for match in _FUNCTION.finditer(text):
         end = _BLOCK_END.search(text, match.end())
-        block = text[match.start() : end.start() if end else len(text)]
-        yield block.rstrip()
+        yield text[match.start() : end.start() if end else len(text)].rstrip()
 
 
 def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
@@ -203,19 +201,12 @@ def small_talk() -> tuple[tuple[str, str], ...]:
 
 
 def chat_rows(talk: bool = False) -> Iterator[Row]:
-    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other wordings. talk: those of
-    small_talk.json too."""
+    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other
+    wordings. talk: those of small_talk.json too."""
     turns = json.loads(CHAT_TURNS.read_text(encoding="utf-8"))
-    for turn in turns["courtesies"]:
-        for request in turn["requests"]:
-            yield _chat(request, turn["answer"])
+    pairs = [(request, turn["answer"]) for turn in turns["courtesies"] for request in turn["requests"]]
     for fact in turns["facts"]:
         for key, value in fact["table"].items():
-            for request in fact["requests"]:
-                yield _chat(request.format(key), fact["answer"].format(key, value))
-    for said, answer in small_talk() if talk else ():
-        yield _chat(said, answer)
-
-
-def _chat(request: str, answer: str) -> Row:
-    return row(request, answer, "chat", split=split_of(digest(request)))
+            pairs += [(request.format(key), fact["answer"].format(key, value)) for request in fact["requests"]]
+    for request, answer in pairs + list(small_talk() if talk else ()):
+        yield row(request, answer, "chat", split=split_of(digest(request)))

@@ -97,7 +97,7 @@ def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_pat
 
     def failing():
         yield from texts(30)
-        assert list(tmp_path.glob("*.tmp"))
+        assert list(tmp_path.glob(".new/*.bin"))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.data import supervised_tokens
 from codechat.evaluation import counterfactuals
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
@@ -110,6 +109,8 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[...
 
 
 def test_supervised_tokens_are_counted_as_training_sees_them(runs_root: Path) -> None:
+    import supervised_tokens
+
     messages = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "one two three four"}]
     (runs_root / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     mask = chat.render(messages, tokenizer.load("gpt2:512"), "text").loss_mask

@@ -1,12 +1,9 @@
 """Count the supervised tokens in files of conversations, with and without a limit on their length.
 
-    python -m codechat.data.supervised_tokens --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2 --limit 2049
+    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2 --limit 2049
 
-Rows are {messages}, or {system, chat} as in glaive. The run gets one row per file: conversations, how many exceed the limit, and supervised tokens
-in all and per conversation, before and after cutting. A cut conversation keeps its tokens before the limit, as in the original system; our own
-preparation drops such conversations.
-
-Left out: the order and repetition of training (an SFT run logs its supervised tokens).
+Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut conversation keeps its tokens before the limit, as in
+the original system; our preparation drops such conversations.
 """
 
 from __future__ import annotations
@@ -14,12 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core import config
+from codechat.core.command import run_main
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, MissingFile
 from codechat.data import conversations, glaive
 from codechat.data.sources import local_rows
 from codechat.runs.run import Run
@@ -40,30 +39,27 @@ class SupervisionConfig:
 
     def __post_init__(self) -> None:
         for file in self.files:
-            name, equals, path = file.partition("=")
-            if not (name and equals and path):
+            if not all(file.partition("=")):
                 raise ConfigError(f"{file!r} names no domain; give DOMAIN=PATH, such as calls=glaive.jsonl")
 
 
 def masks(path: Path, cfg: SupervisionConfig) -> Iterator[list[int]]:
-    """The loss mask of each usable conversation of a file, uncut."""
+    """The loss mask of each usable conversation of a file, uncut, as it predicts."""
     tok = tokenizer.load(cfg.tokenizer)
-    for number, row in enumerate(local_rows(path)):
-        if number == cfg.rows:
-            return
-        messages: Any = row.get("messages") or (glaive.conversation(row) if {"system", "chat"} <= row.keys() else None)
-        if messages is None:
-            columns = ", ".join(row)[:80]
-            raise DataError(f"{path} row {number + 1} has {columns}; required are messages, or system and chat")
-        if not isinstance(messages, str):
-            found = conversations.encode({"messages": messages, "domain": ""}, tok, cfg.tags, 1 << 30)
-            if isinstance(found, conversations.Example):
-                yield found.loss_mask[1:].astype(int).tolist()
+    for number, row in enumerate(islice(local_rows(path), cfg.rows), 1):
+        if "chat" in row:
+            if isinstance(messages := glaive.conversation(row), str):
+                continue
+            row = {"messages": messages}
+        checked = conversations.check_row(row, "", f"{path} row {number}")
+        example = conversations.encode(checked, tok, cfg.tags, 1 << 30)
+        if not isinstance(example, str):
+            yield example.loss_mask[1:].astype(int).tolist()
 
 
-def count(found: Iterator[list[int]], limit: int) -> dict[str, Any]:
-    """Conversations, cut ones, and supervised tokens of loss masks (n,) that predict n tokens each; a row of `limit` ids predicts limit - 1."""
-    rows = [(len(mask) + 1, sum(mask), sum(mask[: limit - 1])) for mask in found]
+def count(loss_masks: Iterator[list[int]], limit: int) -> dict[str, Any]:
+    """Conversations, cut ones, and supervised tokens; a row of `limit` ids predicts limit - 1."""
+    rows = [(len(mask) + 1, sum(mask), sum(mask[: limit - 1])) for mask in loss_masks]
     if not rows:
         return dict(conversations=0, cut=0, supervised=0, supervised_uncut=0, most=0)
     mean = sum(kept for _, _, kept in rows) / len(rows)
@@ -78,9 +74,10 @@ def count(found: Iterator[list[int]], limit: int) -> dict[str, Any]:
     )
 
 
-def run_supervision(cfg: SupervisionConfig) -> Run:
-    """Count every file; MissingFile before anything is written."""
-    places = {file.partition("=")[0]: Path(file.partition("=")[2]) for file in cfg.files}
+def main(argv: list[str] | None = None) -> None:
+    words = sys.argv[1:] if argv is None else argv
+    cfg = config.parse(SupervisionConfig, words, prog="python tools/supervised_tokens.py", epilog=__doc__)
+    places = {name: Path(path) for name, _, path in (file.partition("=") for file in cfg.files)}
     for path in places.values():
         if not path.is_file():
             raise MissingFile(f"{path} does not exist; give a jsonl or parquet file of conversations")
@@ -90,16 +87,7 @@ def run_supervision(cfg: SupervisionConfig) -> Run:
             run.log_eval(0, row)
             counts = f"{row['conversations']} conversations, {row['supervised']:,} supervised tokens"
             print(f"{domain}: {counts}, {row['cut']} cut at {cfg.limit}")
-    return run
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`python -m codechat.data.supervised_tokens`."""
-    words, prog = sys.argv[1:] if argv is None else argv, "python -m codechat.data.supervised_tokens"
-    run_supervision(config.parse(SupervisionConfig, words, prog=prog, epilog=__doc__))
 
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)
