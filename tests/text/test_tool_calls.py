@@ -210,7 +210,7 @@ def test_no_text_raises() -> None:
     draw = random.Random(4)
     seeds = [TAG + row["text"] for row in READ] + [format_call("g", {"a": ["x"]}) * 2]
     started = time.process_time()
-    for n in range(20_000):
+    for n in range(10_000):
         if n % 4:
             text = mutate(draw, draw.choice(seeds))
         else:
