@@ -3,116 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-import torch
 from by_heart import STEPS, learn
 from learning import Claim, below, lesson
+from taught import CALL, CODE, EXAMPLE, REQUEST, TOK, WORDS, call, exchange, lessons, new_model
 
-from codechat import cli
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
 from codechat.inference import terminal
-from codechat.inference.detokenizer import stable_text
 from codechat.inference.fitting_tools import fitting_tools, goes_on, tools_for
 from codechat.inference.terminal import ChatConfig, LocalModel, ToolChat, Toolkit, ToolsConfig
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, paths
+from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
-from codechat.text import chat, tokenizer
+from codechat.text import chat
 from codechat.text.tool_functions import executors_of, load_executors
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_tools.py"
-BLOCK = 384
-TOK = tokenizer.load("gpt2:512")
-SQUARE, WORDS = "What is 12 squared?", "Count the words in: to be or not"
-CODE = "def f(x):\n    return x < 1 or x > 2  # <| end 日本 🎉"
-
-
-def offer(kit: list[dict]) -> dict[str, str]:
-    return {"role": "system", "content": chat.tools_prompt(kit, "compact")}
-
-
-def exchange(user: str, *turns: str) -> list[dict[str, str]]:
-    """A request, then turns of the assistant and of functions in alternation."""
-    roles = ["user", *["assistant", "function"] * len(turns)]
-    return [{"role": role, "content": text} for role, text in zip(roles, [user, *turns], strict=False)]
-
-
-def call(name: str, **arguments: object) -> str:
-    return chat.format_call(name, arguments)
-
-
-def lessons() -> list[list[dict[str, str]]]:
-    square = terminal.gather(ToolsConfig(ckpt="", tools=("square",))).schemas
-    own = [e.schema for e in load_executors(EXAMPLE).values()]
-    helpful = {"role": "system", "content": "You are a helpful assistant."}
-    return [
-        [helpful, *exchange("code", CODE)],
-        [helpful, *exchange("hello", "Hello."), *exchange("code", CODE)],
-        [offer(square), *exchange(SQUARE, call("square", x=12), '{"result": 144}', "12 squared is 144.")],
-        [
-            offer(own),
-            *exchange(WORDS, call("count_words", text="to be or not"), '{"result": 4}', "Four words."),
-        ],
-        [
-            offer(own),
-            *exchange(
-                "Send 40 kg home",
-                call("shipping_cost", weight_kg=40, zone="home"),
-                '{"error": "ValueError: a parcel of 40 kg cannot be sent; '
-                'it must weigh more than 0 and at most 30 kg"}',
-                "Too heavy.",
-            ),
-        ],
-    ]
-
-
-def new_model(seed: int) -> GPT:
-    return GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=BLOCK, vocab_size=TOK.n_vocab), seed)
+UNREADABLE = chat.CALL_TAG + ' {"name": "square", "arg'
 
 
 @lesson()
 def learn_conversations(home: Path, seed: int) -> list[Claim]:
     """What the fixture `root` does, which fails where the steps do not suffice."""
-    # 20 of 20 seeds take at most 77 steps (AVX-512 and AVX2, 1 thread)
     return [below("steps", learn(new_model(seed), TOK, lessons()), STEPS)]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A root of its own with the run tiny/sft, which knows `lessons()` by heart."""
-    root, threads = tmp_path_factory.mktemp("root"), torch.get_num_threads()
-    torch.set_num_threads(1)  # a model this small only waits for a second one
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "ROOT", root)
-        torch.manual_seed(0)
-        model = new_model(seed=0)
-        learn(model, TOK, lessons())
-        with Run.create("tiny/sft", {"lr": 0.003}, kind="sft") as run:
-            meta = {"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
-            checkpoint.save(run.path, 60, model=model, meta=meta)
-        yield root
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def said(root: Path, capsys: pytest.CaptureFixture[str]) -> object:
-    """Run a command in this process: (exit code, stdout, stderr)."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = cli.main(argv)
-        out = capsys.readouterr()
-        return code, out.out, "\n".join(x for x in out.err.splitlines() if not x.startswith("compute:"))
-
-    return run
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, lines: list[str], person: bool = False) -> None:
@@ -150,20 +68,9 @@ def test_pieces_add_up_and_never_hold_half_a_character(root: Path) -> None:
     assert len(pieces) > 10 and not any("\ufffd" in piece for piece in pieces)
 
 
-def test_text_is_held_back_while_it_may_still_change() -> None:
-    assert stable_text("a < b\n", "\n<|end|>") == "a < b"
-    assert stable_text("a\n<|en", "\n<|end|>") == "a"
-    assert stable_text("a\n<|x", "\n<|end|>") == "a\n<|x"
-    assert stable_text("caf\ufffd", "\n<|end|>") == "caf"
-
-
-def test_a_conversation_by_pipe(said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_by_pipe_and_a_new_one(said, monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, ["hello", "", "code"])
-    code, out, err = said("chat", "--ckpt", "tiny/sft", "--temperature", "0")
-    assert (code, out, err) == (0, f"Hello.\n{CODE}\n", "")
-
-
-def test_new_forgets_the_conversation(said, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said("chat", "--ckpt", "tiny/sft", "--temperature", "0") == (0, f"Hello.\n{CODE}\n", "")
     seen = []
     monkeypatch.setattr(LocalModel, "fit", lambda self, messages: seen.append(len(messages)) or messages)
     piped(monkeypatch, ["hello", "hello", "/new", "hello"])
@@ -252,7 +159,7 @@ def test_bad_functions_are_named_with_their_line(tmp_path: Path) -> None:
 
 
 def test_a_call_is_run_and_its_result_fed_back(said) -> None:
-    code, out, err = said("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", SQUARE)
+    code, out, err = said("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST)
     assert (code, err) == (0, "")
     assert out == f'{call("square", x=12)}\n[square: {{"result": 144}}]\n12 squared is 144.\n'
 
@@ -278,14 +185,14 @@ def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.Capt
 
 
 def test_raw_shows_what_the_model_reads_and_writes(said) -> None:
-    _, out, _ = said("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", SQUARE, "--raw")
-    expected = chat.decode(chat.render(lessons()[2], TOK).ids, TOK)
+    _, out, _ = said("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST, "--raw")
+    expected = chat.decode(chat.render(lessons()[3], TOK).ids, TOK)
     assert out.replace("\n", "") == expected.replace("\n", "")
     assert out.count("<|end|>") == expected.count("<|end|>") == 5
 
 
 def test_calls_are_only_shown_and_rounds_limited_on_request(said) -> None:
-    flags = ["--ckpt", "tiny/sft", "--tools", "square", "--user", SQUARE]
+    flags = ["--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST]
     assert said("tools", *flags, "--no-run")[:2] == (0, f"{call('square', x=12)}\n[not run: --no-run]\n")
     code, out, err = said("tools", *flags, "--max-rounds", "1")
     assert code == 0 and out.endswith('[square: {"result": 144}]\n') and "stopped after 1" in err
@@ -295,7 +202,7 @@ def test_schemas_of_a_file_are_offered(said, tmp_path: Path) -> None:
     schema = terminal.gather(ToolsConfig(ckpt="", tools=("square",))).schemas[0]
     path = tmp_path / "tools.json"
     path.write_text(json.dumps([{"type": "function", "function": schema}]))
-    flags = ["--tools-file", str(path), "--user", SQUARE]
+    flags = ["--tools-file", str(path), "--user", REQUEST]
     assert said("tools", "--ckpt", "tiny/sft", *flags)[1].endswith("12 squared is 144.\n")
     path.write_text(json.dumps([schema | {"name": "unheard_of"}]))
     kit = terminal.gather(ToolsConfig(ckpt="", tools_file=path))
@@ -367,7 +274,7 @@ def test_a_result_cannot_open_a_turn(tags: str) -> None:
 
 def test_the_functions_that_fit_a_request_are_offered() -> None:
     for request, name in (
-        (SQUARE, "square"),
+        (REQUEST, "square"),
         ("How many days are there between 2024-01-01 and 2024-03-01?", "days_between"),
         ("What is the area of a circle of radius 2?", "circle_area"),
         ("Spell hello backwards: reverse the text", "reverse_text"),
@@ -378,7 +285,7 @@ def test_the_functions_that_fit_a_request_are_offered() -> None:
             assert toolbox.family(tool) & set(offered) == {tool}
     assert not any(map(fitting_tools, ("hello", "", "the of 12 ?!", "write quicksort")))
     assert terminal.gather(ToolsConfig(ckpt="", tools=("square",)), "Is 97 prime?").names == ["square"]
-    assert terminal.gather(ChatConfig(ckpt=""), SQUARE).names == [], "chat offers only what it is given"
+    assert terminal.gather(ChatConfig(ckpt=""), REQUEST).names == [], "chat offers only what it is given"
 
 
 class Scripted:
@@ -394,9 +301,6 @@ class Scripted:
         self.held.append(list(tools))
         self.content = self.turns.pop(0)
         yield self.content
-
-
-CALL, UNREADABLE = call("square", x=12), chat.CALL_TAG + ' {"name": "square", "arg'
 
 
 @pytest.mark.parametrize(
@@ -418,7 +322,7 @@ def test_an_exchange_ends_with_its_result(
     model = Scripted(*turns)
     monkeypatch.setattr(terminal, "open_model", lambda cfg: model)
     session = ToolChat(ToolsConfig(server="http://x", tools=("square",)))
-    found = session.reply([{"role": "user", "content": SQUARE}])
+    found = session.reply([{"role": "user", "content": REQUEST}])
     assert [message["role"] for message in found] == roles.split()
     assert all(held == session.kit.schemas for held in model.held)
 
@@ -431,7 +335,7 @@ def test_the_functions_change_with_the_request_and_stay_where_none_fits(
     session = ToolChat(ToolsConfig(server="http://x", constrain="off"))
     messages: list[dict[str, str]] = []
     kits = []
-    for text in ("Is 97 prime?", "and 91?", SQUARE):
+    for text in ("Is 97 prime?", "and 91?", REQUEST):
         messages = session.reply([*messages, {"role": "user", "content": text}])
         kits.append(session.kit.names)
     assert kits[0] == kits[1] == ["is_prime"] and "square" in kits[2] and model.held == [[], [], []]
@@ -440,7 +344,7 @@ def test_the_functions_change_with_the_request_and_stay_where_none_fits(
 
 
 @pytest.mark.parametrize(
-    "small, seen", [(True, [["Is 97 prime?"], ["Is 97 prime?", "and 91?"], [SQUARE]]), (False, [1, 2, 3])]
+    "small, seen", [(True, [["Is 97 prime?"], ["Is 97 prime?", "and 91?"], [REQUEST]]), (False, [1, 2, 3])]
 )
 def test_a_small_model_sees_a_new_request_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: bool, seen: list[Any]
@@ -451,7 +355,7 @@ def test_a_small_model_sees_a_new_request_alone(
     monkeypatch.setattr(terminal, "mixes_requests", lambda model: small)
     session = ToolChat(ToolsConfig(ckpt="x"))
     messages: list[dict[str, str]] = []
-    for text, expected in zip(("Is 97 prime?", "and 91?", SQUARE), seen, strict=True):
+    for text, expected in zip(("Is 97 prime?", "and 91?", REQUEST), seen, strict=True):
         messages = session.reply([*messages, {"role": "user", "content": text}])
         asked = [message["content"] for message in messages if message["role"] == "user"]
         assert asked == expected or len(asked) == expected
@@ -459,7 +363,7 @@ def test_a_small_model_sees_a_new_request_alone(
 
 def test_calls_are_held_to_the_schemas_unless_switched_off(said) -> None:
     """At temperature 10 an unconstrained model writes no call that can be run."""
-    flags = ["--tools", "square", "--user", SQUARE, "--temperature", "10", "--no-run", "--max-new-tokens", "60"]
+    flags = ["--tools", "square", "--user", REQUEST, "--temperature", "10", "--no-run", "--max-new-tokens", "60"]
     found = {}
     for how in ("auto", "off"):
         texts = [said("tools", "--ckpt", "tiny/sft", *flags, "--seed", str(s), "--constrain", how)[1] for s in range(8)]
