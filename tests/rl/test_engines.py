@@ -32,24 +32,27 @@ from test_episodes import END, Talk  # noqa: E402
 from codechat import grpo, reinforce
 from codechat.core import config, http_client
 from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
+from codechat.core.http_client import Link
 from codechat.models import generate, hf_format, live_weights
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
-from codechat.rl import engines, losses, rollout  # noqa: E402
+from codechat.rl import engines, rollout  # noqa: E402
 from codechat.rl.engines import EngineLost  # noqa: E402
 from codechat.runs import checkpoint, run
 from codechat.tasks.base import Problem  # noqa: E402
 from codechat.tasks.toy import TOY_MODEL  # noqa: E402
 from codechat.text import chat, tokenizer
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SHAPE = GPTConfig(**TOY_MODEL | {"depth": 1, "n_embd": 32}, vocab_size=257)
 TOK = tokenizer.load("bytes")
+META = {"tokenizer": TOK.to_dict(), "tags": "reserved"}
 LOOPS: dict[str, Any] = {"reinforce": (reinforce, reinforce.ReinforceConfig), "grpo": (grpo, grpo.GRPOConfig)}
-MORE: dict[str, dict[str, Any]] = {
-    "reinforce": {},
-    "grpo": dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0),
-}
+DAPO = dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0)
+SMALL = dict(max_steps=3, device_batch_size=3, group_size=6, max_new_tokens=4, save_every=0, diagnose_groups=0)
 CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "effective_groups")
+START = "weights/start/checkpoints/step_000000"
+NOBODY = dict(engine_url="http://127.0.0.1:1")
 
 
 @pytest.fixture(autouse=True)
@@ -70,24 +73,15 @@ def model(seed: int, **changes: Any) -> GPT:
 
 
 def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK) -> Path:
-    return checkpoint.save(folder, step, model=what, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
+    return checkpoint.save(folder, step, model=what, meta=META | {"tokenizer": tok.to_dict()})
 
 
 def settings(loop: str, home: Path, **changes: Any) -> Any:
     module, cls = LOOPS[loop]
-    small = dict(
-        model=config.to_dict(SHAPE),
-        max_steps=3,
-        device_batch_size=3,
-        group_size=6,
-        max_new_tokens=4,
-        save_every=0,
-        diagnose_groups=0,
-        eval_examples=1,
-        engine_patience_s=60.0,
-    )
+    small = SMALL | dict(model=config.to_dict(SHAPE), eval_examples=1, engine_patience_s=60.0)
     small |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
-    return config.resolve(cls, "toy", overrides=small | MORE[loop] | changes, presets=module.RUN_PRESETS)
+    small |= (DAPO if loop == "grpo" else {}) | changes
+    return config.resolve(cls, "toy", overrides=small, presets=module.RUN_PRESETS)
 
 
 def train(cfg: Any) -> run.Run:
@@ -100,85 +94,50 @@ def same(a: run.Run, b: run.Run) -> None:
         torch.testing.assert_close(tensor, weights(b)[name], atol=2e-4, rtol=1e-3)
 
 
-def opened(home: Path, url: str, **changes: Any) -> Any:
-    return engines.open_engine(
-        settings("reinforce", home, engine="http", engine_url=url, run_name="direct", **changes), TOK
-    )
+def opened(home: Path, url: str, kind: str = "http", **changes: Any) -> Any:
+    cfg = settings("reinforce", home, engine=kind, engine_url=url, run_name="direct", **changes)
+    return engines.open_engine(cfg, TOK)
+
+
+def serving(home: Path, **how: Any) -> Serving:
+    return Serving(**{"ckpt": str(home / START), "reload_from": home / "weights"} | how)
 
 
 @pytest.fixture
 def up(home: Path) -> Iterator[Any]:
-    with Serving(
-        ckpt=str(home / "weights/start/checkpoints/step_000000"),
-        max_batch=8,
-        max_queue=12,
-        reload_from=home / "weights",
-    ) as running:
+    with serving(home, max_batch=8, max_queue=12) as running:
         yield running
 
 
-# ---------------------------------------------------------------- importance weights
+def completions(up: Any, **body: Any) -> tuple[int, Any]:
+    common = {"model": up.health()["model"], "return_token_ids": True, "ignore_eos": True}
+    return up.send("POST", "/v1/completions", common | body)
 
 
-def test_importance_weights_by_hand() -> None:
-    new = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.6, 0.1]]).log().requires_grad_()
-    old = torch.tensor([[0.25, 0.4, 1e-9], [0.3, 0.2, 0.1]]).log()
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    weights, stats = losses.importance_weights(new, old, mask, 2.5)
-    torch.testing.assert_close(weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]]))  # 0.6 / 0.2 = 3 is cut
-    assert not weights.requires_grad and int(stats["importance_capped"]) == 1
-    assert float(stats["mismatch_kl"]) == pytest.approx(
-        (2 - 1 - 0.6931472) + (0.5 - 1 + 0.6931472) + (3 - 1 - 1.0986123), abs=1e-5
-    )
-    ones, stats = losses.importance_weights(new, old, mask, 0.0)
-    assert torch.equal(ones, torch.ones(2, 3)) and float(stats["mismatch_kl"]) > 0
-
-
-@pytest.mark.parametrize("cap, exact", [(0.0, False), (1.0, False), (100.0, True)])
-def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: bool) -> None:
-    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own gradient."""
-    rng = torch.Generator().manual_seed(0)
-    logits, other, reward = (torch.randn(1, 6, generator=rng) for _ in range(3))
-    logits.requires_grad_()
-    logprobs, sampler = logits.log_softmax(-1), other.log_softmax(-1)
-    weights, _ = losses.importance_weights(logprobs, sampler, torch.ones(1, 6), cap)
-    found = torch.autograd.grad((sampler.exp() * weights * reward * logprobs).sum(), logits, retain_graph=True)[0]
-    right = torch.autograd.grad((logprobs.exp() * reward).sum(), logits)[0]
-    assert torch.allclose(found, right, atol=1e-6) == exact
+def load(up: Any, path: str) -> tuple[int, Any]:
+    return up.send("POST", "/admin/weights", {"path": path})
 
 
 # ---------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
-    "loop, changes, names",
-    [
-        ("reinforce", dict(importance_cap=0.5), ("importance_cap", "0.5")),
-        ("reinforce", dict(max_off_policy=1), ("max_off_policy", "--engine local")),
-        ("reinforce", dict(engine="http", engine_url="nonsense"), ("--engine-url", "nonsense")),
-        ("reinforce", dict(max_off_policy=-1), ("max_off_policy", "-1")),
-        ("reinforce", dict(sample_ahead=True), ("sample_ahead", "--engine local", "--max-off-policy")),
-        ("reinforce", dict(sample_ahead=True, engine="http"), ("sample_ahead", "max_off_policy 0")),
-        ("grpo", dict(engine="vllm", engine_weights="memory"), ("engine_weights memory", "--engine http")),
-        ("reinforce", dict(engine_patience_s=0.0), ("engine_patience_s", "0.0")),
-        ("grpo", dict(old_logprobs="sampler"), ("importance_cap", "--importance-cap")),
-    ],
-)
-def test_invalid_settings(loop: str, changes: dict[str, Any], names: tuple[str, ...], home: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        settings(loop, home, **changes)
-    assert all(name in str(error.value) for name in names)
-
-
-def test_a_server_needs_a_directory() -> None:
-    with pytest.raises(ConfigError) as error:
+def test_invalid_settings_are_named(home: Path) -> None:
+    for changes, *names in (
+        (dict(importance_cap=0.5), "importance_cap", 0.5),
+        (dict(max_off_policy=1), "max_off_policy", "--engine local"),
+        (dict(engine="http", engine_url="nonsense"), "--engine-url", "nonsense"),
+        (dict(max_off_policy=-1), "max_off_policy", "-1"),
+        (dict(sample_ahead=True), "sample_ahead", "--engine local", "--max-off-policy"),
+        (dict(sample_ahead=True, engine="http"), "sample_ahead", "max_off_policy 0"),
+        (dict(engine="vllm", engine_weights="memory"), "engine_weights memory", "--engine http"),
+        (dict(engine_patience_s=0.0), "engine_patience_s", 0.0),
+    ):
+        with raising(ConfigError, *names):
+            settings("reinforce", home, **changes)
+    with raising(ConfigError, "importance_cap", "--importance-cap"):
+        settings("grpo", home, old_logprobs="sampler")
+    with raising(ConfigError, "--engine-dir"):
         reinforce.ReinforceConfig(engine="http")
-    assert "--engine-dir" in str(error.value)
-
-
-def test_settings_are_checked_without_torch() -> None:
-    code = "import sys; import codechat.rl.engine_settings; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2]).returncode == 0
 
 
 # ---------------------------------------------------------------- our server
@@ -186,7 +145,6 @@ def test_settings_are_checked_without_torch() -> None:
 
 def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: Any, home: Path) -> None:
     first = up.health()["version"]
-    ask = lambda path: up.send("POST", "/admin/weights", {"path": path})  # noqa: E731
     save(model(1), home / "secret")
     save(model(1, n_embd=64), home / "weights/other")
     save(model(1), home / "weights/words", tok=tokenizer.load("gpt2:257"))
@@ -194,80 +152,59 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
     with open(torn / "model.pt", "r+b") as file:
         file.seek(-200, os.SEEK_END)
         file.write(b"x")
+    live = [
+        live_weights.publish(home / f"weights/{name}", 1, model(1, **changes), META | meta)[0]
+        for name, changes, meta in (
+            ("wide", dict(n_embd=64), {}),
+            ("tagged", {}, {"tags": "text"}),
+            ("cut", {}, {}),
+            ("bare", {}, {}),
+        )
+    ]
+    with open(live[2] / "model.safetensors", "r+b") as file:
+        file.truncate(1000)
+    (live[3] / "meta.json").write_text("{}")
     inside = "checkpoints/step_000000"
-    for path, status in (
-        (f"../secret/{inside}", 403),
-        (str(home / "secret" / inside), 403),
-        ("none", 404),
-        (f"other/{inside}", 409),
-        (f"words/{inside}", 409),
-        (f"torn/{inside}", 409),
-        ("", 400),
-    ):
-        found, body = ask(path)
+    bad = {f"../secret/{inside}": 403, str(home / "secret" / inside): 403, "none": 404, "": 400}
+    bad |= {f"{name}/{inside}": 409 for name in ("other", "words", "torn")}
+    bad |= {place.relative_to(home / "weights").as_posix(): 409 for place in live}
+    for path, status in bad.items():
+        found, body = load(up, path)
         assert (found, body["error"]["param"]) == (status, "path"), body
     assert up.health()["version"] == first, "a rejected path changes nothing"
     save(model(2), home / "weights/new", step=7)
-    found, body = ask("new/checkpoints/step_000007")
+    found, body = load(up, "new/checkpoints/step_000007")
     assert found == 200 and body["version"] == up.health()["version"] != first and body["version"].startswith("new@7-")
-    body = {
-        "model": up.health()["model"],
-        "prompt": [65, 66],
-        "max_tokens": 6,
-        "seed": 3,
-        "return_token_ids": True,
-        "ignore_eos": True,
-    }
-    (choice,) = up.send("POST", "/v1/completions", body)[1]["choices"]
+    (choice,) = completions(up, prompt=[65, 66], max_tokens=6, seed=3)[1]["choices"]
     assert choice["token_ids"] == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
     assert choice["weights_version"] == up.health()["version"]
 
 
 def test_without_reload_from_there_is_no_such_route(home: Path) -> None:
-    with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000")) as up:
-        assert up.send("POST", "/admin/weights", {"path": "start/checkpoints/step_000000"})[0] == 404
-        with pytest.raises(UserError) as error:
+    with serving(home, reload_from=None) as up:
+        assert load(up, START.removeprefix("weights/"))[0] == 404
+        with raising(UserError, "--reload-from", "--engine-dir"):
             opened(home, up.url).push(model(1), 0)
-        assert "--reload-from" in str(error.value) and "--engine-dir" in str(error.value)
 
 
 def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
-    name, prompts = up.health()["model"], [[65, 66, 67], [70]]
-    stop = [(99,), tuple(generate.sample(model(5), prompts[:1], max_new_tokens=12, seed=4, keys=["a"])[0].ids[2:4])]
-    body = {
-        "model": name,
-        "prompt": prompts,
-        "max_tokens": 12,
-        "seed": 4,
-        "n": 2,
-        "keys": ["a", 7],
-        "stop_token_ids": [99, list(stop[1])],
-        "logprobs": 0,
-        "return_token_ids": True,
-        "ignore_eos": True,
-    }
-    got = up.send("POST", "/v1/completions", body)[1]["choices"]
-    right = generate.sample(
-        model(5), prompts, max_new_tokens=12, seed=4, keys=["a", 7], samples_per_prompt=2, stop=stop
-    )
-    assert [c["token_ids"] for c in got] == [c.ids for c in right] and right[0].stop == "stop" == got[0][
-        "finish_reason"
-    ]
-    assert [lp for c in got for lp in c["logprobs"]["token_logprobs"]] == pytest.approx(
-        [lp for c in right for lp in c.logprobs], abs=1e-4
-    )
-    for change, field in (
-        ({"keys": [1]}, "keys"),
-        ({"prompt": [[1], [900]]}, "prompt"),
-        ({"stop_token_ids": [900]}, "stop_token_ids"),
-        ({"prompt": [[]]}, "prompt"),
-    ):
-        status, answer = up.send("POST", "/v1/completions", body | change)
-        assert status == 400 and answer["error"]["param"].startswith(field), answer
+    prompts, how = [[65, 66, 67], [70]], dict(max_new_tokens=12, seed=4)
+    ending = generate.sample(model(5), prompts[:1], keys=["a"], **how)[0].ids[2:4]
+    body = dict(prompt=prompts, max_tokens=12, seed=4, n=2, keys=["a", 7], stop_token_ids=[99, ending], logprobs=0)
+    got = completions(up, **body)[1]["choices"]
+    how |= dict(keys=["a", 7], samples_per_prompt=2, stop=[(99,), tuple(ending)])
+    right = generate.sample(model(5), prompts, **how)
+    assert [c["token_ids"] for c in got] == [c.ids for c in right]
+    assert right[0].stop == got[0]["finish_reason"] == "stop"
+    logprobs = [lp for c in got for lp in c["logprobs"]["token_logprobs"]]
+    assert logprobs == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
+    for change in ({"keys": [1]}, {"prompt": [[1], [900]]}, {"stop_token_ids": [900]}, {"prompt": [[]]}):
+        status, answer = completions(up, **body | change)
+        assert status == 400 and answer["error"]["param"].startswith(next(iter(change))), answer
 
 
 def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More completions than the server's queue takes, prompts up to the block and beyond, stops, after a push the new weights; a busy server is asked again."""
+    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 0)
     ask, busy = engine.link.ask, iter([429, 503])  # whether the queue does overflow depends on how fast the machine is
@@ -279,22 +216,11 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
 
     monkeypatch.setattr(engine.link, "ask", ask_busy)
     prompts = [[65 + i] * n for i, n in enumerate((1, 2, 30, 60, 62, 64))]
-    how: dict[str, Any] = dict(
-        max_new_tokens=5,
-        temperature=0.9,
-        top_k=40,
-        seed=9,
-        samples_per_prompt=5,
-        keys=[3, 1, 4, 15, 9, 2],
-        stop=chat.stop_sequences(TOK),
-        on_overflow="stop",
-    )
-    right = generate.sample(policy, prompts, **how)
-    got = engine.sample(policy, prompts, **how)
-    assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right] and {c.stop for c in right} >= {
-        "length",
-        "context",
-    }
+    how: dict[str, Any] = dict(max_new_tokens=5, temperature=0.9, top_k=40, seed=9, samples_per_prompt=5)
+    how |= dict(keys=[3, 1, 4, 15, 9, 2], stop=chat.stop_sequences(TOK), on_overflow="stop")
+    right, got = generate.sample(policy, prompts, **how), engine.sample(policy, prompts, **how)
+    assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right]
+    assert {c.stop for c in right} >= {"length", "context"}
     assert [lp for c in got for lp in c.logprobs] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
     assert engine.metrics(0)["engine_retries"] >= 2
     with pytest.raises(ConfigError, match="max_new_tokens 5"):
@@ -305,11 +231,11 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
     """What a restart does: it answers with the weights it was started with, which no rollout may hold."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 4)
-    wanted = engine.version
-    assert up.send("POST", "/admin/weights", {"path": "start/checkpoints/step_000000"})[0] == 200
-    got = engine.sample(policy, [[65], [66]], max_new_tokens=5, seed=1)
-    assert [c.ids for c in got] == [c.ids for c in generate.sample(policy, [[65], [66]], max_new_tokens=5, seed=1)]
-    assert up.health()["version"] == wanted and engine.metrics(4)["engine_retries"] > 0
+    pushed, how = engine.version, dict(max_new_tokens=5, seed=1)
+    assert load(up, START.removeprefix("weights/"))[0] == 200
+    got, right = engine.sample(policy, [[65], [66]], **how), generate.sample(policy, [[65], [66]], **how)
+    assert [c.ids for c in got] == [c.ids for c in right]
+    assert up.health()["version"] == pushed and engine.metrics(4)["engine_retries"] > 0
 
 
 def test_episodes_over_http_are_the_local_ones(up: Any, home: Path) -> None:
@@ -318,13 +244,22 @@ def test_episodes_over_http_are_the_local_ones(up: Any, home: Path) -> None:
         policy.wte.weight[END] = policy.hidden(torch.arange(40, 100)[None])[0].mean(0)
     engine.push(policy, 0)
     problems = [Problem(str(i), [{"role": "user", "content": "x" * (1 + i)}], None, "train") for i in range(3)]
+    how = dict(group_size=3, max_new_tokens=8, seed=4)
     local, http = (
-        rollout.collect(policy, Talk(), problems, TOK, "reserved", group_size=3, max_new_tokens=8, seed=4, **more)
+        rollout.collect(policy, Talk(), problems, TOK, "reserved", **how, **more)
         for more in ({}, {"sampler": engine.sample})
     )
     assert [(c.ids, c.mask, c.stop) for c in http.completions] == [(c.ids, c.mask, c.stop) for c in local.completions]
     assert max(len(turns) for turns in http.turns) == 3 and torch.equal(http.rewards, local.rewards)
     torch.testing.assert_close(http.logprobs(), local.logprobs(), atol=1e-4, rtol=1e-4)
+
+
+def test_waiting_ends_when_asked_to(home: Path) -> None:
+    cfg = settings("reinforce", home, engine="http", **NOBODY)
+    engine, began = engines.open_engine(cfg, TOK, give_up=lambda: True), time.monotonic()
+    with pytest.raises(EngineLost):
+        engine.push(model(1), 0)
+    assert time.monotonic() - began < 30
 
 
 # ---------------------------------------------------------------- the loops
@@ -338,12 +273,9 @@ def test_the_curve_over_http_is_the_local_one(loop: str, up: Any, home: Path) ->
     http = train(settings(loop, home, run_name="http", engine="http", engine_url=up.url, **more))
     same(local, http)
     found = http.metrics()
-    assert (
-        (found["off_policy_steps"] == 0).all()
-        and (found["push_s"] > 0).all()
-        and found["logprob_mismatch"].max() < 1e-3
-    )
-    assert found["mismatch_kl"].max() < 1e-6 and "push_s" not in local.metrics()
+    assert (found["off_policy_steps"] == 0).all() and (found["push_s"] > 0).all()
+    assert found["logprob_mismatch"].max() < 1e-3 and found["mismatch_kl"].max() < 1e-6
+    assert "push_s" not in local.metrics()
 
 
 @pytest.mark.slow
@@ -352,9 +284,7 @@ def test_older_weights_are_bounded_logged_and_weighed(up: Any, home: Path) -> No
     plain = train(settings("reinforce", home, run_name="plain", **more))
     assert [x for _, x in curve(plain, "off_policy_steps")] == [0, 1, 2, 0, 1]
     behind = plain.metrics().sort_values("step")["mismatch_kl"]
-    assert behind.iloc[[0, 3]].max() < 1e-6 < 1e-4 < behind.iloc[[1, 2, 4]].min(), (
-        "steps that sampled from older weights show it"
-    )
+    assert behind.iloc[[0, 3]].max() < 1e-6 < 1e-4 < behind.iloc[[1, 2, 4]].min(), "older weights show"
     weighed = train(settings("reinforce", home, run_name="weighed", importance_cap=1.0, **more))
     first, second = curve(plain, "grad_norm"), curve(weighed, "grad_norm")
     assert first[0] == pytest.approx(second[0], rel=1e-2), "on-policy a weight is 1"
@@ -367,84 +297,53 @@ def test_a_server_that_stays_away_stops_the_run_where_it_is(
     loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
-    ask, calls = http_client.Link.ask, {"gone": False}
+    ask, calls = Link.ask, {"gone": False}
 
-    def cut(self: http_client.Link, path: str, body: Any = None) -> Any:
+    def cut(self: Link, path: str, body: Any = None) -> Any:
         calls["gone"] |= path == "/admin/weights" and "step_000002" in body["path"] and "cut" in body["path"]
         if calls["gone"]:
             raise http_client.NoAnswer("no server answers")
         return ask(self, path, body)
 
     local = train(settings(loop, home, run_name="local", max_steps=4))
-    monkeypatch.setattr(http_client.Link, "ask", cut)
     cfg = settings(loop, home, run_name="cut", max_steps=4, engine="http", engine_url=up.url, engine_patience_s=0.3)
-    found = train(cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "ask", cut)
+        found = train(cfg)
     assert found.status["status"] == "stopped"
     assert "step 2" in found.status["reason"] and "--resume" in found.status["reason"]
     assert found.checkpoints() == [2] and len(found.metrics()) == 2
-    monkeypatch.setattr(http_client.Link, "ask", ask)
     same(local, train(replace(cfg, resume=True)))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
-
-
-class Process:
-    """`codechat serve` as a process of its own."""
-
-    def __init__(self, home: Path, port: int) -> None:
-        argv = [
-            "serve",
-            "--ckpt",
-            str(home / "weights/start/checkpoints/step_000000"),
-            "--port",
-            str(port),
-            "--reload-from",
-            str(home / "weights"),
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "codechat", *argv],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
 
 
 @pytest.mark.slow
 def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real process, killed with SIGKILL after the first answer of the second step and started again: the same curve as without a server."""
-    port = free_port()
-    servers, ask, answers = [Process(home, port)], http_client.Link.ask, [0]
+    """A real process, killed after the first answer of the second step and started again: the same curve as without a server."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
 
-    def count(self: http_client.Link, path: str, body: Any = None) -> Any:
+    def start() -> subprocess.Popen[bytes]:
+        argv = ["serve", "--ckpt", str(home / START), "--port", str(port), "--reload-from", str(home / "weights")]
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY)
+        return subprocess.Popen([sys.executable, "-m", "codechat", *argv], env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)  # fmt: skip
+
+    servers, ask, answers = [start()], Link.ask, [0]
+
+    def count(self: Link, path: str, body: Any = None) -> Any:
         found = ask(self, path, body)
         if path == "/v1/completions" and body["seed"] == 3:  # of step 1: the seed is 2 + step
             answers[0] += 1
             if answers[0] == 1:
-                servers[0].kill()
-                servers.append(Process(home, port))
+                servers[0].send_signal(signal.SIGKILL)
+                servers[0].wait(30)
+                servers.append(start())
         return found
 
-    monkeypatch.setattr(http_client.Link, "ask", count)
+    monkeypatch.setattr(Link, "ask", count)
     monkeypatch.setattr(engines, "PARALLEL", 1)
+    there = dict(engine="http", engine_url=f"http://127.0.0.1:{port}", engine_patience_s=200.0)
     try:
-        found = train(
-            settings(
-                "reinforce",
-                home,
-                run_name="killed",
-                engine="http",
-                engine_url=f"http://127.0.0.1:{port}",
-                engine_patience_s=200.0,
-            )
-        )
+        found = train(settings("reinforce", home, run_name="killed", **there))
     finally:
         for server in servers:
             server.kill()
@@ -465,45 +364,29 @@ def test_two_ranks_over_http_learn_what_one_does_alone(placed: dict[str, Any], u
 
 
 def test_what_a_trainer_publishes_is_what_the_server_samples_from(up: Any, home: Path) -> None:
-    """Pushed twice through memory: the tokens of the newer weights, one directory at a time, and none when the trainer is gone."""
+    """Pushed twice through memory: the newer weights, one directory at a time, and none when the trainer is gone."""
     engine = opened(home, up.url, engine_weights="memory")
     for step in (1, 2):
         engine.push(model(step), step)
         assert up.health()["version"] == engine.version and engine.version.startswith(f"direct@{step}-")
         assert [p.name for p in (home / "weights/direct").iterdir()] == [f"live_{step:06d}"]
-    found = engine.sample(model(9), [[65, 66]], max_new_tokens=6, seed=3)
-    assert found[0].ids == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
+    how = dict(max_new_tokens=6, seed=3)
+    found = engine.sample(model(9), [[65, 66]], **how)
+    assert found[0].ids == generate.sample(model(2), [[65, 66]], **how)[0].ids
     del engine
     gc.collect()
     assert not list((home / "weights/direct").iterdir())
 
 
-def test_published_weights_that_do_not_fit_are_rejected(up: Any, home: Path) -> None:
-    first, meta = up.health()["version"], {"tokenizer": TOK.to_dict(), "tags": "reserved"}
-    other, _ = live_weights.publish(home / "weights/other", 1, model(1, n_embd=64), meta)
-    words, _ = live_weights.publish(home / "weights/words", 1, model(1), meta | {"tags": "text"})
-    torn, _ = live_weights.publish(home / "weights/torn", 1, model(1), meta)
-    with open(torn / "model.safetensors", "r+b") as file:
-        file.truncate(1000)
-    bare, _ = live_weights.publish(home / "weights/bare", 1, model(1), meta)
-    (bare / "meta.json").write_text("{}")
-    for place in (other, words, torn, bare):
-        path = place.relative_to(home / "weights").as_posix()
-        status, body = up.send("POST", "/admin/weights", {"path": path})
-        assert (status, body["error"]["param"]) == (409, "path"), place
-    assert up.health()["version"] == first
-
-
 def test_a_full_memory_leaves_the_weights_that_were_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meta = {"tokenizer": TOK.to_dict(), "tags": "reserved"}
-    before, _ = live_weights.publish(home / "weights/x", 1, model(1), meta)
+    before, _ = live_weights.publish(home / "weights/x", 1, model(1), META)
 
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hf_format, "save", full)
     with raising(RunError, "No space left", "step 2"):
-        live_weights.publish(home / "weights/x", 2, model(2), meta)
+        live_weights.publish(home / "weights/x", 2, model(2), META)
     assert list((home / "weights/x").iterdir()) == [before] and live_weights.read(before)[1]["step"] == 1
 
 
@@ -516,7 +399,7 @@ def test_the_next_batch_is_sampled_while_this_one_is_learned_from(
 ) -> None:
     """Every update waits until the following batch is on its way; batches 0 and 1 are those of the first weights."""
     steps, begun, real, update = 4, [], engines.Http.sample, torch.optim.AdamW.step
-    changed = threading.Condition()
+    changed, updates = threading.Condition(), []
 
     def sample(self: Any, *args: Any, **how: Any) -> Any:
         with changed:
@@ -525,17 +408,15 @@ def test_the_next_batch_is_sampled_while_this_one_is_learned_from(
         return real(self, *args, **how)
 
     def step(self: Any, *args: Any) -> Any:
-        taken = len(updates) + 1
-        updates.append(taken)
+        updates.append(len(updates) + 1)
         with changed:
-            assert changed.wait_for(lambda: len(begun) >= min(taken + 1, steps), timeout=30), "nothing is sampled ahead"
+            ready = changed.wait_for(lambda: len(begun) >= min(updates[-1] + 1, steps), timeout=30)
+            assert ready, "nothing is sampled ahead"
         return update(self, *args)
 
-    updates: list[int] = []
     monkeypatch.setattr(engines.Http, "sample", sample)
-    plain = dict(max_steps=steps, lr=2e-2) | (
-        dict(variant="grpo", inner_epochs=1, importance_cap=0.0) if loop == "grpo" else {}
-    )
+    on_policy = dict(variant="grpo", inner_epochs=1, importance_cap=0.0) if loop == "grpo" else {}
+    plain = dict(max_steps=steps, lr=2e-2) | on_policy
     there = dict(engine="http", engine_url=up.url, max_off_policy=1, sample_ahead=True)
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", step)
@@ -553,26 +434,25 @@ def test_a_server_lost_while_it_samples_ahead_stops_the_run_in_order(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch that was begun fails; the loop's own thread saves and stops, and the run goes on from there."""
-    with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000"), reload_from=home / "weights") as up:
+    calls, real = [], engines.Http._choices
+
+    def fail(self: Any, body: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 6:  # two batches of three prompts
+            raise http_client.NoAnswer("gone")
+        return real(self, body)
+
+    with serving(home) as up:
         there = dict(engine="http", engine_url=up.url, max_off_policy=1, sample_ahead=True, engine_patience_s=1.0)
-        calls, real = [], engines.Http._choices
-
-        def fail(self: Any, body: Any) -> Any:
-            calls.append(1)
-            if len(calls) > 6:  # two batches of three prompts
-                raise http_client.NoAnswer("gone")
-            return real(self, body)
-
+        cfg = settings("reinforce", home, run_name="lost", max_steps=4, **there)
         with monkeypatch.context() as patch:
             patch.setattr(engines.Http, "_choices", fail)
-            cfg = settings("reinforce", home, run_name="lost", max_steps=4, **there)
             found = train(cfg)
         assert found.status["status"] == "stopped" and "step 2" in found.status["reason"]
         resumed = train(replace(cfg, resume=True))
     assert resumed.status["status"] == "finished" and len(resumed.metrics()) == 4
-    assert [x for _, x in curve(resumed, "off_policy_steps")] == [0, 1, 0, 1], (
-        "a resumed run begins with its own weights"
-    )
+    # a resumed run begins with its own weights
+    assert [x for _, x in curve(resumed, "off_policy_steps")] == [0, 1, 0, 1]
 
 
 # ---------------------------------------------------------------- vLLM's wire form
@@ -586,26 +466,12 @@ class StubVLLM(ThreadingHTTPServer):
         self.folder, self.deaf, self.bodies, self.calls = folder, deaf, list[dict[str, Any]](), list[str]()
         self.weights = model(5)
 
-    def read(self) -> None:
-        self.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.folder))
-
 
 class StubHandler(BaseHTTPRequestHandler):
     server: StubVLLM
-    FIELDS = {
-        "model",
-        "prompt",
-        "n",
-        "seed",
-        "temperature",
-        "top_k",
-        "max_tokens",
-        "logprobs",
-        "stop_token_ids",
-        "ignore_eos",
-        "logit_bias",
-        "return_token_ids",
-    }
+    FIELDS = set(
+        "model prompt n seed temperature top_k max_tokens logprobs stop_token_ids ignore_eos logit_bias return_token_ids".split()
+    )
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -627,49 +493,30 @@ class StubHandler(BaseHTTPRequestHandler):
         if self.path == "/collective_rpc":
             assert body == {"method": "reload_weights"}
             if not self.server.deaf:
-                self.server.read()
+                self.server.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.server.folder))
             return self.answer({"results": [None]})
         if self.path == "/reset_prefix_cache":
             return self.answer(None)
         assert self.path == "/v1/completions" and body.keys() <= self.FIELDS and body["model"] == "weights/hf", body
         self.server.bodies.append(body)
-        assert all(isinstance(i, int) for i in body["stop_token_ids"]) and all(
-            -100 <= bias <= 100 for bias in body["logit_bias"].values()
-        )
-        drawn = generate.sample(
-            self.server.weights,
-            [body["prompt"]],
-            max_new_tokens=body["max_tokens"],
-            temperature=body["temperature"],
-            top_k=None if body["top_k"] == -1 else body["top_k"],
-            stop=[(i,) for i in body["stop_token_ids"]],
-            seed=body["seed"] + 1,
-            samples_per_prompt=body["n"],
-        )
-        self.answer(
+        assert all(isinstance(i, int) for i in body["stop_token_ids"])
+        assert all(-100 <= bias <= 100 for bias in body["logit_bias"].values())
+        how = dict(max_new_tokens=body["max_tokens"], temperature=body["temperature"], samples_per_prompt=body["n"])
+        how |= dict(top_k=None if body["top_k"] == -1 else body["top_k"], seed=body["seed"] + 1)
+        how |= dict(stop=[(i,) for i in body["stop_token_ids"]])
+        drawn = generate.sample(self.server.weights, [body["prompt"]], **how)
+        choices = [
             {
-                "id": "cmpl-1",
-                "object": "text_completion",
-                "model": body["model"],
-                "choices": [
-                    {
-                        "index": i,
-                        "text": "?",
-                        "finish_reason": "stop" if c.stop == "stop" else "length",
-                        "stop_reason": None,
-                        "token_ids": c.ids,
-                        "prompt_token_ids": body["prompt"],
-                        "logprobs": {
-                            "tokens": ["?"] * len(c.ids),
-                            "token_logprobs": c.logprobs,
-                            "top_logprobs": [{}] * len(c.ids),
-                            "text_offset": [],
-                        },
-                    }
-                    for i, c in reversed(list(enumerate(drawn)))
-                ],
+                "index": i,
+                "text": "?",
+                "finish_reason": "stop" if c.stop == "stop" else "length",
+                "token_ids": c.ids,
+                "prompt_token_ids": body["prompt"],
+                "logprobs": {"tokens": ["?"] * len(c.ids), "token_logprobs": c.logprobs, "text_offset": []},
             }
-        )
+            for i, c in enumerate(drawn)
+        ]
+        self.answer({"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": choices[::-1]})
 
 
 @pytest.fixture
@@ -688,73 +535,40 @@ def vllm(home: Path) -> Iterator[Callable[..., StubVLLM]]:
 
 
 def test_vllm_gets_an_export_after_each_step_and_its_own_fields(vllm: Any, home: Path) -> None:
-    server = vllm()
-    more = dict(engine="vllm", engine_url=f"http://127.0.0.1:{server.server_port}", lr=2e-2)
-    found = train(settings("reinforce", home, run_name="vllm", **more))
+    server, deaf = vllm(), vllm(deaf=True)
+    at = lambda stub: dict(engine="vllm", engine_url=f"http://127.0.0.1:{stub.server_port}", lr=2e-2)  # noqa: E731
+    found = train(settings("reinforce", home, run_name="vllm", **at(server)))
     assert found.metrics()["logprob_mismatch"].max() < 1e-3, "the stub sampled from what was exported last"
     assert server.calls.count("/collective_rpc") == server.calls.count("/reset_prefix_cache") == 3
     body = server.bodies[0]
-    assert (
-        body["top_k"] == -1
-        and body["ignore_eos"]
-        and len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.n_ids
-        and 0 <= body["seed"] < 2**63
-    )
+    assert body["top_k"] == -1 and body["ignore_eos"] and 0 <= body["seed"] < 2**63
+    assert len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.n_ids
     assert len({b["seed"] for b in server.bodies}) == len(server.bodies)
     assert (home / "weights/hf/config.json").is_file()
-    deaf = vllm(deaf=True)
-    lost = train(
-        settings("reinforce", home, run_name="deaf", **more | {"engine_url": f"http://127.0.0.1:{deaf.server_port}"})
-    )
+    lost = train(settings("reinforce", home, run_name="deaf", **at(deaf)))
     assert lost.metrics()["logprob_mismatch"].min() > 0.1, "a server that keeps its weights shows in the mismatch"
 
 
 def test_vllm_cannot_end_at_several_ids(home: Path) -> None:
-    cfg = settings("reinforce", home, engine="vllm", engine_url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="--tags"):
-        engines.open_engine(cfg, TOK).sample(model(1), [[65]], max_new_tokens=2, stop=[(1, 2)])
+        opened(home, "http://127.0.0.1:1", "vllm").sample(model(1), [[65]], max_new_tokens=2, stop=[(1, 2)])
 
 
-@pytest.mark.parametrize(
-    "change, name",
-    [
+def test_answers_that_cannot_be_trained_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = dict(index=0, token_ids=[5, 6, 7], prompt_token_ids=[65], finish_reason="length")
+    good |= dict(logprobs={"token_logprobs": [-1.0, -2.0, -3.0]})
+    engine, choices = opened(home, "http://127.0.0.1:1", "vllm"), [good]
+    monkeypatch.setattr(Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices})
+    sample = lambda: engine.sample(model(1), [[65]], max_new_tokens=3)  # noqa: E731
+    assert sample() == [generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")]
+    for change, named in (
         ({"token_ids": None}, "token_ids"),
         ({"logprobs": None}, "logprobs"),
         ({"logprobs": {"token_logprobs": [-1.0, float("nan"), -3.0]}}, "logprobs"),
         ({"prompt_token_ids": [1, 65]}, "prompt_token_ids"),
         ({"token_ids": [5, 300, 6]}, "300"),
         ({"token_ids": [5, 6]}, "token_ids"),
-    ],
-)
-def test_answers_that_cannot_be_trained_on(
-    change: dict[str, Any], name: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = {
-        "index": 0,
-        "token_ids": [5, 6, 7],
-        "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]},
-        "prompt_token_ids": [65],
-        "finish_reason": "length",
-    }
-    engine = engines.open_engine(settings("reinforce", home, engine="vllm", engine_url="http://127.0.0.1:1"), TOK)
-    choices = [good]
-    monkeypatch.setattr(
-        http_client.Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices}
-    )
-    assert engine.sample(model(1), [[65]], max_new_tokens=3) == [
-        generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")
-    ]
-    choices[0] = good | change
-    with pytest.raises(RunError) as error:
-        engine.sample(model(1), [[65]], max_new_tokens=3)
-    assert name in str(error.value)
-
-
-def test_waiting_ends_when_asked_to(home: Path) -> None:
-    engine = engines.open_engine(
-        settings("reinforce", home, engine="http", engine_url="http://127.0.0.1:1"), TOK, give_up=lambda: True
-    )
-    began = time.monotonic()
-    with pytest.raises(EngineLost):
-        engine.push(model(1), 0)
-    assert time.monotonic() - began < 30
+    ):
+        choices[0] = good | change
+        with raising(RunError, named):
+            sample()

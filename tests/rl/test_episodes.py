@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from learning import Claim, above, below, hold, lesson
+from test_rollout import assert_close, perturbed, plain_gradient
 
 from codechat.core.errors import DataError
 from codechat.models import generate, optim
@@ -26,13 +27,7 @@ END = TAG + chat.TAGS.index("<|end|>")
 
 @pytest.fixture(scope="module")
 def policy() -> GPT:
-    """Random weights; a fresh model's output projections are zero and would hide attention."""
-    model = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=160, vocab_size=BYTES.n_vocab))
-    rng = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=rng) * 0.3)
-    return model.eval()
+    return perturbed(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=160, vocab_size=BYTES.n_vocab)))
 
 
 class Counting:
@@ -168,11 +163,8 @@ def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
     told = [{"role": "function", "content": '{"result": 7}'}]
     for tags in ("reserved", "text"):
         opened = PROBLEMS[0].messages
-        ids = (
-            chat.prompt(opened, BYTES, tags)
-            + chat.completion_ids("go", BYTES, tags)
-            + chat.between_turns(told, BYTES, tags)
-        )
+        ids = chat.prompt(opened, BYTES, tags) + chat.completion_ids("go", BYTES, tags)
+        ids += chat.between_turns(told, BYTES, tags)
         assert ids == chat.prompt([*opened, {"role": "assistant", "content": "go"}, *told], BYTES, tags)
 
 
@@ -180,43 +172,26 @@ def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batc
     packs = list(rollout.pack(batch, row_tokens=256, rows=2))
     assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)
     assert sum(len(p.flat) for p in packs) == batch.n_tokens == int(batch.mask().sum()) < int(batch.lengths().sum())
-    torch.testing.assert_close(
-        rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2),
-        batch.logprobs(),
-        atol=2e-5,
-        rtol=0,
-    )
+    scored = rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2)
+    torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
 
 def reinforce(policy: GPT, batch: rollout.RolloutBatch, **how: int) -> None:
     """Add the policy gradient of packed episodes."""
     advantage = advantages.group_advantages(batch.rewards).view(-1, 1)
     for packed in rollout.pack(batch, **how):
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
-        losses.policy_gradient_loss(
-            packed.unpack(logprobs), advantage[packed.numbers], packed.mask(), batch.n_tokens
-        ).backward()
+        logprobs = packed.unpack(policy.token_logprobs(packed.ids, packed.targets, **packed.where())[0])
+        losses.policy_gradient_loss(logprobs, advantage[packed.numbers], packed.mask(), batch.n_tokens).backward()
 
 
 def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    """-sum over written tokens of advantage x log pi / written tokens, one unpacked episode at a time; what was said is context only."""
+    """-sum over written tokens of advantage x log pi / written tokens; what was said is context only."""
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.01
-    policy.zero_grad()
-    for i, completion in enumerate(batch.completions):
-        prompt = batch.prompts[i // batch.group_size]
-        ids = torch.tensor([prompt + completion.ids])
-        targets = torch.full_like(ids[:, 1:], -100)
-        targets[:, len(prompt) - 1 :] = torch.where(torch.tensor([completion.written]), ids[:, len(prompt) :], -100)
-        logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
-        losses.policy_gradient_loss(
-            logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens
-        ).backward()
-    plain = [p.grad.clone() for p in policy.parameters()]
+    _, *plain = plain_gradient(policy, batch, advantage)
     policy.zero_grad()
     reinforce(policy, batch, row_tokens=200, rows=2)
-    for a, p in zip(plain, policy.parameters()):
-        torch.testing.assert_close(a, p.grad, atol=2e-6, rtol=1e-4)
+    assert_close(plain, [p.grad for p in policy.parameters()])
     policy.zero_grad()
 
 
@@ -226,9 +201,8 @@ def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing
     for p, key in enumerate([5, 6, 7]):
         alone = collect(policy, Talk(), [PROBLEMS[p]], keys=[key])
         assert [c.ids for c in alone.completions] == [c.ids for c in together.completions[4 * p : 4 * p + 4]]
-        assert [[t.text for t in turns] for turns in alone.turns] == [
-            [t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]
-        ]
+        texts = [[t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]]
+        assert [[t.text for t in turns] for turns in alone.turns] == texts
     assert len({tuple(c.ids) for c in together.completions}) > 6  # and samples of one problem differ
 
 
@@ -270,15 +244,10 @@ def test_counting_is_an_environment() -> None:
 
 def test_values_pass_over_what_the_environment_said() -> None:
     """GAE over a sequence with a gap is GAE over the written tokens alone."""
-    rewards, values, on = (
-        torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]),
-        torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]]),
-        torch.tensor([[1, 0, 0, 1, 1]]).bool(),
-    )
-    found, returns = advantages.estimate_gae(rewards, values, on, gamma=0.9, lam=0.7)
-    short, short_returns = advantages.estimate_gae(
-        rewards[on][None], values[on][None], torch.ones(1, 3), gamma=0.9, lam=0.7
-    )
+    rewards, values = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]), torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]])
+    on, how = torch.tensor([[1, 0, 0, 1, 1]]).bool(), dict(gamma=0.9, lam=0.7)
+    found, returns = advantages.estimate_gae(rewards, values, on, **how)
+    short, short_returns = advantages.estimate_gae(rewards[on][None], values[on][None], torch.ones(1, 3), **how)
     assert torch.equal(found[on], short[0]) and torch.equal(returns[on], short_returns[0]) and not found[~on].any()
 
 
@@ -316,19 +285,9 @@ def read_what_was_said(home: Path, seed: int) -> list[Claim]:
     """
     letters, model = "abcd", GPT(GPTConfig(depth=1, n_embd=64, n_head=8, block_size=64, vocab_size=BYTES.n_vocab), seed)
     problems = [Problem(letter, [{"role": "user", "content": "?"}], letter, "train") for letter in letters]
-    shown = [
-        chat.render(
-            [
-                *problems[0].messages,
-                {"role": "assistant", "content": "x"},
-                line_of(a),
-                {"role": "assistant", "content": b},
-            ],
-            BYTES,
-        )
-        for a in letters
-        for b in letters
-    ]
+    say = lambda text: {"role": "assistant", "content": text}  # noqa: E731
+    talks = [[*problems[0].messages, say("x"), line_of(a), say(b)] for a in letters for b in letters]
+    shown = [chat.render(talk, BYTES) for talk in talks]
     ids, on = torch.tensor([r.ids for r in shown]), torch.tensor([r.loss_mask for r in shown]).bool()
     optimizers = optim.build(model, lr=4e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
     for _ in range(40):

@@ -16,20 +16,25 @@ from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
 from codechat.rl.engines import Engine
+from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
 from codechat.training.sampling import RolloutSampler
 
 
-@pytest.fixture(scope="module")
-def policy() -> GPT:
-    model = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257))
+def perturbed(model: GPT) -> GPT:
+    """Noise on all weights: a fresh model's output projections are zero and would hide attention."""
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in model.parameters():  # a fresh model's output projections are zero and would hide attention
+        for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=rng) * 0.3)
     return model.eval()
+
+
+@pytest.fixture(scope="module")
+def policy() -> GPT:
+    return perturbed(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)))
 
 
 class Letters:
@@ -46,7 +51,7 @@ class Letters:
 
 
 @pytest.fixture(scope="module")
-def batch(policy: GPT) -> rollout.RolloutBatch:
+def batch(policy: GPT) -> RolloutBatch:
     problems = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train") for i in range(3)]
     with torch.no_grad():
         return rollout.collect(
@@ -54,58 +59,53 @@ def batch(policy: GPT) -> rollout.RolloutBatch:
         )
 
 
-def plain_gradient(
-    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor
-) -> tuple[float, list[torch.Tensor]]:
-    """The same loss, one unpacked sequence at a time."""
+def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) -> list[torch.Tensor]:
+    """The loss and its gradients, one unpacked sequence at a time; what an environment said is context only."""
     policy.zero_grad()
-    total = 0.0
+    total = torch.zeros(())
     for i, completion in enumerate(batch.completions):
         prompt = batch.prompts[i // batch.group_size]
         ids = torch.tensor([prompt + completion.ids])
         targets = torch.full_like(ids[:, 1:], -100)
-        targets[:, len(prompt) - 1 :] = ids[:, len(prompt) :]
+        targets[:, len(prompt) - 1 :] = torch.where(torch.tensor([completion.written]), ids[:, len(prompt) :], -100)
         logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
-        loss = losses.policy_gradient_loss(
-            logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens
-        )
+        one = advantage.view(-1)[i].expand_as(logprobs)
+        loss = losses.policy_gradient_loss(logprobs, one, targets >= 0, count=batch.n_tokens)
         loss.backward()
-        total += loss.item()
-    return total, [p.grad.clone() for p in policy.parameters()]
+        total += loss.detach()
+    return [total, *(p.grad.clone() for p in policy.parameters())]
 
 
 def packed_gradient(
-    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, skip_zero: bool = True, **how: int
-) -> tuple[float, list[torch.Tensor]]:
+    policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, skip_zero: bool = True, **how: int
+) -> list[torch.Tensor]:
     policy.zero_grad()
-    total = 0.0
+    total = torch.zeros(())
     for packed in rollout.pack(batch, advantage != 0 if skip_zero else None, **how):
         logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
         advantages = advantage.view(-1, 1)[packed.numbers]
         loss = losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), count=batch.n_tokens)
         loss.backward()
-        total += loss.item()
-    return total, [p.grad.clone() for p in policy.parameters()]
+        total += loss.detach()
+    return [total, *(p.grad.clone() for p in policy.parameters())]
+
+
+def assert_close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, atol=2e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "how",
-    [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)],
-    ids=["one row", "a row per group", "groups split over rows"],
+    "how", [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)], ids=str
 )
-def test_packing_changes_neither_loss_nor_gradient(
-    policy: GPT, batch: rollout.RolloutBatch, how: dict[str, int]
-) -> None:
+def test_packing_changes_neither_loss_nor_gradient(policy: GPT, batch: RolloutBatch, how: dict[str, int]) -> None:
+    """In one row, a row per group, groups split over rows."""
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.05
-    loss, gradient = plain_gradient(policy, batch, advantage)
-    packed_loss, packed_grad = packed_gradient(policy, batch, advantage, **how)
-    assert packed_loss == pytest.approx(loss, abs=1e-6)
-    for a, b in zip(gradient, packed_grad):
-        torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4)
+    assert_close(packed_gradient(policy, batch, advantage, **how), plain_gradient(policy, batch, advantage))
 
 
-def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None:
+def test_packed_targets_are_the_sampled_ids(batch: RolloutBatch) -> None:
     learned: list[tuple[int, ...]] = []
     for packed in rollout.pack(batch, row_tokens=256, rows=4):
         for row in range(len(packed.ids)):
@@ -117,37 +117,32 @@ def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None
     assert sorted(learned) == sorted(tuple(c.ids) for c in batch.completions)
 
 
-def test_a_branch_sees_its_prompt_and_itself_only(batch: rollout.RolloutBatch) -> None:
+def test_a_branch_sees_its_prompt_and_itself_only(batch: RolloutBatch) -> None:
     packed = next(rollout.pack(batch, row_tokens=512, rows=8))
     mask, docs, branches = packed.where()["mask"].mask[0, 0], packed.docs[0], packed.branches[0]
     for q, k in ((q, k) for q in range(len(docs)) for k in range(len(docs)) if mask[q, k] and q != k):
         assert k < q and docs[k] == docs[q] and branches[k] in (0, branches[q])
 
 
-def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    advantage = advantages.group_advantages(batch.rewards)
+def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT, batch: RolloutBatch) -> None:
+    advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=256, rows=4)
     advantage[1] = 0.0
-    _, skipped = packed_gradient(policy, batch, advantage, row_tokens=256, rows=4)
-    _, whole = packed_gradient(policy, batch, advantage, skip_zero=False, row_tokens=256, rows=4)
-    how = dict(row_tokens=256, rows=4)
+    whole = packed_gradient(policy, batch, advantage, skip_zero=False, **how)
+    assert_close(packed_gradient(policy, batch, advantage, **how), whole)
     kept, everything = rollout.pack(batch, advantage != 0, **how), rollout.pack(batch, **how)
     assert sum(len(p.flat) for p in kept) < sum(len(p.flat) for p in everything)
-    for a, b in zip(skipped, whole):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_group_order_changes_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    advantage = advantages.group_advantages(batch.rewards)
+def test_group_order_changes_nothing(policy: GPT, batch: RolloutBatch) -> None:
+    advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=128, rows=4)
     order = [2, 0, 1]
     moved = batch.take(order)
     assert moved.texts == [batch.texts[p * 4 + g] for p in order for g in range(4)]
-    _, a = packed_gradient(policy, batch, advantage, row_tokens=128, rows=4)
-    _, b = packed_gradient(policy, moved, advantage[order], row_tokens=128, rows=4)
-    for x, y in zip(a, b):
-        torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-4)
+    whole = packed_gradient(policy, batch, advantage, **how)
+    assert_close(packed_gradient(policy, moved, advantage[order], **how), whole)
 
 
-def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: rollout.RolloutBatch) -> None:
+def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: RolloutBatch) -> None:
     """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch equal the sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
         for packed in rollout.pack(batch, **how):
@@ -160,7 +155,7 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: rollo
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_that_is_not_finite_names_its_problem(batch: rollout.RolloutBatch, value: float) -> None:
+def test_a_reward_that_is_not_finite_names_its_problem(batch: RolloutBatch, value: float) -> None:
     class Broken(Letters):
         def score(self, problem: Problem, completion: str) -> Score:
             return Score(value if problem.id == "1" else 0.5, "some", {}, False)
