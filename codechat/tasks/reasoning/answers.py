@@ -9,12 +9,9 @@ An unreadable gold answer equals only its own spelling, and an empty one equals 
 
 from __future__ import annotations
 
-import ast
 import cmath
 import math
-import operator
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from unicodedata import normalize
@@ -63,7 +60,7 @@ _FUNCTIONS = {
     "log": cmath.log10,
     "exp": cmath.exp,
 }
-_TOKEN = re.compile(rf"\s*(?:(\d*\.?\d+)|({'|'.join(_FUNCTIONS)}|pi)|([A-Za-z])|(\*\*|[-+*/()]))")
+_TOKEN = re.compile(rf"\d+\.?\d*|\.\d+|{'|'.join(_FUNCTIONS)}|pi|[A-Za-z]|[-+*/^()]")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
 _POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: never 0 or 1, no value twice
 Value = Fraction | complex
@@ -193,9 +190,8 @@ def _same_quantity(a: str, b: str) -> bool:
     if unit and gold_unit and unit.rstrip("s") != gold_unit.rstrip("s"):
         return False
     try:
-        left, right = (compile_expression(x) for x in (a, b))
-        pairs = [(value_at(left, point), value_at(right, point)) for point in _POINTS]
-    except (Unreadable, ZeroDivisionError, OverflowError, ValueError):
+        pairs = [(value_at(a, point), value_at(b, point)) for point in _POINTS]
+    except (Unreadable, ArithmeticError, RecursionError, ValueError):
         return False
     return all(_close(x, y) for x, y in pairs)
 
@@ -252,69 +248,68 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 # ---------------------------------------------------------------- expressions
 
 
-def compile_expression(text: str) -> ast.expr:
-    """A tree of numbers, letters, + - * / **, sqrt and the like, from school spelling (2x, ^). Unreadable for anything
-    else."""
-    text = text.replace("^", "**").replace("{", "(").replace("}", ")")
-    if len(text) > MAX_CHARS:
-        raise Unreadable(f"{len(text)} characters; at most {MAX_CHARS}")
-    words, at, ends = [], 0, False  # ends: the last token ends a factor, so a following factor is multiplied
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            if text[at:].strip():
-                raise Unreadable(text[at : at + 10])
-            break
-        number, name, letter, sign = match.groups()
-        if ends and (name or letter or number or sign == "("):
-            if number and words[-1] != ")":
-                raise Unreadable("two numbers in a row")
-            words.append("*")
-        words.append(
-            match[0].strip() if not number else f"0{number}" if number.startswith(".") else number.lstrip("0") or "0"
-        )
-        if number and "." in number:
-            words[-1] = f"({int(number.replace('.', ''))}/{10 ** len(number.split('.')[1])})"  # exact
-        ends = bool(number or letter or name == "pi" or sign == ")")
-        at = match.end()
-    try:
-        return ast.parse(" ".join(words), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError):
-        raise Unreadable(text[:20]) from None
+def value_at(text: str, point: tuple[int, int]) -> Value:
+    """The value of an expression in school spelling (2x, ^) where letter number i is a + i / b. Unreadable, or an ArithmeticError as in Python."""
+    text = text.replace("**", "^").replace("{", "(").replace("}", ")")
+    tokens = [match[0].strip() for match in _TOKEN.finditer(text)]
+    if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
+        raise Unreadable(text[:20])
+    value = _sum(tokens, point)
+    if tokens:
+        raise Unreadable(tokens[0])
+    return value
 
 
-def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
-    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS and for a function without
-    an argument, ZeroDivisionError as in Python."""
-    match tree:
-        case ast.Constant():
-            return _bounded(Fraction(tree.value))
-        case ast.Name(id="pi"):
-            return complex(math.pi)
-        case ast.Name(id=name) if len(name) == 1:
-            return point[0] + Fraction(ord(name), point[1])
-        case ast.UnaryOp():
-            value = value_at(tree.operand, point)
-            return -value if isinstance(tree.op, ast.USub) else value
-        case ast.BinOp():
-            return _bounded(_apply(tree.op, value_at(tree.left, point), value_at(tree.right, point)))
-        case ast.Call(func=ast.Name(id=name), args=[argument]) if name in _FUNCTIONS:
-            value = value_at(argument, point)
-            return _root(value) if name == "sqrt" else _FUNCTIONS[name](complex(value))
-    raise Unreadable(type(tree).__name__)
+def _sum(tokens: list[str], point: tuple[int, int]) -> Value:
+    value = _product(tokens, point)
+    while tokens and tokens[0] in "+-":
+        sign = 1 if tokens.pop(0) == "+" else -1
+        value = _bounded(value + sign * _product(tokens, point))
+    return value
 
 
-_OPERATORS: dict[type, Callable[[Value, Value], Value]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+def _product(tokens: list[str], point: tuple[int, int]) -> Value:
+    value, last = _signed(tokens, point)
+    while tokens and tokens[0] not in "+-)^":
+        if tokens[0] in "*/":
+            sign = tokens.pop(0)
+        elif tokens[0][0] in ".0123456789" and last != ")":
+            raise Unreadable("two numbers in a row")
+        else:
+            sign = "*"
+        factor, last = _signed(tokens, point)
+        value = _bounded(value * factor if sign == "*" else value / factor)
+    return value
 
 
-def _apply(op: ast.operator, x: Value, y: Value) -> Value:
-    if not isinstance(op, ast.Pow):
-        return _OPERATORS[type(op)](x, y)
+def _signed(tokens: list[str], point: tuple[int, int]) -> tuple[Value, str]:
+    """(a factor with its signs and powers, its last token)."""
+    if tokens and tokens[0] in "+-":
+        sign = 1 if tokens.pop(0) == "+" else -1
+        value, last = _signed(tokens, point)
+        return sign * value, last
+    if not tokens or (token := tokens.pop(0)) in ("*", "/", "^", ")"):
+        raise Unreadable("a value is missing")
+    last = token
+    if token == "(" or token in _FUNCTIONS:
+        if token != "(" and (not tokens or tokens.pop(0) != "("):
+            raise Unreadable(token)
+        value, last = _sum(tokens, point), ")"
+        if not tokens or tokens.pop(0) != ")":
+            raise Unreadable("an open bracket")
+        value = _root(value) if token == "sqrt" else _FUNCTIONS[token](complex(value)) if token in _FUNCTIONS else value
+    elif token == "pi":
+        value = complex(math.pi)
+    else:
+        value = point[0] + Fraction(ord(token), point[1]) if token.isalpha() else _bounded(Fraction(token))
+    if tokens and tokens[0] == "^":
+        tokens.pop(0)
+        exponent, last = _signed(tokens, point)
+        value = _bounded(_power(value, exponent))
+    return value, last
+
+
+def _power(x: Value, y: Value) -> Value:
     if isinstance(y, Fraction) and y.denominator == 1 and abs(y) <= MAX_EXPONENT:
         if isinstance(x, Fraction) and _bits(x) * abs(int(y)) > MAX_BITS:
             raise Unreadable("a power too large")
