@@ -122,14 +122,13 @@ def row_of(problem: Problem) -> dict[str, Any]:
 def problem_of(
     row: Mapping[str, Any], gold: Collection[str], meta: Collection[str] = (), splits: Sequence[str] = SPLITS
 ) -> Problem:
-    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where
-    one is missing."""
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where one is missing."""
     answer, about = row.get("gold"), row.get("meta") or {}
     whole = isinstance(answer, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
     if not whole or row.get("split") not in splits or not (set(gold) <= answer.keys() and set(meta) <= about.keys()):
         raise DataError(
-            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, "
-            f"split one of {', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
+            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, split one of "
+            f"{', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
         )
     return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
 
@@ -141,7 +140,7 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions."""
+    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions; then none is scored."""
 
     task: str
     n: int
@@ -154,49 +153,38 @@ class ReferenceCheck:
 
     @property
     def ok(self) -> bool:
-        """True where at least one solution was checked and all passed, and where the task has no reference
-        solutions."""
         return bool(self.unknown) or (self.n > 0 and not self.failed)
 
     def require(self) -> ReferenceCheck:
-        """Itself where `ok`; otherwise DataError with the counts by reason."""
+        """Itself where at least one was checked and all passed; otherwise DataError with the counts by reason."""
         if self.ok:
             return self
-        if not self.n:
-            raise DataError(
-                f"the reference-solution check of task {self.task} got 0 problems; check split, path and limit"
-            )
+        first = {why: id for id, why in reversed(self.failed.items())}
         counts = Counter(self.failed.values()).most_common()
-        first = {reason: id for id, reason in reversed(self.failed.items())}
         raise DataError(
-            f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum: "
-            + ", ".join(f"{reason}: {n} (such as {first[reason]})" for reason, n in counts)
-            + "; correct the task's reader or its reward; `codechat evaluate` and `passk` leave these problems out with "
-            "--skip-failing-references"
+            f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum "
+            + ", ".join(f"({why}: {n}, such as {first[why]})" for why, n in counts)
+            + "; check split and limit, correct the task's reader or reward, or leave these out with --skip-failing-references"
         )
 
 
 def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
     """Score the reference solution of every problem. A failure counts under the tier that it reached.
 
-    A task without reference solutions gives the reason in `no_references`; then nothing is scored."""
-    problems = list(problems)
+    A task without reference solutions gives the reason in `no_references`."""
+    problems, failed = list(problems), {}
     if problems and (why := getattr(task, "no_references", "")):
         return ReferenceCheck(task.name, 0, {}, why)
-    scores = zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True)
-    failed = {
-        problem.id: " ".join(filter(None, (score.tier, str(score.parts.get("error", "")))))
-        if score.reward < task.max_reward
-        else "maximum reward but not correct"
-        for problem, score in scores
-        if not (score.correct and score.reward == task.max_reward)
-    }
+    for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
+        if score.reward < task.max_reward:
+            failed[problem.id] = f"{score.tier} {score.parts.get('error', '')}".strip()
+        elif not score.correct or score.reward > task.max_reward:
+            failed[problem.id] = "maximum reward but not correct"
     return ReferenceCheck(task.name, len(problems), failed)
 
 
 def checked_problems(task: Task, problems: Sequence[Problem], *, skip: bool) -> tuple[list[Problem], ReferenceCheck]:
-    """(the problems to evaluate, the check of all). skip: leave out, with a message, those whose reference solution
-    fails. DataError for one that fails without skip, and where none is left."""
+    """(the problems to evaluate, the check of all). skip: leave out, with a message, those whose reference solution fails."""
     check = check_reference_solutions(task, problems)
     if not skip or check.passed == 0:
         check.require()

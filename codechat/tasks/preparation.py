@@ -62,11 +62,10 @@ def checked_ledgers() -> Iterator[list[Ledger]]:
 
 def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -> Row:
     """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the directory."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
+    require_kind(Path(cfg.out), "conversations")
     with checked_ledgers() as ledgers:
         files = collect(ledgers)
-    return write(out, files, ledgers, cfg)
+    return write(Path(cfg.out), files, ledgers, cfg)
 
 
 class GeneratedTask:
@@ -88,9 +87,7 @@ class GeneratedTask:
         return problem.meta.get("level", 1) in self.levels
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file.
-
-        MissingFile, DataError, and ConfigError for an unknown split."""
+        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file."""
         check_split(split)
         if self.source is None:
             return self.generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
@@ -123,8 +120,7 @@ def prepare_generated(
         counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
         files = {f"{domain}.{split}": list(ledger.counted(dialogues(split, n))) for split, n in counts.items()}
         for split in splits:
-            n = cfg.problems if split == "train" else cfg.eval_examples
-            problems = task.generate(split, n, cfg.seed)
+            problems = task.generate(split, cfg.problems if split == "train" else cfg.eval_examples, cfg.seed)
             if check:
                 check_reference_solutions(task, problems[:CHECKED]).require()
             files[f"{task.name}.{split}"] = [row_of(problem) for problem in problems]

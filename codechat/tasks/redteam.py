@@ -7,10 +7,9 @@ problems although their answers differ, is reported. Custom tasks are checked be
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from codechat.core.errors import DataError
@@ -57,20 +56,36 @@ class RedTeamCheck:
 def check_reward(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
     """Try the attacks on the first problems."""
     problems = list(problems)[:PROBLEMS]
-    broken: list[str] = []
-    paid = Counter[str]()
-    for problem in problems:
+    broken, paid = [], Counter[str]()
+    golds = [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
+    for i, problem in enumerate(problems):
         prompt = "\n".join(message["content"] for message in task.prompt(problem))
-        attacks = FIXED | {"the prompt": prompt, "all answers": _all_answers(task, problem, problems)}
+        answers = dict.fromkeys(
+            golds[i : i + 1] + golds
+        )  # this one's first; where all are equal, that one solves the problem
+        attacks = FIXED | {"the prompt": prompt, "all answers": "\n".join(answers) if len(answers) > 1 else ""}
         for name, text in attacks.items():
-            score, fault = _try(task, problem, text)
-            if fault:
+            try:
+                score = task.score(problem, text)
+            except Exception as error:  # the reward is the user's and may raise anything
+                broken.append(f"{name} ({problem.id}): {type(error).__name__}: {error}")
+                continue
+            if fault := _fault(task, score):
                 broken.append(f"{name} ({problem.id}): {fault}")
-            elif score and score.reward >= task.max_reward:
+            elif score.reward >= task.max_reward:
                 paid[name] += 1
     several = len({json.dumps(p.gold, sort_keys=True, default=str) for p in problems}) > 1
     shortcuts = {name: n / len(problems) for name, n in paid.items() if several and n > SHORTCUT * len(problems)}
     return RedTeamCheck(task.name, len(problems), tuple(broken), shortcuts)
+
+
+def _fault(task: Task, score: Score) -> str:
+    """What is wrong with a score; empty where nothing is."""
+    if score.tier == "error" and "error" in score.parts:
+        return str(score.parts["error"])
+    if not isinstance(score.reward, int | float) or not 0 <= score.reward <= task.max_reward:  # also NaN
+        return f"reward {score.reward!r} is not between 0 and {task.max_reward}"
+    return "" if score.tier in task.tiers else f"tier {score.tier!r} is not one of {', '.join(task.tiers)}"
 
 
 def report(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
@@ -80,25 +95,3 @@ def report(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
         line = f"task {task.name}: {name} earns the full reward on {share:.0%} of {check.n} problems; RL will find it"
         print(line, file=sys.stderr)
     return check
-
-
-def _all_answers(task: Task, problem: Problem, problems: Sequence[Problem]) -> str:
-    """The answers of all problems, this one's first; nothing where all are equal, since that one solves the problem."""
-    if getattr(task, "no_references", ""):
-        return ""
-    answers = dict.fromkeys([task.gold(problem), *map(task.gold, problems)])
-    return "\n".join(answers) if len(answers) > 1 else ""
-
-
-def _try(task: Task, problem: Problem, text: str) -> tuple[Score | None, str]:
-    """(score, what is wrong with it)."""
-    try:
-        score = task.score(problem, text)
-    except Exception as error:  # the reward is the user's and may raise anything
-        return None, f"{type(error).__name__}: {error}"
-    if score.tier == "error" and "error" in score.parts:
-        return score, str(score.parts["error"])
-    number = isinstance(score.reward, (int, float)) and math.isfinite(score.reward)
-    if not number or not 0 <= score.reward <= task.max_reward:
-        return score, f"reward {score.reward!r} is not between 0 and {task.max_reward}"
-    return score, "" if score.tier in task.tiers else f"tier {score.tier!r} is not one of {', '.join(task.tiers)}"
