@@ -84,7 +84,7 @@ def task_class(name: str) -> Callable[..., Task]:
 
 
 def load(name: str, **options: Any) -> Task:
-    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,shots=3". A file of your own is
+    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,timeout_s=3". A file of your own is
     "my_task.py:MyTask" or "my_task.py:MyTask:level=2".
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
@@ -120,7 +120,7 @@ def name_of(task: str | Task | type) -> str:
 
 
 def _options(words: str) -> dict[str, Any]:
-    """{"shots": 3} from "shots=3". Values are JSON where they parse, else text."""
+    """{"timeout_s": 3} from "timeout_s=3". Values are JSON where they parse, else text."""
     options: dict[str, Any] = {}
     for word in _SEPARATOR.split(words) if words else ():
         option, equals, value = word.partition("=")

@@ -246,7 +246,7 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
         timeout_s: float = 3.0,
         isolation: str = "auto",
     ) -> None:
-        super().__init__("micro", [], reward, timeout_s, 0, isolation)
+        super().__init__("micro", [], reward, timeout_s, isolation)
         self.source, self.levels = source, tuple(levels)
 
     def generate(self, split: str, n: int, seed: int) -> list[Problem]:

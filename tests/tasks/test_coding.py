@@ -148,7 +148,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", *map(mbpp_row, (3, 11, 510, 511, 600, 601, 974)))
-    task = tasks.load("mbpp", source=path, shots=1)
+    task = tasks.load("mbpp", source=path)
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
     assert ids == {
         "train": ["mbpp-601", "mbpp-974"],
@@ -156,9 +156,9 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
         "test": ["mbpp-11", "mbpp-510"],
     }
     prompt = task.prompt(task.problems("test")[0])
-    assert [m["role"] for m in prompt] == ["user", "assistant", "user"] and "\r" not in prompt[1]["content"]
-    assert "assert add(1, 2) == 3" in prompt[2]["content"]
-    assert "'ab'" not in prompt[2]["content"], "challenge tests are not shown"
+    assert [p.id for p in task.worked] == ["mbpp-3"] and "\r" not in task.worked[0].gold["code"]
+    assert "assert add(1, 2) == 3" in prompt[0]["content"]
+    assert "'ab'" not in prompt[0]["content"], "challenge tests are not shown"
     for split in ("prompt", "test_hard"):
         with pytest.raises(ConfigError):
             task.problems(split)
@@ -180,8 +180,8 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
 
 def test_options_in_the_name_of_a_task_and_missing_sources(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", mbpp_row(2), mbpp_row())
-    assert tasks.load(f"mbpp:source={path},reward=binary,shots=1,timeout_s=2").reward == "binary"
-    for word in ("mbpp:rewards=binary", "mbpp:binary", f"mbpp:source={path},shots=x", f"mbpp:source={path},shots=3", "mbpp:variant=half",
+    assert tasks.load(f"mbpp:source={path},reward=binary,timeout_s=2").reward == "binary"
+    for word in ("mbpp:rewards=binary", "mbpp:binary", f"mbpp:source={path},timeout_s=x", f"mbpp:source={path},shots=3", "mbpp:variant=half",
                  "mbpp:source=embedded"):  # fmt: skip
         with pytest.raises(ConfigError):
             tasks.load(word)

@@ -47,6 +47,7 @@ HUB: dict[str, tuple[str, str | None]] = {
 SFT_HUB = ("iamtarun/python_code_instructions_18k_alpaca", "sahil2801/CodeAlpaca-20k")
 COLUMNS = [("instruction", "output"), ("problem-description", "code"), ("content",), ("task_id", "code", "test_list")]
 REASONS = ("no_request", "no_answer")
+NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
 MIN_DOC = 20  # characters of a docstring that serves as a request
 MIN_TOKENS = 8  # supervised tokens of an answer
 
@@ -55,24 +56,18 @@ def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> R
     """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        style = getattr(cfg, "tools_style", "compact")
-        domains: dict[str, list[Row]] = {}
+        style, domains = getattr(cfg, "tools_style", "compact"), dict[str, list[Row]]()
         for row in read(cfg, ledgers):
-            domains.setdefault(row["domain"], []).append(
-                with_system(row, cfg.neutral_share, cfg.negatives_share, style)
-            )
-        return {
-            f"{domain}.{split}": part
-            for domain, rows in sorted(domains.items())
-            for split, part in synthetic.spread(rows, public_rows.split_key).items()
-        }
+            row = with_system(row, cfg.neutral_share, cfg.negatives_share, style)
+            domains.setdefault(row["domain"], []).append(row)
+        parts = {domain: synthetic.spread(rows, public_rows.split_key) for domain, rows in sorted(domains.items())}
+        return {f"{domain}.{split}": part for domain, splits in parts.items() for split, part in splits.items()}
 
     return preparation.prepare(cfg, collect)
 
 
 def with_system(row: Row, neutral_share: float, negatives_share: float, style: str = "compact") -> Row:
-    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A
-    hash of its id decides."""
+    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A hash of its id decides."""
     if row["messages"][0]["role"] == "system":
         return row
     rng = random.Random(row["id"])
@@ -143,9 +138,10 @@ def _kept(
 ) -> Iterator[Row]:
     """The rows that pass the filters. Others are counted by reason or rule."""
     for row in rows:
-        if isinstance(row, str):
-            (ledger.lose if row in REASONS else ledger.skip)(row)
-        elif rule := _rule(row, cfg, tok) or ("duplicate" if row["id"] in seen else None):
+        rule = row if isinstance(row, str) else _rule(row, cfg, tok)
+        if rule in REASONS:
+            ledger.lose(rule)
+        elif rule := rule or ("duplicate" if row["id"] in seen else None):
             ledger.skip(rule)
         else:
             seen.add(row["id"])
@@ -181,7 +177,10 @@ def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     return program | {"messages": [*public_rows.turns_before(row, where), *program["messages"]]}
 
 
-def _from_mbpp(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
+Pair = tuple[str, str] | str  # (request, code), or a rule or a reason
+
+
+def _from_mbpp(row: Row, cfg: CodeConfig) -> Pair:
     if mbpp_split(row["task_id"]) != "prompt":
         return "for_rl"  # evaluation rows were rejected before
     tests = row["test_list"]
@@ -191,7 +190,7 @@ def _from_mbpp(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
     return mbpp_request(row), row["code"] or ""
 
 
-def _from_codeforces(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
+def _from_codeforces(row: Row, cfg: CodeConfig) -> Pair:
     if row.get("verdict") not in (None, "OK"):
         return "not_accepted"
     request = row.get("problem-description") or ""
@@ -201,36 +200,31 @@ def _from_codeforces(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
     return request, row.get("code") or ""
 
 
-def _from_stack(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
+def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
     text = row["content"] or ""
     if len(text) > cfg.max_chars:
         return "too_long"
-    tree = synthetic.parsed(text)
-    if tree is None:
+    if (tree := synthetic.parsed(text)) is None:
         return "no_python"
     doc = (ast.get_docstring(tree) or "").strip()
     return "short_docstring" if len(doc) < MIN_DOC else (f"Write a Python module for this description:\n\n{doc}", text)
 
 
-def _from_alpaca(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
-    request, given = row.get("instruction") or "", row.get("input") or ""
-    if given.strip().lower() not in ("", "n/a", "none", "<noinput>", "no input", "not applicable"):
+def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
+    request, given, answer = (row.get(name) or "" for name in ("instruction", "input", "output"))
+    if given.strip().lower() not in NO_INPUT:
         request = f"{request.strip()}\n\n{given}"
-    answer = row.get("output") or ""
     code = extract(answer)
     if answer.strip() and (not code or synthetic.parsed(code) is None):
         return "no_python"
     return request, code
 
 
+_CODEFORCES = ("problem-description", "input-specification", "output-specification")
 # A column that tells the layout -> its reader, the columns of the request and those of the answer.
-READERS: dict[str, tuple[Callable[[Row, CodeConfig], tuple[str, str] | str], tuple[str, ...], tuple[str, ...]]] = {
+READERS: dict[str, tuple[Callable[[Row, CodeConfig], Pair], tuple[str, ...], tuple[str, ...]]] = {
     "test_list": (_from_mbpp, ("text", "prompt"), ("code",)),
-    "problem-description": (
-        _from_codeforces,
-        ("problem-description", "input-specification", "output-specification"),
-        ("code",),
-    ),
+    "problem-description": (_from_codeforces, _CODEFORCES, ("code",)),
     "content": (_from_stack, (), ("content",)),
     "instruction": (_from_alpaca, ("instruction", "input"), ("output",)),
 }

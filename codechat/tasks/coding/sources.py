@@ -4,7 +4,7 @@
     humaneval       {task_id, prompt, entry_point, canonical_solution, test}; the same columns for HumanEval+
     problems        {id, messages, gold, split}: files TASK.SPLIT.jsonl of `codechat filter` and `codechat data`
 
-A row of MBPP gets its split from its task_id, whatever file it is in: 1-10 prompt (SFT and few-shot), 601-974 train
+A row of MBPP gets its split from its task_id, whatever file it is in: 1-10 prompt (SFT), 601-974 train
 (RL), 511-600 select, 11-510 test. HumanEval is all test.
 
 The extended suites compare floats with numpy. A judge has the standard library only, so `NUMPY` replaces the few names

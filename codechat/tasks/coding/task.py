@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from codechat.core.errors import ConfigError, check_choice
+from codechat.core.errors import check_choice
 from codechat.sandbox import Pool, Program
 from codechat.sandbox.programs import MEMORY_MB, MESSAGE_MB, Verdict
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
@@ -35,8 +35,7 @@ def pool_of(isolation: str) -> Pool:
 
 class CodingTask:
     """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each. shots: worked
-    examples of the prompt split before each prompt. isolation: see `Pool`."""
+    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each. isolation: see `Pool`."""
 
     tiers = TIERS
     max_reward = 1.0
@@ -48,7 +47,6 @@ class CodingTask:
         problems: Iterable[Problem],
         reward: str = "tiered",
         timeout_s: float = 3.0,
-        shots: int = 0,
         isolation: str = "auto",
         memory_mb: int = MEMORY_MB,
         message_mb: int = MESSAGE_MB,
@@ -57,14 +55,7 @@ class CodingTask:
         self.name, self.reward, self.isolation = name, reward, isolation
         self.limits = {"timeout_s": float(timeout_s), "memory_mb": int(memory_mb), "message_mb": int(message_mb)}
         self.rows = list(problems)
-        self.worked = [p for p in self.rows if p.split == "prompt"]
-        if not 0 <= int(shots) <= len(self.worked):
-            raise ConfigError(f"shots {shots}; task {name} has {len(self.worked)} worked examples; lower it")
-        self.shots = [
-            message
-            for p in self.worked[: int(shots)]
-            for message in (*p.messages, {"role": "assistant", "content": p.gold["code"]})
-        ]
+        self.worked = [p for p in self.rows if p.split == "prompt"]  # for SFT
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
@@ -72,7 +63,7 @@ class CodingTask:
         return shuffled((p for p in self.rows if p.split == split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
-        return [*self.shots, *problem.messages]
+        return problem.messages
 
     def gold(self, problem: Problem) -> str:
         return problem.gold["code"]
@@ -126,7 +117,6 @@ class Benchmark(CodingTask):
         variant: str | None = None,
         reward: str = "tiered",
         timeout_s: float | None = None,
-        shots: int = 0,
         isolation: str = "auto",
         memory_mb: int = MEMORY_MB,
         message_mb: int = MESSAGE_MB,
@@ -136,7 +126,7 @@ class Benchmark(CodingTask):
         source = str(source or (self.source if variant == plain else "hub"))
         problems = sources.read(self.name if variant == plain else f"{self.name}-{variant}", source)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        super().__init__(self.name, problems, reward, limit_s, shots, isolation, memory_mb, message_mb)
+        super().__init__(self.name, problems, reward, limit_s, isolation, memory_mb, message_mb)
 
 
 class MbppTask(Benchmark):
