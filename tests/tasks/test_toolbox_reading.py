@@ -24,34 +24,26 @@ REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
 
 def offered(messages: list[dict[str, str]]) -> dict[str, list[str]]:
     """{name on offer: its arguments} of a system prompt's lines `name(a: type, b: type) - description`."""
-    lines = [line for line in messages[0]["content"].splitlines() if "(" in line]
-    return {
-        line.partition("(")[0]: [
-            part.partition(":")[0].strip() for part in line[line.index("(") + 1 : line.index(")")].split(",")
-        ]
-        for line in lines
-    }
+    lines = [re.match(r"(\w+)\((.*?)\)", line) for line in messages[0]["content"].splitlines()]
+    return {line[1]: [part.partition(":")[0].strip() for part in line[2].split(",")] for line in lines if line}
 
 
-def made(split: str, **shares: int) -> dict[str, list]:
-    """{stratum: problems} of a hundred problems of each share's weight."""
-    found: dict[str, list] = {}
+def strata(split: str, **shares: int) -> dict[str, list]:
+    """{stratum: problems}, 40 for each share's weight."""
+    problems: dict[str, list] = {}
     for problem in reading.problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
-        found.setdefault(problem.meta["stratum"], []).append(problem)
-    return found
+        problems.setdefault(problem.meta["stratum"], []).append(problem)
+    return problems
 
 
-def test_every_call_names_an_offered_tool_with_exactly_its_arguments() -> None:
-    for row in reading.dialogues("train", 600, mix=MIX):
+def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_their_shares() -> None:
+    rows = list(reading.dialogues("train", 3000, mix=MIX))
+    for row in rows[:600]:
         tools = offered(row["messages"])
         for message in row["messages"]:
             for call in chat.parse_calls(message["content"]) if message["role"] == "assistant" else ():
                 assert list(call.arguments) == tools[call.name], row["id"]
                 assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
-
-
-def test_kinds_and_names_have_their_shares() -> None:
-    rows = list(reading.dialogues("train", 3000, mix=MIX))
     kinds = Counter(row["meta"]["kind"] for row in rows)
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
     assert 0.14 < kinds["chained"] / 3000 < 0.21
@@ -71,36 +63,33 @@ def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
 
 
 def test_unfitting_problems_are_call_problems_without_their_tool() -> None:
-    found = made("test", call=1, unfitting=1)
-    for call, unfitting in zip(found["call"], found["unfitting"], strict=True):
+    problems = strata("test", call=1, unfitting=1)
+    for call, unfitting in zip(problems["call"], problems["unfitting"], strict=True):
         assert call.messages[1] == unfitting.messages[1] and unfitting.gold is None
         assert call.gold["name"] in offered(call.messages) and call.gold["name"] not in offered(unfitting.messages)
         assert len(offered(call.messages)) == len(offered(unfitting.messages))
 
 
 def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> None:
-    known, renamed = made("test", call=1)["call"], made("test_hard", renamed=1)["renamed"]
+    known, renamed = strata("test", call=1)["call"], strata("test_hard", renamed=1)["renamed"]
     for a, b in zip(known, renamed, strict=True):
-        assert a.messages[1] == b.messages[1] and list(a.gold["arguments"].values()) == list(
-            b.gold["arguments"].values()
-        )
+        assert a.messages[1] == b.messages[1]
+        assert list(a.gold["arguments"].values()) == list(b.gold["arguments"].values())
         assert not offered(a.messages).keys() & offered(b.messages).keys()
     trained = {name for row in reading.dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
     assert not trained & {name for problem in renamed for name in offered(problem.messages)}
 
 
 def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
-    found = made("test", chain=2)
-    assert len(found["chain_1"]) == len(found["chain_2"]) == 40
-    for first, second in zip(found["chain_1"], found["chain_2"], strict=True):
+    problems = strata("test", chain=2)
+    assert len(problems["chain_1"]) == len(problems["chain_2"]) == 40
+    for first, second in zip(problems["chain_1"], problems["chain_2"], strict=True):
         result = json.loads(second.messages[-1]["content"])["result"]
         assert second.messages[:2] == first.messages and len(second.messages) == 4
         assert chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
         assert TOOLS[first.gold["name"]].call(first.gold["arguments"]) == result
-        assert (
-            result in second.gold["arguments"].values()
-            and TOOLS[second.gold["name"]].call(second.gold["arguments"]) is not None
-        )
+        assert result in second.gold["arguments"].values()
+        assert TOOLS[second.gold["name"]].call(second.gold["arguments"]) is not None
 
 
 def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_longer_one() -> None:
@@ -114,9 +103,8 @@ def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_lo
 
 def test_strata_have_the_shares_of_their_split() -> None:
     for split, shares in reading.SHARES.items():
-        counts = Counter(
-            p.meta["stratum"].partition("_")[0] for p in reading.problems(split, 200, code_requests=REQUESTS)
-        )
+        problems = reading.problems(split, 200, code_requests=REQUESTS)
+        counts = Counter(p.meta["stratum"].partition("_")[0] for p in problems)
         total = sum(shares.values())
         assert counts == {k.partition("_")[0]: round(200 * share / total) for k, share in shares.items()}
 
@@ -144,19 +132,13 @@ def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
         assert all(generated.words_of(t) != (verb, thing) for t in tools[1:])
 
 
-@pytest.mark.parametrize(
-    "shares", [dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)]
-)
-def test_impossible_shares_are_an_error(shares: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        reading.Mix(**shares)
-
-
-def test_unknown_strata_and_missing_code_requests_are_errors() -> None:
-    with pytest.raises(ConfigError):
-        reading.problems("test", 10, shares={"nonsense": 1.0})
-    with pytest.raises(ConfigError):
-        reading.problems("test", 10, shares={"code": 1.0})
+def test_impossible_shares_unknown_strata_and_missing_code_requests_are_errors() -> None:
+    for shares in (dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)):
+        with pytest.raises(ConfigError):
+            reading.Mix(**shares)
+    for stratum in ("nonsense", "code"):
+        with pytest.raises(ConfigError):
+            reading.problems("test", 10, shares={stratum: 1.0})
 
 
 def test_values_that_training_has_are_counted() -> None:
@@ -164,41 +146,28 @@ def test_values_that_training_has_are_counted() -> None:
         return {"gold": {"name": "f", "arguments": {"a": value}}, "messages": []}
 
     call = chat.format_call("f", {"x": [314, "Lutis"]})
+    drill = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "Brelan 2718"}]
     files = {
         "calls.train": [{"messages": [{"role": "assistant", "content": call}]}],
-        "copy.train": [
-            {"messages": [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "Brelan 2718"}]}
-        ],
+        "copy.train": [{"messages": drill}],
         "funcall.train": [problem("dopis"), {"gold": None}],
         "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")] + [{"gold": None}],
     }
     seen = prepare.values_seen(files)["test"]
     assert seen == {"calls": 6, "same": 1, "seen": 4, "values": 5, "known": 4}
-    drill = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
-    more = prepare.values_seen(files | {"lookup_loose.train": drill})["test"]
+    lookup = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
+    more = prepare.values_seen(files | {"lookup_loose.train": lookup})["test"]
     assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), "drills are read in training too"
 
 
 def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
-    words = [
-        "--tokenizer",
-        "bytes",
-        "--max-examples",
-        "200",
-        "--copies",
-        "50",
-        "--problems",
-        "100",
-        "--eval-examples",
-        "50",
-    ]
-    words += ["--probes", "0", "--edition", "2", "--reading.renamed", "0.5", "--out", str(tmp_path)]
+    sizes = "--tokenizer bytes --max-examples 200 --copies 50 --problems 100 --eval-examples 50 --probes 0"
+    words = [*f"{sizes} --edition 2 --reading.renamed 0.5".split(), "--out", str(tmp_path)]
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, words))
     task = FuncallTask(source=tmp_path)
     assert task.grouped_by == "stratum" and manifest["values"]["test"]["calls"] == 30
-    kinds = {
-        split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in ("train", "test", "test_hard")
-    }
+    splits = ("train", "test", "test_hard")
+    kinds = {split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in splits}
     assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
     assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
     unseen = {t.name for t in tools_of(2, True)}
@@ -214,41 +183,33 @@ def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> Non
         return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]
 
     def share(rare: float) -> float:
-        found = words(rare)
-        return sum(w in WORDS for w in found) / len(found)
+        drawn = words(rare)
+        return sum(w in WORDS for w in drawn) / len(drawn)
 
     assert share(0.0) < 0.01 and 0.4 < share(0.5) < 0.6 and share(1.0) > 0.95
-    drills = [
-        {
-            w
-            for r in lookups.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5)
-            for w in WORDS
-            if f" {w}" in str(r)
-        }
-        for step in ("words", "calls", "phrases")
+    rows = [
+        lookups.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5) for step in ("words", "calls", "phrases")
     ]
+    drills = [{w for text in map(str, some) for w in WORDS if f" {w}" in text} for some in rows]
     assert not drills[0] and not drills[1] and len(drills[2]) > 100
 
 
 def test_a_request_put_informally_asks_for_the_same() -> None:
     rng = random.Random(0)
-    asked = [
+    texts = [
         "What is 12 squared?",
         "Shorten the species Staby maixis.",
         'Say "Hi There" 3 times.',
         "I swim 125 metres.",
     ]
-    for text in asked * 50:
-        found = reading.informally(rng, text)
-        assert text[1:].rstrip(".?! ") in found
-    row = dict(series=0.9, informal=1.0, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
-    plain, put = (
-        [
-            m["content"]
-            for r in reading.dialogues("train", 100, 0, mix=reading.Mix(**row | dict(informal=share)))
-            for m in r["messages"]
-            if m["role"] == "user"
-        ]
-        for share in (0.0, 1.0)
+    for text in texts * 50:
+        assert text[1:].rstrip(".?! ") in reading.informally(rng, text)
+    mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
+    plain, informal = (
+        reading.dialogues("train", 100, 0, mix=reading.Mix(**mix, informal=share)) for share in (0.0, 1.0)
     )
-    assert sum(t[0].islower() for t in put) > 0.7 * len(put) and sum(t[0].islower() for t in plain) < 0.3 * len(plain)
+    plain, informal = (
+        [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
+        for rows in (plain, informal)
+    )
+    assert sum(informal) > 0.7 * len(informal) and sum(plain) < 0.3 * len(plain)
