@@ -27,7 +27,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, UserError,
 from codechat.data.sources import LARGEST_LOSS, Ledger, local_rows, probe_hub, read_jsonl, require_columns
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.bfcl import rules, syntax
-from codechat.tasks.funcall.sources import conversation, decoded
+from codechat.tasks.funcall.sources import conversation, decoded, first_acceptable
 from codechat.tasks.funcall.staircase import ABSENT
 from codechat.text import chat
 
@@ -89,8 +89,7 @@ class BfclTask:
             return NO_CALL
         if gold["expect"] == "any":
             return chat.format_call(next(iter(gold["tools"])), {})
-        calls = [(answer["name"], _arguments(answer, gold["tools"][answer["name"]])) for answer in gold["answers"]]
-        return "\n".join(chat.format_call(*call) for call in calls)
+        return "\n".join(_call(answer, gold["tools"][answer["name"]]) for answer in gold["answers"])
 
 
 def categories_of(words: str | Sequence[str]) -> tuple[str, ...]:
@@ -115,23 +114,9 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
     return rules.fault_of_calls([(c.name, c.arguments) for c in calls], gold["answers"], gold["tools"]) or "full"
 
 
-def _arguments(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> dict[str, Any]:
-    due = {key: ways for key, ways in answer["arguments"].items() if ABSENT not in ways or key in tool["required"]}
-    return {key: _written(_first(ways), tool["properties"][key]) for key, ways in due.items()}
-
-
-def _first(ways: Sequence[Any]) -> Any:
-    return next((way for way in ways if way != ABSENT), ABSENT)
-
-
-def _written(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A value as a call has it: in objects each key lists its own acceptable values."""
-    kind = rules.kind_of(schema)
-    if kind is dict and isinstance(value, Mapping):
-        return {key: _first(ways) for key, ways in value.items() if ABSENT not in ways}
-    if kind is list and rules.kind_of(schema.get("items")) is dict and isinstance(value, list):
-        return [_written(item, schema["items"]) for item in value]
-    return value
+def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
+    ways = {k: ways for k, ways in answer["arguments"].items() if ABSENT not in ways or k in tool["required"]}
+    return chat.format_call(answer["name"], {k: first_acceptable(values) for k, values in ways.items()})
 
 
 # ------------------------------------------------------------------ rows

@@ -153,11 +153,11 @@ def bfcl_gold(call: Mapping[str, Any]) -> dict[str, Any]:
 
     An argument without an acceptable value must be omitted."""
     acceptable = {k: ways_of(ways) for k, ways in call["arguments"].items()}
-    arguments = {k: _first(ways) for k, ways in acceptable.items() if ABSENT not in ways}
+    arguments = {k: first_acceptable(ways) for k, ways in acceptable.items() if ABSENT not in ways}
     return {"name": call["name"], "arguments": arguments, "acceptable": acceptable}
 
 
-def _first(ways: list[Any]) -> Any:
+def first_acceptable(ways: list[Any]) -> Any:
     """The first acceptable value. Inside objects each key lists its own values."""
     return _resolved(next(way for way in ways if way != ABSENT or ways == [ABSENT]))
 
@@ -168,4 +168,4 @@ def _resolved(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     options = {k: ways_of(v) for k, v in value.items()}
-    return {k: _first(ways) for k, ways in options.items() if ABSENT not in ways}
+    return {k: first_acceptable(ways) for k, ways in options.items() if ABSENT not in ways}
