@@ -27,6 +27,7 @@ from codechat.models import decode_graph, decoding, lora, packed_attention, samp
 from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache
+from codechat.models.layers import compute_dtype
 
 if TYPE_CHECKING:
     from codechat.text.call_grammar import CallGrammar, GrammarState
@@ -201,7 +202,7 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
     device = model.wte.weight.device
     on_cpu = packed_attention.dense(device)
     if on_cpu and not graph:
-        with model.decoding() as logits_of:
+        with decoding.prepared(model) as logits_of:
             yield Reader(model, logits_of, model.head_weight())
         return
     copy, head = decoding.reader(lora.merged(model))
@@ -283,10 +284,8 @@ def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
     place = {head: i for i, head in enumerate(dict.fromkeys(heads))}
     device = model.wte.weight.device
     ids, lengths = pad_right(list(place), device)
-    mixed = torch.is_autocast_enabled(device.type)
-    dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     P, S = ids.shape
-    cache = KVCache(model.cfg, P, S + (room if alone else 0), device, dtype)
+    cache = KVCache(model.cfg, P, S + (room if alone else 0), device, compute_dtype(model.wte.weight))
     states, sizes = [], list(map(len, place))
     for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS):
         n, width = lengths[some], max(sizes[some])
@@ -359,7 +358,7 @@ def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, sam
     its free memory."""
     cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
     if device.type == "cuda":
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.wte.weight.dtype
+        dtype = compute_dtype(model.wte.weight)
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
         how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
         return sampling_memory.rows(cfg, free_memory(device), dtype.itemsize, **how)

@@ -8,13 +8,12 @@ Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm, with swiglu or squared ReLU), 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
 `token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
 
-Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
+Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary;
+of latent attention R rotated width, C latent width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 from zlib import crc32
@@ -26,12 +25,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, sharding
-from codechat.models import decoding, head, packed_attention
+from codechat.models import head, packed_attention
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import KVCache, SharedCache
-from codechat.models.latent_attention import LatentAttention
+from codechat.models.kv_cache import KVCache
 from codechat.models.layers import RMSNorm, residual, rms_norm, rope_table, rotate, squared_relu
 
+Rope = tuple[Tensor, Tensor] | None  # of `rope_table`
+Cached = tuple[KVCache, int] | None  # a cache and the number of the block
 KEPT = {"mm", "addmm", "bmm", "flex_attention"}  # and every kernel of scaled_dot_product_attention
 
 
@@ -46,13 +46,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
         self.k_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cached: tuple[KVCache | SharedCache, int] | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
         cfg, (B, T, _) = self.cfg, x.shape
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
@@ -65,6 +59,50 @@ class Attention(nn.Module):
             y = cache.attend(layer, q, k, v, mask)
         else:
             y = packed_attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads come from
+    one low-rank latent per token.
+
+        c = norm(W_c x)                     the latent of a token, for all heads                            eq. 9
+        k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and a rotated part for all heads eq. 10, 15, 17
+        v_h = W_vh c                        a head's value                                                  eq. 11
+        q_h = [W_qh x ; rotate(W_qrh x)]    a head's query, not compressed                                  eq. 14, 16
+
+    A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c
+    and the rotated part (section 2.1.2): q . W_kh c = (W_kh^T q) . c."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg, heads = cfg, cfg.n_head
+        self.query = nn.Linear(cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
+        self.compress = nn.Linear(cfg.n_embd, cfg.cache_width, bias=False)
+        self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
+        self.expand = nn.Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
+        self.out = nn.Linear(heads * cfg.head_dim, cfg.n_embd, bias=False)
+
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
+        cfg, (B, T, _) = self.cfg, x.shape
+        E, R, C, H = cfg.head_dim, cfg.rope_width, cfg.latent_width, cfg.n_head
+        q, q_rotated = self.query(x).view(B, T, H, E + R).transpose(1, 2).split((E, R), dim=-1)  # (B, H, T, E), R
+        latent, k_rotated = self.compress(x)[:, None].split((C, R), dim=-1)  # (B, 1, T, C), (B, 1, T, R)
+        latent = self.kv_norm(latent)
+        q_rotated, k_rotated = rotate(torch.cat((q_rotated, k_rotated), dim=1), *rope).split((H, 1), dim=1)
+        kept = torch.cat((latent, k_rotated), dim=-1)
+        if cached is not None and not cached[0].empty:  # attention in the latent's columns
+            from_key, to_value = self.expand.weight.to(q.dtype).view(H, 2 * E, C).split(E, dim=1)  # (H, E, C) each
+            q = torch.cat((q @ from_key, q_rotated), dim=-1)
+            # a cache divides scores by the root of the width that it sees; they are those of a query of E + R columns
+            q = q * ((C + R) / (E + R)) ** 0.5
+            y = cached[0].attend(cached[1], q, kept, latent, mask) @ to_value.mT
+        else:
+            if cached is not None:
+                cached[0].store(cached[1], kept, latent)
+            k, v = self.expand(latent[:, 0]).view(B, T, H, 2 * E).transpose(1, 2).split(E, dim=-1)
+            q, k = torch.cat((q, q_rotated), dim=-1), torch.cat((k, k_rotated.expand(B, H, T, R)), dim=-1)
+            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -104,26 +142,13 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cached: tuple[KVCache | SharedCache, int] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached = None) -> Tensor:
         if self.selective and self.training and torch.is_grad_enabled():
-            contexts = partial(create_selective_checkpoint_contexts, _policy)
-            how = dict(use_reentrant=False, preserve_rng_state=False, context_fn=contexts)  # nothing here is random
-            return checkpoint(self._add, x, rope, mask, cached, **how)
+            how = dict(context_fn=partial(create_selective_checkpoint_contexts, _policy), preserve_rng_state=False)
+            return checkpoint(self._add, x, rope, mask, cached, use_reentrant=False, **how)
         return self._add(x, rope, mask, cached)
 
-    def _add(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cached: tuple[KVCache | SharedCache, int] | None,
-    ) -> Tensor:
+    def _add(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
         x = x + self.attn(self.attn_norm(x), rope, mask, cached)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -170,15 +195,15 @@ class GPT(nn.Module):
         *,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | SharedCache | None = None,
+        cache: KVCache | None = None,
         n_new: Tensor | None = None,
     ) -> Tensor:
         """(B, T) ids -> (B, T, D) after the last norm.
 
         positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be
-        longer than block_size.
-        mask: bool (B, 1, T, S), true = attend, or of `packed_attention.flex_mask`; default causal. cache: tokens are
-        appended to it; n_new (B,): how many of the T tokens of each right-padded row are real (default all)."""
+        longer than block_size. mask: bool (B, 1, T, S), true = attend, or `packed_attention.Documents` or its
+        `flex_mask`; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
+        right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
@@ -201,13 +226,6 @@ class GPT(nn.Module):
             cache.advance(T, n_new)
         return self.norm(x)
 
-    def decoding(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
-        """A context in which few rows are fast: weights are copied as decoding reads them; yields hidden (B, D) ->
-        logits (B, V).
-
-        The weights must not change meanwhile, and no gradient flows through the copies (`models.decoding`)."""
-        return decoding.prepared(self.blocks, self.head_weight)
-
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
         """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.n_ids on are unused padding: never
         sample them."""
@@ -224,9 +242,9 @@ class GPT(nn.Module):
         **where: Any,
     ) -> Tensor:
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
-        every: no target is -100;
-        places: indices of those that are not, into (B T). Without either they are looked up, which the host of a GPU
-        waits for."""
+
+        every: no target is -100; places: indices of those that are not, into (B T). Without either they are looked up,
+        which the host of a GPU waits for."""
         return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
@@ -254,16 +272,14 @@ class GPT(nn.Module):
         **where: Any,
     ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without
-        padding rows.
+        padding rows: the distribution that `generate.sample` draws from without truncation. Both are 0 where the target
+        is -100.
 
-        It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is
-        -100. The entropy carries
-        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T,
-        D): where the model is sharded, one method must compute both. places: as `loss` takes them."""
+        The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states:
+        return it too, (B, T, D): where the model is sharded, one method must compute both. places: as of `loss`."""
         wide = self.hidden(ids, **where) if hidden is None else hidden
         hidden, flat = wide.flatten(0, 1), targets.flatten()
-        if places is None:
-            places = (flat >= 0).nonzero()[:, 0]
+        places = (flat >= 0).nonzero()[:, 0] if places is None else places
         how = dict(n_ids=self.cfg.n_ids, temperature=temperature, entropy_grad=entropy_grad)
         values = head.logprobs(hidden[places], self.head_weight(), flat[places], **how)
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in values)

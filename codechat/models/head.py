@@ -2,10 +2,8 @@
 
 With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. `cross_entropy`
 computes the gradient in the forward pass, where it is known up to one factor: 11 to 14 % less time for a step of nano
-on a CPU than by `logprobs`. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them
-beyond. A chunk is as long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's
-cache holds: a softmax, its logarithm and its slope are seven passes, and each over all of memory costs as much as a
-product.
+on a CPU. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as
+long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's cache holds.
 
 Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on
 them is float32.
@@ -22,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codechat.models import packed_attention
+from codechat.models.layers import compute_dtype
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
@@ -35,7 +34,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
     hidden (N, D), weight (V, D), targets (N,)."""
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(hidden, weight, targets, _compute_dtype(hidden), learns)
+    return _CrossEntropy.apply(hidden, weight, targets, compute_dtype(hidden), learns)
 
 
 def logprobs(
@@ -45,14 +44,11 @@ def logprobs(
 
     The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy has a
     gradient with entropy_grad."""
-    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, _compute_dtype(hidden))
+    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden))
     return chosen, entropy if entropy_grad else entropy.detach()
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the products. Autocast itself would cast the weight again in every chunk."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+# ---- rows
 
 
 @cache
@@ -63,9 +59,7 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
 
 def _chunks(h: Tensor, w: Tensor, kept: Tensor | None = None, known: bool = False) -> Iterator[tuple[slice, Tensor]]:
     """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep
-    them; known: they are there.
-
-    Else all chunks share a buffer: the page faults of a new one cost more than a pass over it."""
+    them; known: they are there. Else all chunks share a buffer: page faults cost more than a pass."""
     count = max(1, -(-len(h) * len(w) * 4 // _budget(w.device, CHUNK_BYTES, CHUNK_SHARE)))
     size = max(1, -(-len(h) // count))
     buffer = w.new_empty(0 if kept is not None else min(size, len(h)), len(w))
@@ -77,17 +71,8 @@ def _chunks(h: Tensor, w: Tensor, kept: Tensor | None = None, known: bool = Fals
 
 def _blocks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
-    rows = BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x)
-    return (slice(at, min(at + max(1, rows), len(x))) for at in range(0, len(x), max(1, rows)))
-
-
-def _softmax(logits: Tensor, out: Tensor) -> Tensor:
-    """Writes the softmax of logits (N, V) to `out`, which may be the logits; returns the log-sum-exp (N, 1).
-
-    The largest weight is exp(largest logit - lse) >= 1 / V, so its logarithm is safe."""
-    largest = logits.amax(-1, keepdim=True)
-    torch.softmax(logits, -1, out=out)
-    return largest - out.amax(-1, keepdim=True).log()
+    rows = max(1, BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x))
+    return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), rows))
 
 
 def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
@@ -102,55 +87,7 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
     return total
 
 
-def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool, dense: bool) -> Tensor:
-    """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits = softmax - one-hot."""
-    counts = targets[:, None] >= 0
-    at = targets[:, None].clamp(min=0)
-    x = logits.float()
-    chosen = x.gather(1, at)
-    lse = _softmax(x, out=x)
-    if learns:
-        x.scatter_add_(1, at, -torch.ones_like(chosen))
-        if not (dense and counts.all()):  # a GPU would have to be waited for; a CPU saves a pass over the logits
-            x.mul_(counts)
-        if logits.dtype != torch.float32:
-            logits.copy_(x)
-    return torch.where(counts, lse - chosen, 0.0)
-
-
-def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float, dense: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of logits (N, V) / temperature: log-probability of each target, entropy, log-sum-exp, all (N,)."""
-    x = _scaled(logits, temperature)
-    weights = torch.empty_like(x)
-    lse = _softmax(x, out=weights)
-    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
-        if dense:
-            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
-        else:  # compiled, a product would need the weights in memory
-            mean = (weights * x).sum(-1, keepdim=True)
-    chosen = x.gather(1, targets[:, None]) - lse
-    return chosen[:, 0], (lse - mean)[:, 0], lse[:, 0]
-
-
-def _slope(
-    logits: Tensor,
-    targets: Tensor,
-    temperature: float,
-    lse: Tensor,
-    entropy: Tensor,
-    d_chosen: Tensor,
-    d_entropy: Tensor | None,
-) -> Tensor:
-    """d loss / d logits (N, V), float32, of what `_chosen_and_entropy` returned; d_entropy: none = no loss used the
-    entropy."""
-    x = _scaled(logits, temperature)
-    up = d_chosen[:, None] / temperature
-    factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-    if d_entropy is not None:
-        up_entropy = d_entropy[:, None] / temperature
-        factor = factor - (x - lse[:, None] + entropy[:, None]) * up_entropy
-    g = torch.softmax(x, -1).mul_(factor)
-    return g.scatter_add_(1, targets[:, None], up)
+# ---- what is done to the logits of a block
 
 
 @cache
@@ -159,8 +96,65 @@ def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What is done to the logits of a chunk; on a GPU in one kernel or two instead of a pass over memory each."""
+    """On a GPU in one kernel or two instead of a pass over memory each."""
     return _compiled(body) if device.type == "cuda" else body
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 logits / temperature; the logits themselves where that is what they are."""
+    x = logits.float()
+    return x if temperature == 1 else x / temperature
+
+
+def _softmax(logits: Tensor, out: Tensor) -> Tensor:
+    """Writes the softmax of logits (N, V) to `out`, which may be the logits; returns the log-sum-exp (N, 1).
+
+    The largest weight is exp(largest logit - lse) >= 1 / V, so its logarithm is safe."""
+    largest = logits.amax(-1, keepdim=True)
+    torch.softmax(logits, -1, out=out)
+    return largest - out.amax(-1, keepdim=True).log()
+
+
+def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
+    """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits = softmax - one-hot."""
+    counts = targets[:, None] >= 0
+    at = targets[:, None].clamp(min=0)
+    x = logits.float()
+    chosen = x.gather(1, at)
+    lse = _softmax(x, out=x)
+    if learns:
+        x.scatter_add_(1, at, -torch.ones_like(chosen))
+        # a GPU would have to be waited for; a CPU saves a pass over the logits
+        if not (packed_attention.dense(x.device) and counts.all()):
+            x.mul_(counts)
+        if logits.dtype != torch.float32:
+            logits.copy_(x)
+    return torch.where(counts, lse - chosen, 0.0)
+
+
+def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits (N, V) / temperature: log-probability of each target, entropy, log-sum-exp, all (N,)."""
+    x = _scaled(logits, temperature)
+    weights = torch.empty_like(x)
+    lse = _softmax(x, out=weights)
+    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
+        if packed_attention.dense(x.device):
+            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
+        else:  # compiled, a product would need the weights in memory
+            mean = (weights * x).sum(-1, keepdim=True)
+    chosen = x.gather(1, targets[:, None]) - lse
+    return chosen[:, 0], (lse - mean)[:, 0], lse[:, 0]
+
+
+def _slope(logits: Tensor, targets: Tensor, temperature: float, *rows: Tensor | None) -> Tensor:
+    """d loss / d logits (N, V), float32. rows: log-sum-exp and entropy of `_chosen_and_entropy`, the gradient of the
+    log-probabilities and of the entropies (none = no loss used them), (N,) each."""
+    lse, entropy, d_chosen, d_entropy = rows
+    x, up = _scaled(logits, temperature), d_chosen[:, None] / temperature
+    factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
+    if d_entropy is not None:
+        factor = factor - (x - lse[:, None] + entropy[:, None]) * (d_entropy[:, None] / temperature)
+    return torch.softmax(x, -1).mul_(factor).scatter_add_(1, targets[:, None], up)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -169,27 +163,26 @@ class _CrossEntropy(torch.autograd.Function):
         h, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
         d_hidden, d_weight = torch.empty_like(h) if learns else None, None
-        loss_and_slope, dense = _body(_loss_and_slope, hidden.device), packed_attention.dense(hidden.device)
+        body = _body(_loss_and_slope, hidden.device)
         for rows, logits in _chunks(h, w):
             losses = torch.empty(len(logits), 1, device=h.device)
             for block in _blocks(logits):
-                losses[block] = loss_and_slope(logits[block], targets[rows][block], learns, dense)
+                losses[block] = body(logits[block], targets[rows][block], learns)
             total += losses.sum()
             if learns:
                 torch.mm(logits, w, out=d_hidden[rows])
                 d_weight = _add_product(d_weight, logits, h[rows])
         if learns:
-            ctx.d_hidden = d_hidden
-            ctx.d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
-            ctx.dtypes = hidden.dtype, weight.dtype
+            d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
+            ctx.slopes, ctx.dtypes = (d_hidden, d_weight), (hidden.dtype, weight.dtype)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        d_hidden, d_weight = ctx.d_hidden.mul_(grad), ctx.d_weight.mul_(grad)
-        ctx.d_hidden = ctx.d_weight = None  # a caller's `loss` keeps this node alive into the next step
-        return d_hidden.to(ctx.dtypes[0]), d_weight.to(ctx.dtypes[1]), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = [slope.mul_(grad).to(dtype) for slope, dtype in zip(ctx.slopes, ctx.dtypes)]
+        ctx.slopes = None  # a caller's `loss` keeps this node alive into the next step
+        return *slopes, None, None, None
 
 
 class _Logprobs(torch.autograd.Function):
@@ -203,10 +196,10 @@ class _Logprobs(torch.autograd.Function):
         budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
         keep = len(h) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
         kept = w.new_empty(len(h), len(w)) if keep else None
-        body, dense = _body(_chosen_and_entropy, hidden.device), packed_attention.dense(hidden.device)
+        body = _body(_chosen_and_entropy, hidden.device)
         for rows, logits in _chunks(h, w, kept):
             for block in _blocks(logits):
-                values = body(logits[block], targets[rows][block], temperature, dense)
+                values = body(logits[block], targets[rows][block], temperature)
                 chosen[rows][block], entropy[rows][block], lses[rows][block] = values
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
@@ -214,9 +207,7 @@ class _Logprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
         h, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         d_hidden, d_weight = torch.empty_like(h), None
@@ -226,16 +217,9 @@ class _Logprobs(torch.autograd.Function):
             slopes = torch.empty_like(logits) if len(slopes) < len(logits) else slopes
             slope = slopes[: len(logits)]
             for block in _blocks(logits):
-                values = [x[rows][block] for x in (lses, entropy, d_chosen)]
-                up_entropy = None if d_entropy is None else d_entropy[rows][block]
-                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values, up_entropy)
+                values = [x if x is None else x[rows][block] for x in (lses, entropy, d_chosen, d_entropy)]
+                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values)
             torch.mm(slope, w, out=d_hidden[rows])
             d_weight = _add_product(d_weight, slope, h[rows])
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden.to(hidden.dtype), d_weight, None, None, None
-
-
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Float32 logits / temperature; the logits themselves where that is what they are."""
-    x = logits.float()
-    return x if temperature == 1 else x / temperature

@@ -118,8 +118,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(wide * cos, wide.roll(wide.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
-def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
-    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products under
-    autocast."""
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products with x, under this autocast."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if cfg.bf16_residual and torch.is_autocast_enabled(kind) else x
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
+    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products."""
+    return x.to(compute_dtype(x)) if cfg.bf16_residual else x

@@ -98,19 +98,19 @@ def merged(model: GPT) -> GPT:
     return plain.requires_grad_(False)
 
 
+def _factors(model: GPT) -> dict[str, Tensor]:
+    return {f"{name}.{part}": getattr(layer, part).detach() for name, layer in adapted(model) for part in "ab"}
+
+
 def adapters(model: GPT) -> dict[str, Tensor]:
     """Copies of A and B of every adapter, by name, for a checkpoint; empty without adapters."""
-    return {name: tensor.clone() for name, tensor in _live(model).items()}  # training may continue while it is written
-
-
-def _live(model: GPT) -> dict[str, Tensor]:
-    return {f"{name}.{part}": getattr(layer, part).detach() for name, layer in adapted(model) for part in "ab"}
+    return {name: tensor.clone() for name, tensor in _factors(model).items()}  # training may continue meanwhile
 
 
 @torch.no_grad()
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
-    live = _live(model)
+    live = _factors(model)
     if wrong := live.keys() ^ saved.keys() or {n for n in live if live[n].shape != saved[n].shape}:
         raise CheckpointError(
             f"the checkpoint's adapter {min(wrong)} does not fit; set its --lora-rank, --lora-targets"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as td
@@ -66,18 +66,18 @@ def build(
 
     With "muon" the block matrices take Muon at `muon_lr`; `lr` drives the rest."""
     params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    hidden = [p for n, p in params if p.ndim == 2 and "blocks." in n] if optimizer == "muon" else []
-    chosen = {id(p) for p in hidden}
+    matrices = [p for n, p in params if optimizer == "muon" and p.ndim == 2 and "blocks." in n]
+    chosen = {id(p) for p in matrices}
     rest = [p for _, p in params if id(p) not in chosen]
-    groups: list[dict[str, Any]] = [
-        dict(params=[p for p in rest if p.ndim >= 2], weight_decay=weight_decay, lr=lr, base_lr=lr),
-        dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.0, lr=lr, base_lr=lr),
+    groups = [
+        dict(params=some, weight_decay=decay, lr=lr, base_lr=lr)
+        for some, decay in (([p for p in rest if p.ndim >= 2], weight_decay), ([p for p in rest if p.ndim < 2], 0.0))
     ]
     optimizers: list[torch.optim.Optimizer] = []
     if rest:  # none where only adapters are trained: each lies in a block
         optimizers.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True))
-    if hidden:
-        optimizers.append(Muon(hidden, lr=muon_lr, weight_decay=weight_decay))
+    if matrices:
+        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
     return optimizers
 
 
@@ -89,10 +89,8 @@ class Muon(torch.optim.Optimizer):
     the same for every shape. Matrices of one shape are orthogonalised as one batch. A fused query-key-value matrix
     counts as one matrix."""
 
-    def __init__(
-        self, params: Iterable[Tensor], *, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(params, dict(lr=lr, base_lr=lr, momentum=momentum, weight_decay=weight_decay))
+    def __init__(self, params: Iterable[Tensor], *, lr: float = 0.02, weight_decay: float = 0.0) -> None:
+        super().__init__(params, dict(lr=lr, base_lr=lr, momentum=0.95, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -119,41 +117,36 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     """N matrices of one shape, orthogonalised; ranks share the work.
 
-    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices,
-    orthogonalises these, returns the rows."""
-    if not isinstance(first := matrices[0], DTensor):
-        many = td.is_initialized() and td.get_world_size() > 1
-        return _by_replicas(matrices) if many else orthogonalise(torch.stack(matrices))
-    group = first.device_mesh.get_group("shard")
+    Of replicas each rank orthogonalises N / ranks of them and receives the others. Matrices sharded by rows take two
+    all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, returns the rows."""
+    first, many = matrices[0], td.is_initialized() and td.get_world_size() > 1
+    if not isinstance(first, DTensor) and not many:
+        return orthogonalise(torch.stack(matrices))
+    group = first.device_mesh.get_group("shard") if isinstance(first, DTensor) else None
     ranks, (m, n) = td.get_world_size(group), first.shape
-    rows, share = -(-m // ranks), -(-len(matrices) // ranks)  # of a rank, the last with fewer
+    share = -(-len(matrices) // ranks)
+    if not isinstance(first, DTensor):
+        mine = matrices[td.get_rank() * share :][:share]
+        done = first.new_zeros(share, m, n, dtype=iteration_dtype(first.device))
+        if mine:
+            done[: len(mine)] = orthogonalise(torch.stack(mine))
+        every = done.new_empty(ranks * share, m, n)
+        gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
+        gather(every, done)
+        return every[: len(matrices)]
+    rows = -(-m // ranks)  # of a rank, the last with fewer
     sent = first.to_local().new_zeros(ranks * share, rows, n)  # (R x S, rows, n)
     for to, g in zip(sent, matrices):
         to[: len(g.to_local())] = g.to_local()
     received = torch.empty_like(sent)  # rank-major: the rows that each rank has of my S matrices
     td.all_to_all_single(received, sent, group=group)
-    mine = received.view(ranks, share, rows, n).transpose(0, 1).reshape(share, ranks * rows, n)[:, :m]
-    done = F.pad(orthogonalise(mine).to(sent.dtype), (0, 0, 0, ranks * rows - m))
+    whole = received.view(ranks, share, rows, n).transpose(0, 1).reshape(share, ranks * rows, n)[:, :m]
+    done = F.pad(orthogonalise(whole).to(sent.dtype), (0, 0, 0, ranks * rows - m))
     td.all_to_all_single(received, done.view(share, ranks, rows, n).transpose(0, 1).contiguous(), group=group)
     return [
         DTensor.from_local(part[: len(g.to_local())], g.device_mesh, g.placements, shape=g.shape, stride=g.stride())
         for part, g in zip(received.view(ranks * share, rows, n), matrices)
     ]
-
-
-def _by_replicas(matrices: list[Tensor]) -> Tensor:
-    """Each rank, which holds all N matrices, orthogonalises N / ranks of them and receives the others. A collective."""
-    ranks, me = td.get_world_size(), td.get_rank()
-    share = -(-len(matrices) // ranks)
-    mine = matrices[me * share : (me + 1) * share]
-    dtype = iteration_dtype(matrices[0].device)
-    done = matrices[0].new_zeros(share, *matrices[0].shape, dtype=dtype)
-    if mine:
-        done[: len(mine)] = orthogonalise(torch.stack(mine))
-    every = done.new_empty(ranks * share, *done.shape[1:])
-    gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
-    gather(every, done)
-    return every[: len(matrices)]
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
@@ -167,9 +160,8 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     Newton-Schulz iteration, in float32 on CPUs and bfloat16 on GPUs.
 
     Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and precise enough,
-    steps are taken on the small s, and x
-    is multiplied by the product of their q: two thirds of the work at n = 4 m. The rounding of s grows a^2 = 12 times a
-    step, so s is computed from x again after three."""
+    steps are taken on the small s, and x is multiplied by the product of their q: two thirds of the work at n = 4 m.
+    The rounding of s grows a^2 = 12 times a step, so s is computed from x again after three."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.to(iteration_dtype(g.device))
     if g.shape[-2] > g.shape[-1]:
@@ -177,21 +169,16 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         for taken in range(0, steps, 3):
-            x = _newton_schulz(x @ x.mT, min(3, steps - taken), a, b, c) @ x
+            s, product, few = x @ x.mT, None, min(3, steps - taken)
+            for step in range(few):
+                q = torch.baddbmm(s, s, s, beta=b, alpha=c)
+                q.diagonal(dim1=-2, dim2=-1).add_(a)
+                product = q if product is None else q @ product
+                if step < few - 1:
+                    s = q @ s @ q
+            x = product @ x
     else:
         for _ in range(steps):
             s = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
     return x.mT if g.shape[-2] > g.shape[-1] else x
-
-
-def _newton_schulz(s: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
-    """The product of the factors q of `steps` steps of the iteration from s = x x', (N, m, m)."""
-    product = None
-    for step in range(steps):
-        q = torch.baddbmm(s, s, s, beta=b, alpha=c)
-        q.diagonal(dim1=-2, dim2=-1).add_(a)
-        product = q if product is None else q @ product
-        if step < steps - 1:
-            s = q @ s @ q
-    return product

@@ -1,5 +1,4 @@
-"""Attention over packed rows: document by document or under a dense mask on a CPU, under a block mask of flex attention
-on a GPU.
+"""Attention over packed rows: document by document on a CPU, under a block mask of flex attention on a GPU.
 
 A dense mask keeps the flash kernels of `scaled_dot_product_attention` from being taken, and every block reads (B, T, T)
 of it. `dense` decides by the device; makers of masks (`conversations.packed_mask`, `rollout.Packed.mask`) ask it, and
@@ -85,34 +84,22 @@ class Documents:
             whole = branch > 0 and all(b != branch for b, _, _ in runs)
             runs.append((branch, start, end))
             if shares and whole and end - pieces[-1].at <= QUERIES:
-                pieces[-1] = self._sharing(pieces[-1], end)
+                some = branches.flatten()[pieces[-1].at : end]
+                hides = (some[:, None] != some).logical_or_(_later(len(some)))
+                pieces[-1] = pieces[-1]._replace(end=end, hides=hides)
                 continue
-            *before, (first_seen, _) = _joined([(s, e) for b, s, e in runs if b in (0, branch)])
-            pieces += [
-                Piece(tuple(before), first_seen, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)
-            ]
+            seen: list[Span] = []
+            for _, a, b in (run for run in runs if run[0] in (0, branch)):
+                seen.append((seen.pop()[0], b) if seen and seen[-1][1] == a else (a, b))  # spans that touch, as one
+            *before, (begins, _) = seen
+            pieces += [Piece(tuple(before), begins, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
             shares = whole and end - start <= QUERIES
         return pieces
-
-    def _sharing(self, piece: Piece, end: int) -> Piece:
-        """The piece with the next branch, which ends at `end`."""
-        branch = self.branches.flatten()[piece.at : end]
-        return piece._replace(end=end, hides=(branch[:, None] != branch).logical_or_(_later(len(branch))))
 
 
 def _later(n: int) -> Tensor:
     """Bool (n, n): true where a key is behind the query."""
     return torch.ones(n, n, dtype=torch.bool).triu_(1)
-
-
-def _joined(spans: list[Span]) -> list[Span]:
-    """Spans that touch, as one."""
-    out: list[Span] = []
-    for start, end in spans:
-        if out and out[-1][1] == start:
-            start, _ = out.pop()
-        out.append((start, end))
-    return out
 
 
 def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
@@ -122,8 +109,8 @@ def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
     branches = torch.zeros_like(docs) if branches is None else branches
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        own = (docs[b, q] == docs[b, k]) & (docs[b, q] >= 0) & (k <= q)
-        return (own & ((branches[b, k] == 0) | (branches[b, q] == branches[b, k]))) | (q == k)
+        same = (docs[b, q] == docs[b, k]) & (docs[b, q] >= 0) & (k <= q)
+        return (same & ((branches[b, k] == 0) | (branches[b, q] == branches[b, k]))) | (q == k)
 
     B, T = docs.shape
     return create_block_mask(sees, B, None, T, T, device=docs.device, BLOCK_SIZE=BLOCK)
@@ -131,29 +118,25 @@ def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
 
 @cache
 def _flex() -> Callable[..., Tensor]:
-    """Flex attention; compiled, without which it would hold all scores. Within a compiled block it becomes part of
-    that."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
+    """Flex attention, compiled: as it is it would hold all scores."""
+    return torch.compile(torch.nn.attention.flex_attention.flex_attention)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
     """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of
-    `flex_mask`, else causal or of
-    everything. products: on a CPU in bfloat16, causal attention as matrix products (each row a document)."""
-    grouped = k.shape[1] != q.shape[1]
+    `flex_mask`, else causal or of everything. products: on a CPU in bfloat16, causal attention as matrix products (each
+    row a document)."""
+    grouped, compiling = k.shape[1] != q.shape[1], torch.compiler.is_compiling()
     if isinstance(mask, Documents):
-        if not torch.compiler.is_compiling():
+        if not compiling:
             return _by_documents(q, k, v, mask)
         mask = mask.mask  # a graph for all batches cannot have the places of one
     if products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16:
         return _by_documents(q, k, v, Documents(torch.zeros(len(q), q.shape[2], dtype=torch.long)))
     if mask is None or isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None and causal, enable_gqa=grouped
-        )
-    flex = torch.nn.attention.flex_attention.flex_attention if torch.compiler.is_compiling() else _flex()
+        is_causal = mask is None and causal
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+    flex = torch.nn.attention.flex_attention.flex_attention if compiling else _flex()  # compiled: a part of the block
     return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
@@ -174,9 +157,7 @@ class _Pieces(torch.autograd.Function):
         out, weights, later = v.new_empty(*q.shape[:2], v.shape[2]), [], _later(QUERIES)
         for piece in pieces:
             n = piece.end - piece.at
-            scores = (
-                _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT
-            )  # (H, queries, keys); the queries are the last
+            scores = _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT  # (H, queries, keys); the queries are last
             scores[..., -n:].masked_fill_(later[:n, :n] if piece.hides is None else piece.hides, -torch.inf)
             weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
             out[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))

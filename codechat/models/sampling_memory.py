@@ -1,16 +1,15 @@
 """How many completions a device samples at once: rows whose keys, values and logits fit beside the weights. No torch:
 `codechat plan` reads it too.
 
-Counted in the dtype of compute: a copy of the weights, each row's keys and values with its share of its prompt's, its
-logits, the states of one prefill pass, the scores of one block's attention. SPARE of the free memory stays for what the
-allocator cannot use.
+Counted: a copy of the weights in the dtype of compute, each row's keys and values with its share of its prompt's, its
+logits, the states of one prefill pass, the scores of one block's attention.
 """
 
 from __future__ import annotations
 
 from codechat.models.config import GPTConfig
 
-SPARE = 0.1
+SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
 SMALLEST = 4  # slots of a static batch: a shape of 1 would be compiled apart
 COLUMNS = 16  # a static cache's room is a multiple of it, and one multiple longer than what is used (`decode_graph`)
