@@ -1,14 +1,14 @@
 """Conversations as other projects store them -> messages of our protocol (`text.chat`).
 
-    OpenAI     {messages, tools}: content null or parts, tool_calls (arguments as JSON in a string or an object), role "tool" with tool_call_id
+    OpenAI     {messages, tools}: content null or parts, tool_calls, role "tool" with tool_call_id
     ShareGPT   {conversations, system, tools}: human, gpt, function_call, observation
-    Hermes     <tool_call> {...} </tool_call> in answers, <tool_response>, and schemas between <tools> and </tools>; so does Qwen
+    Hermes     <tool_call> in answers, <tool_response>, and schemas between <tools> and </tools>; so does Qwen
     Qwen       {text} in ChatML (<|im_start|>role), and Qwen3-Coder's <function=NAME> <parameter=NAME> in a <tool_call>
 
-Tools are listed after the row's own system text, as the server lists them. Calls are written by `chat.format_call`; several at once are one answer,
-and their results follow in the order of the calls. An answer marked `weight: 0`, `train: false` or `loss: false` keeps "weight": 0: no loss.
-
-A row that breaks the format raises DataError with its place. A row that is well formed and cannot be taught gives a reason of `REASONS`.
+Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
+their results follow in the order of the calls. An answer marked `weight: 0`, `train: false` or `loss: false` gets
+"weight": 0 and carries no loss. A row that breaks the format raises DataError with its place; one that is well formed
+and cannot be taught gives a reason of `REASONS`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def holds_conversation(row: Row) -> bool:
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
-    """The row's messages, its tools listed in `tools_style`; or a reason of `REASONS`. DataError, beginning with `where`, for a malformed row."""
+    """The row's messages, its tools listed in `tools_style`; or a reason of `REASONS`. DataError, beginning with
+    `where`, for a malformed row."""
     try:
         raw = _raw_turns(row, where)
         tools = schemas(row.get("tools") or row.get("functions") or _tools_in_text(raw[0]))
@@ -215,7 +216,7 @@ def _calls_in(text: str) -> list[str]:
 
 
 def _call(function: Any, tools: Sequence[Row]) -> str:
-    """The canonical call of a field. A null argument that the tool does not have is padding, as in `sources.unpadded`."""
+    """The canonical call of a field. A null argument that the tool does not have is padding (`sources.unpadded`)."""
     call = chat.read_call(function)
     tool = next((tool for tool in tools if tool["name"] == call.name), None)
     if tool and call.form in ("object", "parameters"):
@@ -254,7 +255,7 @@ def _typed(value: str, schema: Any) -> Any:
 
 
 def schemas(value: Any) -> list[dict[str, Any]]:
-    """Tool schemas of a column or of the text between <tools> and </tools>, without {"type": "function", "function": ...} around them."""
+    """Tool schemas of a column or of the text between <tools> and </tools>, without the object around a function."""
     items = scanned(value) if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
     return [_schema(item) for item in items if item is not None]
 

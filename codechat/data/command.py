@@ -13,7 +13,7 @@
     codechat data appworld --run-name appworld                   successful episodes of codechat appworld
 
 Sources: `embedded` needs no network; `hub` streams public data sets; a path is read by its columns. Each command prints
-how many rows it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it stops and writes nothing.
+how many rows it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it writes nothing.
 
 All but corpus may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json, and removes
 those that it wrote before and does not write again. A file of another command is an error.

@@ -286,7 +286,7 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
 
 
 def packed_mask(docs: torch.Tensor) -> Any:
-    """What the tokens of packed rows see, for `packed_attention.attend`: `Documents`, on a GPU a block mask. docs: (B, T)."""
+    """What the tokens of packed rows see, for `packed_attention.attend`: `Documents`, on a GPU a block mask."""
     from codechat.models import packed_attention
 
     on_host = packed_attention.dense(docs.device)
@@ -397,16 +397,14 @@ def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, 
 
 
 def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[str, float] | None, T: int) -> None:
-    _check_known([name for name, weight in (weights or {}).items() if weight > 0], examples)
-    used = examples if weights is None else [name for name, weight in weights.items() if weight > 0]
+    used = list(examples) if weights is None else [name for name, weight in weights.items() if weight > 0]
+    _check_known(used, examples)
     if not used:
         raise DataError("no domain has a positive weight; required is at least one; change --mix")
     for name in used:
-        if not sum(example.supervised for example in examples[name]):
-            raise DataError(
-                f"domain {name} holds no supervised token in {len(examples[name])} rows; prepare the data again"
-            )
-        longest = max(map(len, examples[name]))
+        rows, longest = examples[name], max(map(len, examples[name]), default=0)
+        if not any(example.supervised for example in rows):
+            raise DataError(f"domain {name} holds no supervised token in {len(rows)} rows; prepare the data again")
         if longest > T:
             long = f"a conversation of domain {name} takes {longest} tokens"
             raise DataError(f"{long}; a row has {T}; encode with that block size, or raise --seq-len")

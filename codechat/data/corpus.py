@@ -221,8 +221,8 @@ def _manifest(
 
 
 def _publish(out: Path, fresh: Path, manifest: dict[str, Any]) -> None:
-    """Move the files of `fresh` to `out`. The manifest goes first: a kill between the renames leaves a corpus whose sizes
-    or files do not match, so `open_corpus` raises."""
+    """Move the files of `fresh` to `out`. The manifest goes first: a kill between the renames leaves a corpus whose
+    sizes or files do not match, so `open_corpus` raises."""
     old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     for path in fresh.iterdir():
@@ -369,8 +369,7 @@ class WindowLoader:
         return {"windows": self.windows, "seed": self.seed, "corpus": self.corpus.manifest.get("hash")}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus, which may lie
-        in the same directory."""
+        """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus."""
         here, before = self.state(), f"the run has learned from corpus {state['corpus']} with --seed {state['seed']}"
         if any(state[key] != here[key] for key in ("corpus", "seed")):
             raise DataError(f"{before}; here are {here['corpus']} and seed {here['seed']}; resume with the former ones")

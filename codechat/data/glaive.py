@@ -1,8 +1,8 @@
 """glaive-function-calling-v2 and rows in its layout: {system, chat} -> messages.
 
-`system` is "SYSTEM: ..." followed by JSON schemas of functions, or says that there are none. `chat` holds turns that open with USER:, ASSISTANT:
-(some rows A:) and FUNCTION RESPONSE:; assistant turns close with <|endoftext|>. Calls are `<functioncall> {...}`, sometimes after prose, never
-before text: the canonical form has none there.
+`system` is "SYSTEM: ..." followed by JSON schemas of functions, or says that there are none. `chat` holds turns that
+open with USER:, ASSISTANT: (some rows A:) and FUNCTION RESPONSE:. Calls are `<functioncall> {...}`, sometimes after
+prose; text after one is a reason to drop the row, since the canonical form has none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def turns(text: str) -> list[Message]:
 
 
 def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
-    """Messages with the tools listed in `tools_style` (see `chat.tools_prompt`) and every call in canonical form; or a reason of `REASONS`."""
+    """Messages with the tools listed in `tools_style` and every call in canonical form; or a reason of `REASONS`."""
     chat_cell, system_cell = row.get("chat"), row.get("system")
     messages = turns(chat_cell) if isinstance(chat_cell, str) else []
     if not messages:

@@ -15,7 +15,7 @@ import torch
 
 class Prefetched:
     """A loader (next, state, load_state) with a thread that works `ahead` batches ahead. beside: whether to have the
-    thread; None = on a GPU. `state()` is that of the batches handed out: a resumed run draws none twice and skips none."""
+    thread; None = on a GPU. `state()` is that of the batches handed out."""
 
     def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
         self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead

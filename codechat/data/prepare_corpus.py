@@ -45,17 +45,15 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     """Write the corpus; returns its manifest. Raises UserError."""
     out = Path(cfg.out)
     require_kind(out, "corpus")
-    tok = tokenizer.load(cfg.tokenizer)
     name = cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name
     ledger = Ledger(name, reasons(public_rows.DOCUMENT_REASONS, cfg))
     limits = {key: getattr(cfg, key) for key in ("max_tokens", "max_bytes", "val_share", "shard_tokens")}
-    documents = islice(_documents(cfg, ledger), cfg.max_examples)
-    with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:
-        try:
-            return corpus.write_corpus(documents, out, tok, ledger=ledger, progress=bar.update, **limits)
-        finally:
-            bar.close()
-            print_ledgers([ledger])
+    texts, tok = islice(_documents(cfg, ledger), cfg.max_examples), tokenizer.load(cfg.tokenizer)
+    try:
+        with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:
+            return corpus.write_corpus(texts, out, tok, ledger=ledger, progress=bar.update, **limits)
+    finally:
+        print_ledgers([ledger])
 
 
 def _documents(cfg: CorpusConfig, ledger: Ledger) -> Iterator[Document]:

@@ -185,7 +185,7 @@ def _unique(
     columns: Iterable[tuple[str, ...]],
     convert: Callable[[Row, str], Row | str],
 ) -> Iterator[Row]:
-    """The conversations of rows, each once. convert: a row and its place -> its conversation, or the reason of a loss."""
+    """The conversations of rows, each once. convert: a row and its place -> a conversation, or the reason of a loss."""
     seen: set[str] = set()
     for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
         converted = convert(row, f"{origin}, row {number}")
@@ -213,20 +213,14 @@ def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") 
     """A conversation, with domain "other" for code that is not Python; or a reason of `INSTRUCTION_REASONS`."""
     if isinstance(row.get("prompt"), list):
         row = row | {"messages": chat_formats.continued(row["prompt"], row.get("completion"), where)}
-    if chat_formats.holds_conversation(row):
-        messages = chat_formats.messages_of(row, where, tools_style)
-        return messages if isinstance(messages, str) else _of_messages(row, messages)
-    user, answer = request_text(row), cleaned(_column(row, *ANSWERS))
-    if not user or not answer:
-        return "no_answer" if user else "no_instruction"
-    plain = conversation(user, answer, domain_of(answer))
-    if not any(row.get(column) for column in ("history", "tools", "functions", *chat_formats.SYSTEM_COLUMNS)):
-        return plain
-    turns = [*turns_before(row, where), *plain["messages"]]
-    messages = chat_formats.messages_of(row | {"messages": turns}, where, tools_style)
-    if isinstance(messages, str):
-        return messages
-    return _of_messages({} if _offers_tools(messages) else {"domain": plain["domain"]}, messages)
+    if not chat_formats.holds_conversation(row):
+        user, answer = request_text(row), cleaned(_column(row, *ANSWERS))
+        if not user or not answer:
+            return "no_answer" if user else "no_instruction"
+        messages = [*turns_before(row, where), *conversation(user, answer, "")["messages"]]
+        row = {"tools": row.get("tools"), "domain": "" if row.get("tools") else domain_of(answer), "messages": messages}
+    messages = chat_formats.messages_of(row, where, tools_style)
+    return messages if isinstance(messages, str) else _of_messages(row, messages)
 
 
 def request_text(row: Row) -> str:
@@ -292,8 +286,8 @@ def domain_of(answer: str) -> str:
 
 
 def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str) -> Iterator[Row]:
-    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form.
-    The hash of the request and the tools decides the split."""
+    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages. The hash of the request and the
+    tools decides the split."""
 
     def convert(row: Row, where: str) -> Row | str:
         messages = _call_messages(row, where, tools_style)
@@ -332,8 +326,8 @@ def request_of(row: Row) -> str:
 
 
 def split_key(row: Row) -> str:
-    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers, so the same
-    question with another answer may be in another split."""
+    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its
+    answers, so the same question with another answer may be in another split."""
     answers = "\n".join(m["content"] for m in row["messages"] if m["role"] == "assistant")
     return request_of(row) if chat.CALL_TAG in answers or _offers_tools(row["messages"]) else answers
 
@@ -349,8 +343,8 @@ def _answer_at(messages: list[dict[str, str]]) -> int:
 
 
 def call_problem(row: Row) -> Row | None:
-    """The problem in a conversation of `call_rows`: everything before its first call as prompt, and that call as `gold` (None: no call is
-    correct). None for several calls at once, which the task does not judge."""
+    """The problem in a conversation of `call_rows`: everything before its first call as prompt, and that call as `gold`
+    (None: no call is correct). None for several calls at once, which the task does not judge."""
     at = _answer_at(row["messages"])
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:

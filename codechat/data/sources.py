@@ -1,7 +1,8 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
-Each source counts its rows in a `Ledger`: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row should have been usable.
-Above a share of losses `Ledger.check` stops, since a reader that drops most of its input leaves only the easy part.
+Each source counts its rows in a `Ledger`: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a
+row should have been usable. Above a share of losses `Ledger.check` stops, since a reader that drops most of its input
+leaves only the easy part.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Document:
 
 @dataclass
 class Ledger:
-    """Counts of one source. reasons: reason of a loss -> its largest share of (kept + lost). remedy: the end of the error message."""
+    """Counts of one source. reasons: reason of a loss -> its largest share of (kept + lost). remedy: the error's end."""
 
     source: str
     reasons: Mapping[str, float] = field(default_factory=dict)
@@ -140,8 +141,8 @@ def python_roots() -> list[tuple[str, Path]]:
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
-    """Documents of the interpreter's Python files, without tests and vendored copies. The order is that of the hashes of their relative paths, so
-    any prefix is a fair sample of all packages."""
+    """Documents of the interpreter's Python files, without tests and vendored copies, in the order of the hashes of
+    their relative paths, so any prefix is a fair sample of all packages."""
     files: dict[str, tuple[str, Path]] = {}
     for source, root in python_roots() if roots is None else roots:
         for relative in _python_files(root, ledger):
@@ -175,7 +176,7 @@ def _path_rule(relative: str) -> str | None:
 
 
 def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Document | None:
-    """The document of one file; None, and a count in the ledger, where it cannot be used. `text_rule` applies to .py files."""
+    """The document of one file; None, and a count in the ledger, where it cannot be used."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError:
@@ -188,8 +189,8 @@ def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Docume
 
 
 def text_rule(text: str) -> str | None:
-    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean: tables of data and minified code
-    teach digits, not programs."""
+    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean: tables of data
+    and minified code teach digits, not programs."""
     if not text.strip():
         return "empty"
     if len(text) > LARGEST_FILE:
@@ -207,7 +208,7 @@ ENDINGS = ".parquet, .csv, .json, .jsonl or .jsonl.gz"
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """Lines of a text file, plain or .gz, without a byte order mark. MissingFile, DataError (not UTF-8, truncated or damaged archive)."""
+    """Lines of a text file, plain or .gz, without a byte order mark. MissingFile, DataError."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; check --source")
     opener = gzip.open if path.suffix == ".gz" else open
@@ -221,7 +222,7 @@ def open_text(path: Path) -> Iterator[str]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    """(line number, object) of each non-blank line. DataError, with file and line, for another line or a file without rows."""
+    """(line number, object) of each non-blank line. DataError for another line or a file without rows."""
     empty = True
     for number, line in enumerate(open_text(path), 1):
         if not (line := line.lstrip("\ufeff")).strip():  # joined files have a byte order mark inside
@@ -247,7 +248,7 @@ def row_format(path: Path) -> str | None:
 
 
 def local_rows(path: Path) -> Iterator[Row]:
-    """Rows of one file with one of `ENDINGS`, or of all files of rows in a directory by name. MissingFile, DataError."""
+    """Rows of a file with one of `ENDINGS`, or of all such files of a directory but .json. MissingFile, DataError."""
     kind = row_format(path)
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if row_format(f))
@@ -297,8 +298,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def unpadded(row: Row) -> Row:
-    """The row of an Arrow table as it was written: the objects of a column all have the same fields, so those that one lacks are null.
-    Null columns stay, so that every row has the same ones."""
+    """The row of an Arrow table as it was written: all objects of a column have the same fields there, null where one
+    lacks them. Null columns stay."""
     return {name: without_nulls(value) for name, value in row.items()}
 
 
@@ -315,7 +316,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS, see `renamed`."""
+    """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS."""
     return renamed(hub_rows(source) if names_hub_set(source) else local_rows(Path(source)), columns, source)
 
 
@@ -360,8 +361,8 @@ def require_columns(rows: Iterable[Row], accepted: Iterable[tuple[str, ...]], or
 
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
-    """Rows of a hub data set, streamed. files: parquet or json files to read from the repository (for data sets that only ship a loading script,
-    and for parts of one). UserError within seconds without a network or the package `datasets`."""
+    """Rows of a hub data set, streamed. files: its parquet or json files, where it has only a loading script, or for a
+    part of it. UserError within seconds without a network or the package `datasets`."""
     try:
         import datasets
     except ImportError:
@@ -386,8 +387,8 @@ def probe_hub(
     remedy: str = f"--source hub needs a network; {OTHER_SOURCES}",
     endpoint: str | None = None,
 ) -> None:
-    """UserError, with the remedy, unless the hub answers within `timeout_s`. The retries of `datasets` itself take minutes. The thread is there
-    because a name look-up obeys no socket timeout."""
+    """UserError, with the remedy, unless the hub answers within `timeout_s`: the retries of `datasets` take minutes. A
+    name look-up obeys no socket timeout, hence the thread."""
     from huggingface_hub import constants
 
     problems: list[str | None] = []
