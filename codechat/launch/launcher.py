@@ -150,7 +150,7 @@ def write_planned(cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool
         paths.check_idle(name)
         paths.hold(path)
     status = dict(status=paths.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={})
-    env = {"kind": kind, **paths.settings_hashes(cfg), "parent": None, **provenance.snapshot(paths.SHIPPED)}
+    env = {"kind": kind, "config_hash": config.config_hash(cfg), "parent": None, **provenance.snapshot(paths.SHIPPED)}
     files = {"config.json": config.plain(cfg), "env.json": env, "status.json": status | {"host": platform.node()}}
     try:
         paths.make_directory(path, files, texts=texts)
@@ -268,7 +268,6 @@ def start(ref: str | Path | Written) -> Path:
     or is running; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
     name, state = name_of(path), read_status(path)["status"]
-    paths.check_unedited(path, name)
     _check_not_starting(name)
     if state in ("running", "finished"):
         raise RunError(f"run {name} is {state}; nothing to start")

@@ -87,10 +87,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module below torch.compile and data-parallel wrappers, which prefix the names of weights."""
-    for inner in ("_orig_mod", "module"):
-        if isinstance(found := getattr(model, inner, None), nn.Module):
-            return unwrap(found)
-    return model
+    inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def on_host(value: Any) -> Any:
@@ -103,26 +101,15 @@ def on_host(value: Any) -> Any:
 
 
 def _describe(
-    run_path: Path,
-    step: int,
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    meta: Mapping[str, Any] | None,
+    run_path: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
     shape = getattr(model, "cfg", None)
-    about = {
-        "format": FORMAT,
-        "step": step,
-        "run": name_of(run_path.resolve()),
-        "saved": round(time.time(), 3),
-        "torch": torch.__version__,
-        "world_size": dist.world_size(),
-        "sharded": sharding.is_sharded(model),
-        "optimizers": [type(o).__name__ for o in optimizers],
-        "model": type(model).__name__,
-        "model_config": None if shape is None else config.to_dict(shape),
-        **config.plain(meta or {}),
-    }
+    about = dict(
+        format=FORMAT, step=step, run=name_of(run_path.resolve()), saved=round(time.time(), 3), torch=torch.__version__
+    )
+    about |= dict(world_size=dist.world_size(), sharded=sharding.is_sharded(model), model=type(model).__name__)
+    about |= dict(optimizers=[type(o).__name__ for o in optimizers], model_config=shape and config.to_dict(shape))
+    about |= config.plain(meta)
     if about.get("lineage"):
         about["lineage"] = [*about["lineage"][:-1], {**about["lineage"][-1], "step": step}]
     return about
@@ -170,15 +157,13 @@ def write_step(
 def prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
     """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
     paths = checkpoint_paths(run_path)
-    for left in (run_path / "checkpoints").glob(".step_*"):
-        if left not in paths.values():
-            shutil.rmtree(left)
     kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
     for old, path in paths.items():
         if keep_last > 0 and old not in kept and not (keep_every and old % keep_every == 0):
-            doomed = _temporary(path)
-            os.rename(path, doomed)
-            shutil.rmtree(doomed)
+            os.rename(path, _temporary(path))
+    for left in (run_path / "checkpoints").glob(".step_*"):
+        if left not in paths.values():
+            shutil.rmtree(left)
 
 
 def _advice(folder: Path) -> str:
@@ -192,18 +177,23 @@ def _advice(folder: Path) -> str:
 
 
 def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
-    if listed is None or not path.is_file():
-        return CheckpointError(f"{path} is missing from the checkpoint; {_advice(path.parent)}")
-    if path.stat().st_size != listed["bytes"] or (in_full and file_record(path)["sha256"] != listed["sha256"]):
-        return CheckpointError(f"{path} is damaged: its bytes are not those that were written; {_advice(path.parent)}")
-    return None
+    missing = listed is None or not path.is_file()
+    if (
+        not missing
+        and path.stat().st_size == listed["bytes"]
+        and (not in_full or file_record(path)["sha256"] == listed["sha256"])
+    ):
+        return None
+    return CheckpointError(
+        f"{path} is {'missing' if missing else 'damaged: its bytes are not those that were written'}; {_advice(path.parent)}"
+    )
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
     """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
     size, rank = dist.world_size(), dist.rank()
-    found = [_damage(folder / name, files.get(name), i % size == rank) for i, name in enumerate(names)]
-    dist.raise_together(next((problem for problem in found if problem), None))
+    problems = [_damage(folder / name, files.get(name), i % size == rank) for i, name in enumerate(names)]
+    dist.raise_together(next(filter(None, problems), None))
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
@@ -307,7 +297,7 @@ def save(
     run_path, model = Path(run_path), unwrap(model)
     final = run_path / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
-    about = _describe(run_path, step, model, optimizers, meta)
+    about = _describe(run_path, step, model, optimizers, meta or {})
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:
         from codechat.runs import sharded_checkpoint
@@ -394,21 +384,17 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
 
 def is_in_shards(state: Any) -> bool:
     """Whether it is a `Shards`; where nothing has imported that class, there is none."""
-    found = sys.modules.get("codechat.runs.sharded_checkpoint")
-    return found is not None and isinstance(state, found.Shards)
-
-
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    if is_in_shards(state):
-        return state.shapes()
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    module = sys.modules.get("codechat.runs.sharded_checkpoint")
+    return module is not None and isinstance(state, module.Shards)
 
 
 def _check_fit(path: Path, state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    there, here = _shapes(state), _shapes(target)
+    there = state.shapes() if is_in_shards(state) else {name: tuple(tensor.shape) for name, tensor in state.items()}
+    here = {name: tuple(tensor.shape) for name, tensor in target.items()}
     problems = [f"{k} is {there[k]} there and {here[k]} here" for k in here if k in there and there[k] != here[k]]
-    problems += [f"{k} is only there" for k in there if k not in here]
-    problems += [f"{k} is only here" for k in here if k not in there]
+    problems += [
+        f"{k} is only {'there' if k in there else 'here'}" for k in [*there, *here] if (k in there) != (k in here)
+    ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
@@ -417,25 +403,23 @@ def _check_fit(path: Path, state: Mapping[str, Tensor], target: Mapping[str, Ten
 
 
 def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    names = [type(o).__name__ for o in optimizers]
-    saved = ckpt.meta.get("optimizers", names[: len(ckpt.optim_state or [])]) if ckpt.optim_state is not None else []
+    names, state = [type(o).__name__ for o in optimizers], ckpt.optim_state
+    saved = ckpt.meta.get("optimizers", names[: len(state or [])]) if state is not None else []
     if len(saved) != len(names):
         raise CheckpointError(
             f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
         )
     try:
-        if is_in_shards(ckpt.optim_state):
+        if is_in_shards(state):
+            sys.modules["codechat.runs.sharded_checkpoint"].restore_optimizers(state, model, optimizers)
+        elif sharding.is_sharded(model):
             from codechat.runs import sharded_checkpoint
 
-            sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
-            return
-        for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
-            if sharding.is_sharded(model):
-                from codechat.runs import sharded_checkpoint
-
-                sharded_checkpoint.restore_whole(optimizer, state)
-            else:
-                optimizer.load_state_dict(state)
+            for optimizer, part in zip(optimizers, state or ()):
+                sharded_checkpoint.restore_whole(optimizer, part)
+        else:
+            for optimizer, part in zip(optimizers, state or ()):
+                optimizer.load_state_dict(part)
     except ValueError as e:
         raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit ({e})") from e
 

@@ -5,25 +5,23 @@
     codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
     codechat runs export nano/rl --wandb --offline    replay the metrics into Weights & Biases
 
-An export reads the run directory, so that no training loop depends on a tracker, its network or its login. A loop with --wandb
-sends the same rows while it trains.
-
-Left out: plots (a report draws them; TensorBoard reads runs/NAME/tb), and deleting runs.
+A loop with --wandb sends the same rows while it trains.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core import config
+from codechat.core.atomic_files import read_rows
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError
 from codechat.runs.metrics import is_declared, metric
-from codechat.runs.run import Run, compare_configs, list_runs, read_rows, runs_dir
+from codechat.runs.run import Run, compare_configs, list_runs, runs_dir
 from codechat.runs.tracker import PROJECT, Tracker, tracked_row
 
 NAMES = {"list": 0, "show": 1, "compare": 2, "export": 1}
@@ -122,23 +120,16 @@ def tracker_rows(run: Run) -> Iterator[dict[str, Any]]:
     yield from sorted(rows, key=lambda row: row["step"])
 
 
-def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
-    """Replay a run's metrics and evaluations into Weights & Biases; returns the number of rows.
-
-    RunError where wandb is not installed or cannot log in. The export does not resume, so a second one replaces the first."""
-    run = Run.open(ref)
-    mode = "offline" if offline else "online"
-    tracker = Tracker(run.name, run.config, run.status["kind"], run.path, project=project, mode=mode)
-    count = 0
-    for row in tracker_rows(run):
+def export_wandb(ref: str, project: str, offline: bool) -> None:
+    """Replay a run's metrics and evaluations into Weights & Biases, in the place of an earlier replay. RunError where wandb is missing or cannot log in."""
+    run, count = Run.open(ref), 0
+    mode, kind = "offline" if offline else "online", run.status["kind"]
+    tracker = Tracker(run.name, run.config, kind, run.path, project=project, mode=mode)
+    for count, row in enumerate(tracker_rows(run), 1):
         tracker.run.log(row)
-        count += 1
     tracker.finish()
-    tell(
-        f"{run.name}: {count} rows "
-        + (f"in {run.path / 'wandb'}; upload with `wandb sync`" if offline else f"in project {project}")
-    )
-    return count
+    where = f"{run.path / 'wandb'}; upload with `wandb sync`" if offline else f"project {project}"
+    print(f"{run.name}: {count} rows in {where}")
 
 
 EPILOG = """examples:
@@ -159,9 +150,3 @@ def main(argv: list[str] | None = None) -> None:
         show_difference(*cfg.runs)
     else:
         export_wandb(*cfg.runs, cfg.project, cfg.offline)
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

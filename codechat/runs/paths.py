@@ -6,8 +6,7 @@ checkpoint, or a file inside. released/NAME is a run that came with the package.
 They are below runs/ of the folder in which a command is called (`codechat --root DIR` for another one), or of the checkout
 where it is called inside of that.
 
-A run may be planned: `launch` writes its directory, torchrun starts the loop later, and `prepare` lets that loop take the directory over if it
-has the settings that were planned.
+A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
 COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins
-BATCH = ("device_batch_size", "grad_accum")  # how ranks share the rows of a step; only their product decides the result
 
 
 def runs_dir() -> Path:
@@ -59,8 +57,8 @@ def is_run(path: Path) -> bool:
 
 
 def run_paths() -> list[Path]:
-    found = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
-    return sorted(p for p in found if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
+    paths = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
+    return sorted(p for p in paths if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
 
 
 def name_of(path: Path) -> str:
@@ -246,7 +244,7 @@ def hold(run_path: Path) -> None:
         )
 
 
-# ---- planned runs
+# ---- planned and resumed runs
 
 
 def is_planned(path: Path) -> bool:
@@ -254,84 +252,37 @@ def is_planned(path: Path) -> bool:
     return (path / "status.json").is_file() and read_json(path / "status.json").get("status") == PLANNED
 
 
-def settings_hashes(config: Any) -> dict[str, str]:
-    """The entries of env.json about the settings: what decides the result, and config.json as it is written."""
-    return {"config_hash": configs.config_hash(config), "settings_hash": configs.config_hash(configs.plain(config))}
-
-
-def check_unedited(path: Path, name: str) -> None:
-    if read_json(path / "env.json").get("settings_hash") != configs.config_hash(read_json(path / "config.json")):
-        raise RunError(
-            f"{path / 'config.json'} was edited after it was written; undo the edit, or choose another --run-name"
-        )
-
-
-def _check_planned(path: Path, name: str, config: Any) -> None:
-    """RunError where a loop that takes the directory over has other settings than planned."""
-    ignored = (*COMPLETED, "resume", "overwrite")
-    both = [configs.plain(x) for x in (read_json(path / "config.json"), config)]
-    if listed := _differences(*({k: v for k, v in x.items() if k not in ignored} for x in both)):
-        raise RunError(
-            f"run {name} was launched with other settings: {listed}; start it by its launch.sh, "
-            "set --overwrite to replace it, or choose another --run-name"
-        )
-
-
-def _begin_planned(path: Path, files: Mapping[str, Any]) -> None:
-    """Turn a planned directory into a running one, in place: launch.sh and its log stay where they are."""
-    (path / "checkpoints").mkdir(exist_ok=True)
-    for name in ("status.json", "env.json", "config.json"):
-        write_json(path / name, files[name])
-
-
-# ---- resuming
-
-
-def _differences(before: Any, now: Any) -> str:
-    return ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in configs.differences(before, now).items())
-
-
 def _ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_before: int) -> None:
-    """A resumed run may share the rows of a step differently, among more or fewer ranks, if their number stays the same;
-    the fields are then removed from both."""
-    if "device_batch_size" not in before or "device_batch_size" not in now:
-        return
-    (a, of_a), (b, of_b) = (
-        (math.prod(factors), " x ".join(map(str, factors)))
-        for factors in (
-            [c["device_batch_size"], c.get("grad_accum", 1), n] for c, n in ((before, ranks_before), (now, _ranks()))
-        )
-    )
-    if a != b:
-        raise RunError(
-            f"run {name} was begun with a batch of {a} (device_batch_size x grad_accum x ranks = {of_a}), this would "
-            f"be {b} ({of_b}); set --device-batch-size and --grad-accum so that the product is {a}"
-        )
-    for field in BATCH:
-        before.pop(field, None)
-        now.pop(field, None)
-
-
-def _check_same(name: str, config: Any) -> None:
-    """RunError where a resumed run would compute something else than it began. Fields marked identity=False may differ, and
-    so may the way in which ranks share a batch."""
-    stored, env = (read_json(runs_dir() / name / file) for file in ("config.json", "env.json"))
+def check_same(name: str, config: Any) -> None:
+    """RunError where a run that is resumed, or was planned, would compute something else than its config.json says. Fields marked identity=False may
+    differ, and so may the way in which ranks share the rows of a step."""
+    path = runs_dir() / name
+    stored, env, planned = read_json(path / "config.json"), read_json(path / "env.json"), is_planned(path)
+    now = config
     if dataclasses.is_dataclass(config):
         try:
             begun = configs.from_dict(type(config), stored)
         except ConfigError as e:
+            raise RunError(f"run {name} has other settings ({e}); choose another --run-name") from e
+        stored, now = (configs.identity(c.resolved() if hasattr(c, "resolved") else c) for c in (begun, config))
+    if "device_batch_size" in stored.keys() & now.keys():
+        ranks = _ranks() if planned else env.get("world_size", 1)
+        a, b = ([c.pop("device_batch_size"), c.pop("grad_accum", 1), n] for c, n in ((stored, ranks), (now, _ranks())))
+        if math.prod(a) != math.prod(b):
+            (before, after) = (f"{math.prod(c)} ({' x '.join(map(str, c))})" for c in (a, b))
             raise RunError(
-                f"run {name} was begun with another version of its settings ({e}); choose another --run-name"
-            ) from e
-        stored, config = configs.identity(begun), configs.identity(config)
-        _check_batch(name, stored, config, env.get("world_size", 1))
-    if listed := _differences(stored, config):
+                f"run {name} has {before} rows a step (device_batch_size x grad_accum x ranks), this would be {after}; "
+                f"set --device-batch-size and --grad-accum so that the product is {math.prod(a)}"
+            )
+    ignored = COMPLETED if planned else ()
+    changes = {k: v for k, v in configs.differences(stored, now).items() if k.partition(".")[0] not in ignored}
+    if changes:
+        listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
         raise RunError(
-            f"run {name} was begun with other settings: {listed}; resume with the same, or choose another --run-name"
+            f"run {name} was begun or planned with other settings: {listed}; use the same, or choose another --run-name"
         )
 
 
@@ -356,10 +307,10 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
         return None
     path = find_checkpoint(ref)
     owner, m = path.parent.parent, STEP.fullmatch(path.name)
-    found = {"ref": str(ref), "path": os.path.relpath(path, ROOT.resolve()), "step": int(m[1]) if m else None}
+    record = {"ref": str(ref), "path": os.path.relpath(path, ROOT.resolve()), "step": int(m[1]) if m else None}
     if is_run(owner):
-        found |= {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
-    return found
+        record |= {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
+    return record
 
 
 def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool) -> None:
@@ -385,34 +336,25 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         raise ConfigError(
             f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
         )
-    writer = {"host": platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
-    status = {
-        "status": "running",
-        "reason": None,
-        "kind": kind,
-        "started": provenance.now(),
-        "ended": None,
-        "summary": {},
-    }
-    status |= writer
+    status = dict(status="running", reason=None, kind=kind, started=provenance.now(), ended=None, summary={})
+    status |= dict(host=platform.node(), pid=os.getpid(), pid_start=process_start(os.getpid()))
     snapshot = provenance.snapshot(SHIPPED) | {"world_size": _ranks(), "launch": launch_id()}
-    env = {"kind": kind, **settings_hashes(config), "parent": origin, **snapshot}
-    files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
+    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
+    files = {"status.json": status, "env.json": env, "config.json": configs.plain(config)}
     if planned or resume:
-        check_unedited(path, name)
-    if planned:
-        _check_planned(path, name, config)
-        _begin_planned(path, files)
-    elif resume:
-        _check_same(name, config)
+        check_same(name, config)
+    if resume and not planned:
         env = read_json(path / "env.json")
-        write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), snapshot]})
-        write_json(path / "status.json", status | {"started": read_json(path / "status.json")["started"]})
+        status["started"] = read_json(path / "status.json")["started"]
+        files = {"env.json": env | {"resumed": [*env.get("resumed", []), snapshot]}, "status.json": status}
+    if planned or resume:  # in place: launch.sh and its log stay where they are
+        for file, value in files.items():
+            write_json(path / file, value)
     else:
         make_directory(path, files)
 
 
-def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> None:
+def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str] = {}) -> None:
     """Create (or replace) a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
     with atomic_directory(path) as fresh:
         (fresh / "checkpoints").mkdir()
@@ -420,7 +362,7 @@ def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str
         try:
             for name, value in files.items():
                 write_json(fresh / name, value)
-            for name, text in (texts or {}).items():
+            for name, text in texts.items():
                 write_atomic(fresh / name, text)
         except BaseException:  # an interrupt too must leave no lock
             unlock(lock_of(fresh))

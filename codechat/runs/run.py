@@ -18,6 +18,7 @@ A configuration with wandb=True also sends the rows to Weights & Biases (`tracke
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -29,21 +30,29 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from codechat.core import provenance
-from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
+from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_json
 from codechat.core.config import differences
 from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
 from codechat.runs import paths
-from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
+from codechat.runs.metrics import is_declared, metric_row, plain, plain_row
 from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, list_runs, runs_dir
 from codechat.runs.tracker import Tracker, require_wandb
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# what other rooms import from here, whichever module defines it
-__all__ = ["METRICS", "Metric", "ROOT", "Run", "StopSignal", "compare_configs", "exists", "find_checkpoint"]
-__all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_atomic"]
+__all__ = [
+    "ROOT",
+    "Run",
+    "StopSignal",
+    "compare_configs",
+    "exists",
+    "find_checkpoint",
+    "find_run",
+    "list_runs",
+    "runs_dir",
+]
 
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 
@@ -70,15 +79,12 @@ def continues(cfg: Any) -> bool:
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
-    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns
-    a and b."""
+    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns a and b."""
     import pandas as pd
 
-    def config_of(x: Any) -> Any:
-        return Run.open(x).config if isinstance(x, (str, Path)) else x.config if isinstance(x, Run) else x
-
-    found = differences(config_of(a), config_of(b))
-    return pd.DataFrame(list(found.values()), index=pd.Index(list(found), name="setting"), columns=["a", "b"])
+    runs = [Run.open(x) if isinstance(x, (str, Path)) else x for x in (a, b)]
+    changes = differences(*(x.config if isinstance(x, Run) else x for x in runs))
+    return pd.DataFrame(list(changes.values()), index=pd.Index(list(changes), name="setting"), columns=["a", "b"])
 
 
 # ---- the run
@@ -92,12 +98,6 @@ def _frame(path: Path) -> pd.DataFrame:
         if not isinstance(row.get("step"), int):
             raise RunError(f"{path} line {number} has no step; delete that line to read the rest")
     return pd.DataFrame(rows or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
-
-
-def _write_whole(file: IO[bytes], data: bytes) -> None:
-    """Write to an unbuffered file; OSError where not all of it fits."""
-    if file.write(data) != len(data):  # a full disk takes a part
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _board(folder: Path, purge_after: int | None) -> Any:
@@ -117,12 +117,13 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = paths.name_of(path.resolve())
+        self.path, self.name = path, paths.name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
-        self._rewind_to: int | None = None  # step from which a resumed run continues; later rows are dropped
-        self._rewound = False
+        self._rewind_to: int | None = (
+            None  # step from which a resumed run continues; later rows are dropped by the first new one
+        )
+        self._purge_after: int | None = None  # the same, of TensorBoard's file
         self._board: Any = None  # False where there is no TensorBoard
         self._tracker: Tracker | None = None
         self._files: dict[str, IO[bytes]] = {}
@@ -140,10 +141,8 @@ class Run:
     ) -> Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
-        A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags. RunError where the
-        name is in use, another process writes the run, or (resume) its configuration differs. With several ranks: a
-        collective, and every rank raises what the first found. A run that is resumed before its first checkpoint
-        starts again from step 0; `run.resumed` is then False.
+        A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags; one without a checkpoint starts again. RunError where the
+        name is in use, another process writes the run, or (resume) its configuration differs. A collective: every rank raises what the first found.
         """
         problem: Exception | None = None
         if _restarted(name):
@@ -157,17 +156,14 @@ class Run:
             except UserError as e:
                 problem = e
             except OSError as e:
-                problem = RunError(
-                    f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
-                )
+                problem = RunError(f"run {name}: {runs_dir()} cannot be written ({e})")
         if problem := _ranks().gather(problem)[0]:
             raise problem
         run = cls(runs_dir() / name)
         run._writing = True
         if resume:
-            latest = paths.latest_step(run.path)
-            run.resumed = latest is not None
-            run._rewind_to = latest or 0
+            run.resumed = (latest := paths.latest_step(run.path)) is not None
+            run._rewind_to = run._purge_after = latest or 0
         if tracked:
             run._track(kind)
         return run
@@ -250,7 +246,7 @@ class Run:
             self._tracker.add(row, evaluation)
         if self._writing:
             if self._board is None:
-                self._board = _board(self.path / "tb", self._rewind_to) or False
+                self._board = _board(self.path / "tb", self._purge_after) or False
             for name, value in row.items() if self._board else ():
                 if name not in ("step", "time") and isinstance(value, (int, float)):
                     self._board.add_scalar(name, float(value), row["step"], row["time"])
@@ -262,16 +258,17 @@ class Run:
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         try:
             f = self._files.get(file) or self._open_for_append(file)
-            _write_whole(f, data)
+            if f.write(data) != len(data):  # a full disk takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:
             self._files.pop(file, None)  # the next row opens it again, which removes a partial row
             raise self._unwritable(file, e) from e
 
     def _open_for_append(self, file: str) -> IO[bytes]:
-        if self._rewind_to is not None and not self._rewound:
+        if self._rewind_to is not None:
             for name in ROWS:
                 drop_rows_after(self.path / name, self._rewind_to)
-            self._rewound = True
+            self._rewind_to = None
         path = self.path / file
         if path.is_file():
             trim_cut_line(path)
@@ -315,18 +312,12 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
-        if not self._writing:
-            return  # ended within the block
-        try:
-            if kind is None:
-                self.finish()
-            elif issubclass(kind, KeyboardInterrupt):
-                self.stop("interrupted")
-            else:
-                e = _ranks().explained(e)
-                self.fail(f"{type(e).__name__}: {e}")
-        except RunError as lost:
-            if kind is None:
-                raise
-            if not isinstance(e, (UserError, OSError)):  # those say the same of the disk, in the one line that is shown
-                print(lost, file=sys.stderr)
+        if self._writing and kind is None:
+            self.finish()
+        elif self._writing:
+            with contextlib.suppress(RunError):  # the disk fails: the block's own error is the one to show
+                if isinstance(e, KeyboardInterrupt):
+                    self.stop("interrupted")
+                else:
+                    e = _ranks().explained(e)
+                    self.fail(f"{type(e).__name__}: {e}")

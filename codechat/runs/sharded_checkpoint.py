@@ -5,8 +5,6 @@
 
 Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so that reading does not
 depend on the sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
-
-Left out: hosts without a shared file system.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """A run in Weights & Biases: its rows as they are logged (--wandb of a loop), or replayed later (`codechat runs export`).
 
-Both send the same rows under the same names, and the run's name is their id. The run directory stays the record: a loop
-trains the same with and without a tracker.
-
-Left out: weights, samples and the console, which the run directory has.
+Both send the same rows under the same names, and the run's name is their id.
 """
 
 from __future__ import annotations

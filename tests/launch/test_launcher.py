@@ -218,18 +218,13 @@ def test_a_configuration_edited_after_the_launch_is_rejected(toy: ReinforceConfi
     edited = text.replace('"max_steps": 2', '"max_steps": 200')
     assert edited != text
     (path / "config.json").write_text(edited)
-    with pytest.raises(RunError, match="config.json"):
-        launcher.start("toy")
-    with pytest.raises(RunError, match="config.json"):
-        Run.create("toy", config.from_dict(ReinforceConfig, json.loads(edited)), kind="reinforce")
+    with pytest.raises(RunError, match="max_steps 200 -> 2"):
+        Run.create("toy", toy, kind="reinforce")
     (path / "config.json").write_text(json.dumps(json.loads(text)))  # other spaces, the same settings
     with Run.create("toy", toy, kind="reinforce") as run:
         run.stop("for now")
     with Run.create("toy", toy, kind="reinforce", resume=True) as run:
         run.stop("again")
-    (path / "config.json").write_text((path / "config.json").read_text().replace('"max_steps": 2', '"max_steps": 200'))
-    with pytest.raises(RunError, match="config.json"):
-        Run.create("toy", dataclasses.replace(toy, max_steps=200), kind="reinforce", resume=True)
 
 
 def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
