@@ -38,7 +38,8 @@ from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
 from codechat.text.tool_calls import escape_tags
-from codechat.text.tool_functions import executors_of, load_executors, typed
+from codechat.text.tool_functions import call as run_function
+from codechat.text.tool_functions import executors_of, load_executors
 
 Message = dict[str, str]
 Schema = dict[str, Any]
@@ -222,7 +223,9 @@ class Toolkit:
         if problem := misfit(call.arguments, schema.get("parameters") or {}):
             return _as_json("error", problem)
         try:
-            text = _as_json("result", self.functions[call.name](**typed(call.arguments, schema.get("parameters"))))
+            text = _as_json(
+                "result", run_function(self.functions[call.name], call.arguments, schema.get("parameters") or {})
+            )
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return _as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:

@@ -41,6 +41,11 @@ class Score:
     correct: bool
     terms: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:  # a reward may come from numpy or torch
+        object.__setattr__(self, "reward", float(self.reward))
+        object.__setattr__(self, "correct", bool(self.correct))
+        object.__setattr__(self, "terms", {name: float(term) for name, term in self.terms.items()})
+
 
 @runtime_checkable
 class Task(Protocol):

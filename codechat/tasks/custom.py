@@ -42,13 +42,14 @@ class RowsTask:
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
     max_reward = 1.0
     rows: Sequence[Row] | str = ()
-    rewards: ClassVar[Mapping[Callable[..., Any], float]] = {}
+    rewards: ClassVar[Mapping[Callable[..., Any], float] | Sequence[Callable[..., Any]]] = {}  # in a list all weigh 1
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name") or cls.__name__.lower()
 
     def __init__(self, source: str | None = None) -> None:
-        weights = list(self.rewards.values())
+        rewards = self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
+        weights = list(rewards.values())
         if not weights or not all(0 <= w < math.inf for w in weights) or sum(weights) == 0:
             raise ConfigError(f"task {self.name} has the reward weights {weights}; required: 0 or more, not all 0")
         rows: Any = source if source is not None else self.rows
@@ -56,10 +57,8 @@ class RowsTask:
             beside = Path(inspect.getfile(type(self))).parent if source is None else Path()
             rows = local_rows(beside / rows)
         self._problems, self._rows = _problems(self.name, rows)
-        self._rewards = _named(self.rewards)
-        self._terms: dict[
-            str, tuple[str, ...]
-        ] = {}  # reward function -> names of the terms that a reference solution gets
+        self._rewards = _named(rewards)
+        self._terms: dict[str, tuple[str, ...]] = {}  # names of a function's terms for a reference solution
         self._shown = False
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
@@ -120,10 +119,9 @@ class RowsTask:
         _, row = self._rows.get(problem.id, (0, {"prompt": problem.messages, "gold": problem.gold, **problem.meta}))
         answer = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
         given = {"completions": [answer]} | {"prompts" if k == "prompt" else k: [v] for k, v in row.items()}
-        parameters = _parameters(function)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            given = {key: value for key, value in given.items() if key in parameters}
-        values = list(function(**given))
+        parameters, bound = _parameters(function), getattr(function, "keywords", {})
+        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        values = list(function(**{k: v for k, v in given.items() if k not in bound and (any_name or k in parameters)}))
         if len(values) != 1:
             raise ValueError(f"{name} returned {len(values)} rewards for 1 completion")
         return 0.0 if values[0] is None else values[0]

@@ -148,6 +148,18 @@ def type_schema(hint: Any, where: str) -> Schema:
     raise DataError(f"{where} has type {hint}; use str, int, float, bool, list[...], dict or Literal[...]")
 
 
+def call(function: Callable[..., Any], arguments: Mapping[str, Any], schema: Schema) -> Any:
+    """The result for arguments that fit their schema. A function of one parameter that is none of them gets all as a dict: f(args)."""
+    arguments = typed(arguments, schema)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except (TypeError, ValueError):
+        parameters = list(inspect.signature(function).parameters)
+        if len(parameters) == 1 and parameters[0] not in arguments:
+            return function(arguments)
+    return function(**arguments)
+
+
 def typed(value: Any, schema: Any) -> Any:
     """A value that fits its schema, with whole floats as integers where the schema requires integers: JSON has one kind of number, Python has two."""
     if not isinstance(schema, Mapping):

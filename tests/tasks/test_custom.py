@@ -54,7 +54,7 @@ class Doubles(RowsTask):
 
 
 def task_with(*functions, **fields) -> RowsTask:
-    return type("Mine", (RowsTask,), {"rows": ROWS, "rewards": dict.fromkeys(functions, 1.0), **fields})()
+    return type("Mine", (RowsTask,), {"rows": ROWS, "rewards": dict.fromkeys(functions, 1.0)} | fields)()
 
 
 @pytest.fixture
@@ -181,6 +181,18 @@ def test_rewards_may_be_any_callable_and_any_number():
     assert [name for name, value in wrong.terms.items() if value] == ["within_2", "parts_a", "parts_b", "parts_c"]
     assert right.reward == pytest.approx((6 + 2.5 / 4) / 8) and all(type(v) is float for v in right.terms.values())
     redteam.check_reward(task, task.problems("train")).require()
+
+
+def test_rewards_are_a_list_or_a_table_and_scores_are_plain_numbers():
+    def least(completions, level, gold):
+        return [float(len(text) >= level) for text in completions]
+
+    task = task_with(rewards=[exact, partial(least, level=2)])  # the argument of a partial, not the row's column
+    problem = next(p for p in task.problems("train") if len(p.gold) == 1 and p.meta["level"] < 2)
+    assert task.score(problem, problem.gold).terms == {"exact": 1.0, "least": 0.0}
+    assert task.score(problem, problem.gold).reward == 0.5
+    given = tasks.Score(np.float32(0.5), "some", {}, np.bool_(True), {"a": torch.tensor(1)})
+    assert [type(v) for v in (given.reward, given.correct, given.terms["a"])] == [float, bool, float]
 
 
 def test_a_function_of_trl_gets_conversations_where_the_prompt_is_one():

@@ -86,7 +86,7 @@ class Counter:
         self.n += by
         return self.n
 
-EXECUTORS = {"get_weather": weather, "add": lambda a, b: a + b, "count": Counter()}
+EXECUTORS = {"get_weather": weather, "add": lambda a, b: a + b, "count": Counter(), "total": lambda args: sum(args.values())}
 """
 
 
@@ -98,6 +98,7 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         "get_weather": {"city": {"type": "string"}, "unit": {"type": "string"}},
         "add": {"a": number, "b": number},
         "count": {"by": number},
+        "total": {"a": number, "b": number},
     }
     tools.write_text(
         json.dumps([{"name": name, "parameters": {"type": "object", "properties": of}} for name, of in listed.items()])
@@ -109,6 +110,7 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         ("add", {"a": 1.0, "b": 2}, 3),
         ("count", {"by": 2}, 2),
         ("count", {"by": 2}, 4),
+        ("total", {"a": 1.0, "b": 2}, 3),
     ):
         (call,) = chat.parse_calls(chat.format_call(name, arguments))
         assert kit.can_run(call) and json.loads(kit.respond(call)) == {"result": result}
