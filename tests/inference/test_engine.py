@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,7 @@ ARCHITECTURES = [
     dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False),
     dict(attention="mla"),
 ]
-HOWS = [
-    Truncation(),
-    Truncation(temperature=0),
-    Truncation(temperature=0.7, top_k=5),
-    Truncation(top_p=0.6),
-    Truncation(temperature=1.5),
-]
+HOWS = [dict(), dict(temperature=0), dict(temperature=0.7, top_k=5), dict(top_p=0.6), dict(temperature=1.5)]
 
 
 def loaded(**options: Any) -> LoadedModel:
@@ -48,15 +42,12 @@ def loaded(**options: Any) -> LoadedModel:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def engines_end() -> Iterator[None]:
     yield
-    torch.set_num_threads(threads)
     assert not [t for t in threading.enumerate() if t.name == "engine"], "an engine outlives its block"
 
 
-def asked(prompt: list[int], n: int = 20, seed: int = 0, **more: Any) -> Request:
+def request(prompt: list[int], n: int = 20, seed: int = 0, **more: Any) -> Request:
     return Request(prompt=prompt, max_new_tokens=n, draws=row_key(seed, 0, 0), **more)
 
 
@@ -65,19 +56,18 @@ def finished(jobs: list[Job]) -> list[Job]:
     return jobs
 
 
-def alone(model: GPT, request: Request, seed: int) -> generate.Completion:
-    how = request.how
-    return generate.sample(
-        model,
-        [request.prompt],
-        max_new_tokens=request.max_new_tokens,
-        temperature=how.temperature,
-        top_k=how.top_k,
-        top_p=how.top_p,
-        stop=request.stop,
-        seed=seed,
-        on_overflow="stop",
-    )[0]
+def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        time.sleep(0.001)
+
+
+def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
+    """The job's tokens, probabilities and end are those of `generate.sample` for the request alone."""
+    r = job.request
+    how = dict(temperature=r.how.temperature, top_k=r.how.top_k, top_p=r.how.top_p, stop=r.stop, on_overflow="stop")
+    (right,) = generate.sample(model, [r.prompt], max_new_tokens=r.max_new_tokens, seed=seed, **how)
+    assert (job.ids, job.end) == (right.ids, right.stop)
+    torch.testing.assert_close(torch.tensor(job.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
@@ -85,40 +75,30 @@ def alone(model: GPT, request: Request, seed: int) -> generate.Completion:
 def test_tokens_are_those_of_sample_whatever_the_company(
     options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, rng = loaded(**options), torch.Generator().manual_seed(5)
-    requests = []
+    model, rng, requests = loaded(**options), torch.Generator().manual_seed(5), []
     for seed in range(12):
         prompt = torch.randint(90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng).tolist()
-        requests.append(
-            asked(
-                prompt,
-                n=1 + 4 * seed,
-                seed=seed,
-                how=HOWS[seed % len(HOWS)],
-                stop=tuple((s,) for s in range(0, 90, 9)) if seed % 2 else (),
-            )
-        )
-    expected = [alone(model.model, request, seed) for seed, request in enumerate(requests)]
-    if how == "as on a GPU":
-        monkeypatch.setattr(packed_attention, "DENSE", ())
-    with Engine(model, max_rows=5) as engine:
-        jobs: list[Job] = []
-        for request in requests:  # one by one, so that they join a batch on its way
-            jobs += engine.submit([request])
-            time.sleep(0.002)
-        finished(jobs)
-    for job, right in zip(jobs, expected, strict=True):
-        assert (job.ids, job.end) == (right.ids, right.stop)
-        torch.testing.assert_close(torch.tensor(job.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
+        stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
+        requests.append(request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop))
+    with monkeypatch.context() as patch:
+        if how == "as on a GPU":
+            patch.setattr(packed_attention, "DENSE", ())
+        with Engine(model, max_rows=5) as engine:
+            jobs: list[Job] = []
+            for one in requests:  # one by one, so that they join a batch on its way
+                jobs += engine.submit([one])
+                time.sleep(0.002)
+            finished(jobs)
+    for seed, job in enumerate(jobs):
+        assert_as_sampled(model.model, job, seed)
     assert {job.end for job in jobs} == {"stop", "length", "context"}, "the example must hold every way to end"
 
 
 def test_rows_join_a_running_batch_and_leave_before_others() -> None:
     with Engine(loaded(block_size=2000), max_rows=4) as engine:
-        (long,) = engine.submit([asked([1, 2, 3], n=1500)])
-        while len(long.ids) < 5:
-            time.sleep(0.001)
-        short = finished(engine.submit([asked([4], n=3, seed=s) for s in range(3)]))
+        (long,) = engine.submit([request([1, 2, 3], n=1500)])
+        until(lambda: len(long.ids) >= 5)
+        short = finished(engine.submit([request([4], n=3, seed=s) for s in range(3)]))
         assert long.end is None, "three short answers came while the long one was being written"
         long.cancel()
         assert long.wait(30) and long.end == "cancelled"
@@ -126,68 +106,57 @@ def test_rows_join_a_running_batch_and_leave_before_others() -> None:
 
 
 def test_a_prompt_of_many_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompts = loaded(), []
+    model, shapes = loaded(), []
     hidden = model.model.hidden
-    monkeypatch.setattr(
-        model.model, "hidden", lambda ids, **more: prompts.append(tuple(ids.shape)) or hidden(ids, **more)
-    )
+    monkeypatch.setattr(model.model, "hidden", lambda ids, **how: shapes.append(tuple(ids.shape)) or hidden(ids, **how))
     with Engine(model, max_rows=8) as engine:
-        jobs = finished(
-            engine.submit([Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, s)) for s in range(6)])
-        )
-    assert prompts[0] == (1, 3)
+        requests = [Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, s)) for s in range(6)]
+        jobs = finished(engine.submit(requests))
+    assert shapes[0] == (1, 3)
     right = generate.sample(model.model, [[3, 4, 5]], max_new_tokens=4, seed=9, samples_per_prompt=6)
     assert [job.ids for job in jobs] == [c.ids for c in right]
 
 
 def test_details_are_of_the_distribution_drawn_from() -> None:
     model = loaded()
-    with Engine(model) as engine:
-        for how in HOWS:
-            (job,) = finished(engine.submit([asked([1, 2], n=6, how=how, top=90)]))
-            logits = model.model(torch.tensor([[1, 2, *job.ids]]))[0, 1:-1, : model.model.cfg.n_ids].detach()
-            logits = logits / (how.temperature or 1.0)
-            for t, detail in enumerate(job.details):
-                p = logits[t].softmax(-1)
-                if how.top_k or how.top_p:
-                    order = p.argsort(descending=True)
-                    kept = order[: how.top_k] if how.top_k else order[: int((p[order].cumsum(0) < how.top_p).sum()) + 1]
-                    p = torch.zeros_like(p).scatter(0, kept, p[kept] / p[kept].sum())
-                right = -(p[p > 0] * p[p > 0].log()).sum()
-                assert detail.entropy == pytest.approx(float(right), abs=1e-3)
-                assert dict(detail.top)[job.ids[t]] == pytest.approx(job.logprobs[t], abs=1e-4)
-                assert sum(math.exp(lp) for _, lp in detail.top) == pytest.approx(
-                    1, abs=0.1 if how.temperature else 0.3
-                )
-    assert len(job.details) == 6
+    for options in HOWS:
+        how = Truncation(**options)
+        with Engine(model) as engine:
+            (job,) = finished(engine.submit([request([1, 2], n=6, how=how, top=90)]))
+        logits = model.model(torch.tensor([[1, 2, *job.ids]]))[0, 1:-1, : model.model.cfg.n_ids].detach()
+        assert len(job.details) == 6
+        for t, detail in enumerate(job.details):
+            p = (logits[t] / (how.temperature or 1.0)).softmax(-1)
+            if how.top_k or how.top_p:
+                order = p.argsort(descending=True)
+                kept = order[: how.top_k] if how.top_k else order[: int((p[order].cumsum(0) < how.top_p).sum()) + 1]
+                p = torch.zeros_like(p).scatter(0, kept, p[kept] / p[kept].sum())
+            assert detail.entropy == pytest.approx(float(-(p[p > 0] * p[p > 0].log()).sum()), abs=1e-3)
+            assert dict(detail.top)[job.ids[t]] == pytest.approx(job.logprobs[t], abs=1e-4)
+            assert sum(math.exp(lp) for _, lp in detail.top) == pytest.approx(1, abs=0.1 if how.temperature else 0.3)
 
 
-def test_banned_ids_are_never_drawn() -> None:
-    with Engine(loaded()) as engine:
-        (free,) = finished(engine.submit([asked([1], n=30)]))
-        (job,) = finished(engine.submit([asked([1], n=30, banned=tuple(set(free.ids)))]))
-    assert not set(job.ids) & set(free.ids)
-
-
-def test_halt_sees_every_token_once_and_ends_the_row() -> None:
+def test_banned_ids_and_strings_that_end_an_answer() -> None:
+    """`should_stop` sees every token once."""
     seen: list[int] = []
+    halt = lambda token: seen.append(token) or len(seen) == 4  # noqa: E731
     with Engine(loaded()) as engine:
-        (job,) = engine.submit([asked([1], n=30, should_stop=lambda token: seen.append(token) or len(seen) == 4)])
-        others = engine.submit([asked([2], n=30, seed=s) for s in range(3)])
-        finished([job, *others])
-    assert job.ids == seen and len(seen) == 4 and job.end == "stop"
+        (free,) = finished(engine.submit([request([1], n=30)]))
+        (other,) = finished(engine.submit([request([1], n=30, banned=tuple(set(free.ids)))]))
+        halted, *_ = finished(engine.submit([request([1], n=30, should_stop=halt), *[request([2], n=30)] * 3]))
+    assert not set(other.ids) & set(free.ids)
+    assert halted.ids == seen and len(seen) == 4 and halted.end == "stop"
 
 
 def test_the_queue_has_an_end_and_takes_all_or_none() -> None:
     with Engine(loaded(block_size=3000), max_rows=2, max_waiting=3) as engine:
-        jobs = engine.submit([asked([1], n=2500, seed=s) for s in range(2)])
-        while len(engine.rows) < 2:
-            time.sleep(0.001)
-        jobs += engine.submit([asked([2], n=2) for _ in range(2)])
+        jobs = engine.submit([request([1], n=2500, seed=s) for s in range(2)])
+        until(lambda: len(engine.rows) == 2)
+        jobs += engine.submit([request([2], n=2) for _ in range(2)])
         with pytest.raises(Overloaded, match="2 .*2 .*3"):
-            engine.submit([asked([3], n=2) for _ in range(2)])
+            engine.submit([request([3], n=2) for _ in range(2)])
         assert engine.waiting == 2
-        jobs += engine.submit([asked([3], n=2)])
+        jobs += engine.submit([request([3], n=2)])
         for job in jobs[:2]:
             job.cancel()
         assert [len(job.ids) for job in finished(jobs)[2:]] == [2, 2, 2]
@@ -199,29 +168,25 @@ def other_weights(model: GPT) -> dict[str, torch.Tensor]:
 
 
 def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
-    """Asked for while a row is being written: that row ends as it began, who came after it waits and draws from the new ones alone."""
-    old, new = loaded(block_size=600, tied=False), loaded(block_size=600, tied=False)
-    state = other_weights(old.model)
-    new.model.load_state_dict(state)
-    request, late = asked([1, 2, 3], n=200, seed=1), asked([1, 2, 3], n=20, seed=2)
-    before = alone(old.model, request, 1)
-    with Engine(old, max_rows=4) as engine:
-        (running,) = engine.submit([request])
-        while len(running.ids) < 5:
-            time.sleep(0.001)
-        change = threading.Thread(target=engine.update_weights, args=(state, "new", 60))
+    """While a row is being written: it ends as it began; who came after it waits and draws from the new ones alone."""
+    model, new = loaded(block_size=600, tied=False), loaded(block_size=600, tied=False)
+    before = {name: p.clone() for name, p in model.model.state_dict().items()}
+    new.model.load_state_dict(other_weights(model.model))
+    with Engine(model, max_rows=4) as engine:
+        (running,) = engine.submit([request([1, 2, 3], n=200, seed=1)])
+        until(lambda: len(running.ids) >= 5)
+        change = threading.Thread(target=engine.update_weights, args=(new.model.state_dict(), "new", 60))
         change.start()
-        while engine._update is None and running.end is None:
-            time.sleep(0.001)
+        until(lambda: engine._update is not None or running.end)
         assert running.end is None, "the exchange was asked for while the row ran"
-        (waiting,) = engine.submit([late])
+        (waiting,) = engine.submit([request([1, 2, 3], n=20, seed=2)])
         finished([running, waiting])
         change.join(30)
         assert engine.version == "new" and not change.is_alive()
-        assert (running.ids, running.version) == (before.ids, "")
-        right = alone(new.model, late, 2)
-        assert (waiting.ids, waiting.version) == (right.ids, "new")
-        torch.testing.assert_close(torch.tensor(waiting.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
+    assert (running.version, waiting.version) == ("", "new")
+    assert_as_sampled(new.model, waiting, 2)
+    new.model.load_state_dict(before)
+    assert_as_sampled(new.model, running, 1)
 
 
 def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +208,9 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
     try:
         with Engine(model) as engine:
             for version in ("1", "2"):
-                finished(engine.submit([asked([1, 2, 3], n=4)]))
+                finished(engine.submit([request([1, 2, 3], n=4)]))
                 engine.update_weights(other_weights(model.model), version, 60)
-            finished(engine.submit([asked([1, 2, 3], n=4)]))
+            finished(engine.submit([request([1, 2, 3], n=4)]))
     finally:
         gc.enable()
     assert alive == [0, 0, 0]
@@ -255,74 +220,64 @@ def test_weights_that_cannot_come_in_change_nothing() -> None:
     model = loaded(block_size=5000)
     state = other_weights(model.model)
     with Engine(model, max_rows=1) as engine:
-        (running,) = engine.submit([asked([1], n=4900)])
-        while not running.ids:
-            time.sleep(0.001)
+        (running,) = engine.submit([request([1], n=4900)])
+        until(lambda: running.ids)
         with pytest.raises(RunError, match="0.1 s"):
             engine.update_weights(state, "new", timeout_s=0.1)
         with pytest.raises(ConfigError):
             engine.update_weights({name: p[:1] for name, p in state.items()}, "new")
         running.cancel()
-        assert finished(engine.submit([asked([1], n=2)]))[0].version == engine.version == "", (
-            "what was withdrawn does not come in later"
-        )
+        (job,) = finished(engine.submit([request([1], n=2)]))
+        assert job.version == engine.version == "", "what was withdrawn does not come in later"
         engine.update_weights(state, "new", timeout_s=30)
-        assert finished(engine.submit([asked([1], n=2)]))[0].version == "new"
+        assert finished(engine.submit([request([1], n=2)]))[0].version == "new"
     with pytest.raises(RunError):
         engine.update_weights(state, "newer")
 
 
 def test_a_late_request_ends_in_the_batch_and_in_the_queue() -> None:
     with Engine(loaded(block_size=5000), max_rows=1) as engine:
-        running, queued = engine.submit([asked([1], n=4900, timeout_s=0.3), asked([1], n=5, timeout_s=0.1)])
+        running, queued = engine.submit([request([1], n=4900, timeout_s=0.3), request([1], n=5, timeout_s=0.1)])
         assert queued.wait(30) and (queued.end, queued.ids) == ("timeout", [])
         assert running.wait(30) and running.end == "timeout" and running.ids
-        assert finished(engine.submit([asked([1], n=2)]))[0].end == "length", "the engine goes on"
-
-
-def test_closing_ends_every_request_and_takes_no_more() -> None:
-    engine = Engine(loaded(block_size=5000), max_rows=1)
-    with engine:
-        jobs = engine.submit([asked([1], n=4900), asked([1], n=5)])
-    assert [job.end for job in jobs] == ["closed", "closed"]
-    with pytest.raises(RunError):
-        engine.submit([asked([1])])
+        assert finished(engine.submit([request([1], n=2)]))[0].end == "length", "the engine goes on"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded()
+def test_closing_and_a_defect_end_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(block_size=5000)
+    with Engine(model, max_rows=1) as engine:
+        jobs = engine.submit([request([1], n=4900), request([1], n=5)])
+    assert [job.end for job in jobs] == ["closed", "closed"]
+    with pytest.raises(RunError):
+        engine.submit([request([1])])
     monkeypatch.setattr(model.model, "hidden", lambda *a, **k: 1 / 0)
     with Engine(model) as engine:
-        jobs = finished(engine.submit([asked([1]), asked([2])]))
+        jobs = finished(engine.submit([request([1]), request([2])]))
         assert [job.end for job in jobs] == ["closed", "closed"]
         with pytest.raises(RunError, match="division by zero"):
-            engine.submit([asked([1])])
+            engine.submit([request([1])])
 
 
-@pytest.mark.parametrize(
-    "request_, named",
-    [
-        (asked([]), "0 "),
-        (asked([1] * 64), "64 "),
-        (asked([96]), "0..95"),
-        (asked([-1]), "-1..-1"),
-        (asked([1], n=0), "max_new_tokens 0"),
-    ],
-)
-def test_what_the_model_cannot_read_is_rejected(request_: Request, named: str) -> None:
-    with Engine(loaded()) as engine, pytest.raises(ConfigError, match=named):
-        engine.submit([asked([1]), request_])
+def test_what_the_model_cannot_read_is_rejected() -> None:
+    with Engine(loaded()) as engine:
+        for bad, named in (
+            (request([]), "0 "),
+            (request([1] * 64), "64 "),
+            (request([96]), "0..95"),
+            (request([-1]), "-1..-1"),
+            (request([1], n=0), "max_new_tokens 0"),
+        ):
+            with pytest.raises(ConfigError, match=named):
+                engine.submit([request([1]), bad])
 
 
 def test_on_progress_is_called_at_the_first_token_and_at_the_end() -> None:
-    calls: list[int] = []
-    box: list[Job] = []
     with Engine(loaded(block_size=500)) as engine:
         for streams in (False, True):
-            box.clear(), calls.clear()
-            box += engine.submit(
-                [asked([1], n=150)], on_progress=lambda: calls.append(len(box[0].ids) if box else 0), streams=streams
-            )
+            box: list[Job] = []
+            calls: list[int] = []
+            noted = lambda box=box, calls=calls: calls.append(len(box[0].ids) if box else 0)  # noqa: E731
+            box += engine.submit([request([1], n=150)], on_progress=noted, streams=streams)
             finished(box)
             assert calls[-1] == 150 and (len(calls) == 1 if not streams else calls[0] <= 1 and 2 < len(calls) < 150)
