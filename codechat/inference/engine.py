@@ -14,9 +14,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,7 +115,7 @@ class WeightUpdate:
 
 
 class Engine:
-    """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
+    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
 
     def __init__(self, loaded: LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
@@ -151,18 +151,16 @@ class Engine:
     def submit(
         self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
-        """All of the requests or none. Raises Overloaded where the queue has no room, ConfigError for a bad prompt, RunError after the end."""
+        """All of the requests or none. Overloaded where the queue has no room, ConfigError for a bad prompt, RunError after the end."""
         for request in requests:
             self._check(request)
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
-        with self._changed:
-            self._check_alive()
+        with self._changed_alive():
             room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self._waiting)
             if len(jobs) > room:
                 limit = f"at most {self.max_waiting} may wait; try again later"
                 raise Overloaded(f"{self.waiting} completions wait, {len(jobs)} more are requested; {limit}")
             self._waiting.extend(jobs)
-            self._changed.notify()
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
@@ -174,23 +172,25 @@ class Engine:
             raise ConfigError("the weights have other shapes than the model's; give those of the same model")
         update = WeightUpdate(state, version)
         with self._one_update:
-            with self._changed:
-                self._check_alive()
+            with self._changed_alive():
                 self._update = update
-                self._changed.notify()
             try:
                 update.done.result(timeout_s)
             except TimeoutError:
+                if not update.done.cancel():  # it has begun, and ends soon
+                    return update.done.result()
                 with self._changed:
-                    withdrawn = self._update is update
                     self._update = None
-                if withdrawn:
-                    raise RunError(f"completions still run after {timeout_s:g} s; try again later") from None
-                update.done.result()  # it had begun, and ends soon
+                raise RunError(f"completions still run after {timeout_s:g} s; try again later") from None
 
-    def _check_alive(self) -> None:
-        if not self.alive:
-            raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+    @contextmanager
+    def _changed_alive(self) -> Iterator[None]:
+        """Change what the engine's thread reads, and wake it. RunError after its end."""
+        with self._changed:
+            if not self.alive:
+                raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+            yield
+            self._changed.notify()
 
     def _check(self, request: Request) -> None:
         cfg, prompt = self.model.cfg, request.prompt
@@ -227,7 +227,7 @@ class Engine:
             update, self._update = self._update, None
             jobs = [*self.rows, *self._joining, *self._waiting]
             self._waiting.clear()
-        if update:
+        if update and update.done.set_running_or_notify_cancel():
             update.done.set_exception(RunError("the engine has ended; start the server again"))
         for job in jobs:
             if job.end is None:
@@ -243,7 +243,7 @@ class Engine:
     def _apply_update(self) -> None:
         with self._changed:
             update, self._update = self._update, None
-        if update:
+        if update and update.done.set_running_or_notify_cancel():
             self.model.load_state_dict(update.state)
             self.version = update.version
             update.done.set_result(None)
