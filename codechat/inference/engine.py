@@ -258,7 +258,7 @@ class Engine:
         if self._joining:
             self._prefill(self._joining)
         if self.rows:
-            ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kept[0].device)
+            ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
             self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])  # (B, D)
 
     def _admit(self, now: float) -> list[Job]:
@@ -280,7 +280,7 @@ class Engine:
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
         ids, lengths = pad_right(list(index), device)
-        cache = new_cache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kept[0].dtype)
+        cache = new_cache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
         last = last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))
