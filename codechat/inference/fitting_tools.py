@@ -6,7 +6,7 @@ Functions that could serve the same request (`toolbox.FAMILIES`) are never offer
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,7 @@ from codechat.tasks import toolbox
 OFFERED = 4  # as many as a training prompt offers at most
 NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
 ASKING = frozenset("write show give tell make find please program function code".split())  # not what a request is about
-GOES_ON = re.compile(
-    r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
-)  # beginnings that go on with the last
+GOES_ON = re.compile(r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE)  # begins like a follow-up
 POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
 
@@ -36,15 +34,13 @@ def _continues(request: str) -> bool:
     return bool(GOES_ON.match(request)) or not _words(request)
 
 
-def fitting_tools(request: str, most: int = OFFERED) -> list[str]:
-    """Names of at most `most` functions of the toolbox, best first; none where no word of the request is in any description."""
+def fitting_tools(request: str) -> list[str]:
+    """Names of at most OFFERED functions, best first; none where no word of the request is in any description."""
     index, names = _index()
     known = sorted(set(_words(request)) & index.vocab_dict.keys())
-    if not known:
-        return []
-    scores, chosen = index.get_scores(known), []
+    scores, chosen = index.get_scores(known) if known else [], []
     for score, name in sorted(zip(scores, names), reverse=True):
-        near = score >= NEAR * scores.max() and len(chosen) < most
+        near = score >= NEAR * scores.max() and len(chosen) < OFFERED
         if near and not any(name in toolbox.family(other) for other in chosen):
             chosen.append(name)
     return chosen
@@ -54,16 +50,15 @@ def fitting_tools(request: str, most: int = OFFERED) -> list[str]:
 def _index() -> tuple[Any, list[str]]:
     import bm25s  # here: only a request needs it
 
+    texts = []
+    for tool in toolbox.TOOLS.values():
+        properties = tool.schema["parameters"]["properties"].items()
+        arguments = " ".join(f"{name} {' '.join(map(str, about.get('enum', ())))}" for name, about in properties)
+        # the name counts twice: its words are chosen to be told apart
+        texts.append(f"{tool.name} {tool.name} {tool.schema['description']} {arguments}".replace("_", " "))
     index = bm25s.BM25()
-    index.index([_words(_text(tool.schema)) for tool in toolbox.TOOLS.values()], show_progress=False)
+    index.index([_words(text) for text in texts], show_progress=False)
     return index, list(toolbox.TOOLS)
-
-
-def _text(schema: Mapping[str, Any]) -> str:
-    """The name counts twice: its words are chosen to be told apart."""
-    properties = schema["parameters"]["properties"].items()
-    arguments = " ".join(f"{name} {' '.join(map(str, about.get('enum', ())))}" for name, about in properties)
-    return f"{schema['name']} {schema['name']} {schema['description']} {arguments}".replace("_", " ")
 
 
 def _words(text: str) -> list[str]:
