@@ -1,4 +1,4 @@
-"""Code conversations: filters of public sets, rejection of benchmark rows, and the small problems on disk."""
+"""Code conversations: filters of public sets, rejection of benchmark rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, UserError
-from codechat.data import command, conversations, synthetic
+from codechat.data import command, synthetic
 from codechat.tasks.coding.prepare import HUB, with_system
-from codechat.text import chat, tokenizer
+from codechat.text import chat
 
-BYTES = tokenizer.load("bytes")
 ADD = "def add(a, b):\n    return a + b"
 
 
@@ -158,21 +157,3 @@ def test_embedded_programs_need_no_network_and_the_hub_is_given_up_within_second
     with pytest.raises(UserError, match="Codeforces"):
         command.main(["code", "--source", "codeforces", "--out", str(tmp_path / "hub")])
     assert not (tmp_path / "hub").exists()
-
-
-def test_small_problems_on_disk(tmp_path: Path) -> None:
-    counts = "--tokenizer bytes --max-examples 40 --problems 30 --eval-examples 12 --levels 1 2"
-    words = ["micro", "--out", str(tmp_path), *counts.split()]
-    command.main(words)
-    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    loaded = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
-    assert list(loaded) == ["solutions"] and len(loaded["solutions"]) == 40, "problems are not read as conversations"
-    task = tasks.load("micro", source=str(tmp_path))
-    assert {s: len(task.problems(s)) for s in task.splits} == {"train": 30, "select": 12, "test": 12, "test_hard": 12}
-    assert {p.meta["level"] for p in task.problems("train")} == {1, 2}
-    taught = {r["messages"][0]["content"] for r in rows_of(tmp_path / "solutions.train.jsonl")}
-    assert not taught & {p.messages[0]["content"] for s in task.splits for p in task.problems(s)}
-    command.main(words)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
-    with pytest.raises(ConfigError):
-        command.main([*words[:-2], "9"])

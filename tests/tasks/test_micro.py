@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.core.errors import ConfigError
 from codechat.sandbox import SandboxUnavailable
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.micro import ARGUMENTS, FAMILIES, LEVELS, NAMES, dialogues, problems
@@ -50,7 +49,6 @@ def test_prompts_and_answers_are_short_and_a_seed_gives_the_same_problems() -> N
         body = problem.gold["code"].split("\n")[1:]
         assert 1 <= len(body) <= 6 and max(map(len, body)) < 70
         assert len(chat.prompt(problem.messages, tok)) + len(chat.completion_ids(problem.gold["code"], tok)) < 300
-    assert problems("train", 50, seed=1) == problems("train", 50, seed=1)
     first, second = ({p.id for p in problems("train", 100, seed=s)} for s in (1, 2))
     assert len(first) == 100 and len(first & second) < 5
 
@@ -93,9 +91,6 @@ def test_tests_separate_correct_from_wrong_programs() -> None:
 
 
 def test_the_task_takes_levels_and_its_reference_solutions_pass_in_the_sandbox() -> None:
-    for wrong in (lambda: problems("train", 5, levels=(1, 7)), lambda: tasks.load("micro").problems("prompt")):
-        with pytest.raises(ConfigError):
-            wrong()
     assert {p.meta["level"] for p in tasks.load("micro:levels=[1,2]").problems("test", 40)} == {1, 2}
     task = tasks.load("micro")
     try:

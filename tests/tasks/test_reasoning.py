@@ -137,11 +137,9 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes() -
 
 def test_a_template_may_be_graded_by_another_rule_and_bad_options_are_user_errors() -> None:
     assert tasks.load("reasoning:template=alpaca,reward=xml").max_reward == 4.0
-    for words in ("reasoning:template=haiku", "reasoning:reward=haiku", "reasoning:levels=[7]", "reasoning:levels=[]"):
+    for words in ("reasoning:template=haiku", "reasoning:reward=haiku"):
         with pytest.raises(ConfigError):
             tasks.load(words).problems("train", 1)
-    with pytest.raises(ConfigError):
-        tasks.load("reasoning").problems("dev", 1)
 
 
 def test_worked_solutions_are_correct_and_use_the_question() -> None:
@@ -166,9 +164,6 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
     other = {q.text for q in stories.questions("worked", 300, seed=2)}  # a seed moves no question to another part
     assert not other & (parts["train"] | parts["select"] | parts["test"])
     task = tasks.load("reasoning")
-    assert (
-        task.problems("train", 30, seed=3) == task.problems("train", 30, seed=3) != task.problems("train", 30, seed=4)
-    )
     assert {p.split for s in SPLITS for p in task.problems(s, 5)} == set(SPLITS)
 
 
@@ -218,14 +213,11 @@ def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_p
         with pytest.raises(DataError, match="gsm8k, test, row 2"):
             tasks.load("gsm8k", source=str(gsm8k)).problems("test")
     jsonl(gsm8k / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
-    jsonl(tmp_path / "reasoning.test.jsonl", [{"id": "a", "messages": [], "gold": {"answer": ""}, "split": "test"}])
     for error, name, source, split in (
         (DataError, "gsm8k", gsm8k, "test"),
         (MissingFile, "gsm8k", tmp_path / "none", "test"),
         (ConfigError, "gsm8k", "embedded", "test"),
         (ConfigError, "mmlu", tmp_path, "train"),
-        (MissingFile, "reasoning", tmp_path, "train"),
-        (DataError, "reasoning", tmp_path, "test"),
     ):
         with pytest.raises(error):
             tasks.load(name, source=str(source)).problems(split)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 
 from codechat import cli, grpo, tasks
 from codechat.core import config
-from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import command, conversations
 from codechat.evaluation import diagnose
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -158,13 +155,6 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
                 assert old != new and buggy != part.source(names, setting) and part.code.count(right) == 1
     drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
     assert drawn == {part.name for part in parts.PARTS}
-
-
-def test_splits_share_no_problem_and_the_seed_decides() -> None:
-    ids_of = {split: {p.id for p in TASK.problems(split, 40)} for split in tasks.SPLITS}
-    assert all(len(ids) == 40 for ids in ids_of.values())
-    assert sum(map(len, ids_of.values())) == len(set().union(*ids_of.values()))
-    assert TASK.problems("train", 5, seed=1) == TASK.problems("train", 5, seed=1) != TASK.problems("train", 5, seed=2)
     held_out = {part.name for part in parts.PARTS if part.held_out}
     assert {p.meta["part"] for p in TASK.problems("test_hard", 30)} <= held_out
     assert not {p.meta["part"] for p in TASK.problems("test", 60)} & held_out
@@ -296,32 +286,6 @@ def test_no_fixed_text_is_a_shortcut() -> None:
 
 
 # ---------------------------------------------------------------- commands
-
-
-def test_conversations_and_problems_on_disk(tmp_path: Path) -> None:
-    sizes = "--max-examples 6 --problems 6 --eval-examples 3 --levels 1 2"
-    command.main(f"repair --out {tmp_path} --tokenizer bytes {sizes}".split())
-    names = {f"repairs.{s}.jsonl" for s in ("train", "select", "test")} | {f"repair.{s}.jsonl" for s in tasks.SPLITS}
-    assert {p.name for p in tmp_path.glob("*.jsonl")} == names
-    problems = tasks.load("repair", source=str(tmp_path)).problems("train")
-    tasks.check_reference_solutions(TASK, problems).require()
-    domains = conversations.load_domains(tmp_path, "train", tokenizer.load("bytes"), "reserved", 4096)
-    assert list(domains) == ["repairs"] and len(domains["repairs"]) == 6 and len(problems) == 6
-    text = (tmp_path / "repairs.train.jsonl").read_text()
-    assert not any(p.id.removeprefix("repair-") in text for p in problems)
-    assert 0 < len(tasks.load("repair:levels=[1]", source=str(tmp_path)).problems("train")) < 6
-
-
-def test_bad_settings_and_files_are_user_errors(tmp_path: Path) -> None:
-    for words in ("repair:levels=[4]", "repair:levels=[]"):
-        with pytest.raises(ConfigError):
-            tasks.load(words)
-    with pytest.raises(MissingFile):
-        tasks.load("repair", source=str(tmp_path)).problems("train")
-    row = {"id": "a", "messages": [], "gold": {}, "split": "train"}
-    (tmp_path / "repair.train.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match="codechat data repair"):
-        tasks.load("repair", source=str(tmp_path)).problems("train")
 
 
 @pytest.mark.slow
