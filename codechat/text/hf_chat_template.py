@@ -129,32 +129,33 @@ def answer(content: str, tokenizer: ImportedTokenizer) -> Turn:
 
 def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[Turn], str]:
     """The texts of each message, and the text after the last; prompt: up to where the assistant begins to write."""
-    form_, last = form(tokenizer), []
-    if messages and messages[-1]["role"] == "assistant" and not prompt:
-        messages, last, prompt = messages[:-1], [answer(messages[-1]["content"], tokenizer)], True
-    text, pieces = _pieces(messages, tokenizer, prompt)
+    form_, last = form(tokenizer), messages[-1] if messages[-1]["role"] == "assistant" and not prompt else None
+    known = messages[:-1] if last else messages
+    text, pieces = _pieces(known, tokenizer, prompt or last is not None)
     turns, head, at = [], pieces[0], len(pieces[0])
-    for number, (message, content, between) in enumerate(zip(messages, pieces[1::2], pieces[2::2])):
+    for number, (message, content, between) in enumerate(zip(known, pieces[1::2], pieces[2::2])):
         opening = closing = ""
         if message["role"] == "assistant":
             _, opening, written, closing, _ = answer(message["content"], tokenizer)
-            asked = _fill(messages[:number], tokenizer, True)
+            asked = _fill(known[:number], tokenizer, True)
             if text[:at] != asked + opening or content != written or not between.startswith(closing):
-                raise DataError(
-                    f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled"
-                )
-            head, end = head[: len(head) - len(opening)], len(closing)
-        else:
-            stop = _specials(tokenizer).search(between)
-            end = stop.end() if stop else 0
+                raise _moved(number, tokenizer)
+            head = head[: len(head) - len(opening)]
+        stop = None if closing else _specials(tokenizer).search(between)
+        end = stop.end() if stop else len(closing)
         end += len(between[end:]) - len(between[end:].lstrip())
         end = max(len(closing), min(end, len(between) - len(form_.opening)))  # the next answer may open with blanks
         turns.append(Turn(head, opening, content, closing, between[len(closing) : end]))
         head, at = between[end:], at + len(content + between)
     if not last:
         return turns, head
-    space = form_.after[: len(form_.after) - len(form_.after.lstrip())]
-    return [*turns, last[0]._replace(head=head, after=space)], form_.after[len(space) :]
+    turn = answer(last["content"], tokenizer)
+    sampled = text + turn.opening + turn.body + turn.closing
+    as_last = _fill(messages, tokenizer, False).startswith(sampled)
+    if not as_last and not _fill([*messages, USER], tokenizer, True).startswith(sampled):
+        raise _moved(len(known), tokenizer)
+    space = turn.after[: len(turn.after) - len(turn.after.lstrip())]
+    return [*turns, turn._replace(head=head, after=space)], turn.after[len(space) :]
 
 
 def _pieces(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> tuple[str, list[str]]:
@@ -183,6 +184,10 @@ def _ways(content: str) -> tuple[str, ...]:
 def _changed(tokenizer: ImportedTokenizer) -> DataError:
     changed = f"the chat template of {tokenizer.spec} changes contents of this conversation"
     return DataError(f"{changed}; remove what it treats specially, such as reasoning")
+
+
+def _moved(number: int, tokenizer: ImportedTokenizer) -> DataError:
+    return DataError(f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled")
 
 
 def check_content(content: str, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
