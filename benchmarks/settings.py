@@ -210,33 +210,6 @@ class QualityBench:
 
 
 MODELS = {name: {"model": model} for name, model in PRESETS.items()}
-GPU_STEPS = {
-    1: ("checkpoint", "process group, sharded save beside training, read back bitwise"),
-    2: ("numbers", "bfloat16 loss, gradients and entropy against float32"),
-    3: ("flash", "no dense mask: pretraining, SFT, RL, prefill"),
-    4: ("compiled", "recompilations after step 2, waits of the host per step"),
-    5: ("mfu", "MFU of d12, d20 and 2b beside transformers, first step; options of memory and precision"),
-    6: ("memory", "reserved memory against the plan"),
-    7: ("sampling", "sampling of d12 and 2b, with and without graphs, beside transformers and vLLM"),
-    8: ("mismatch", "sampler against trainer log-probabilities"),
-    9: ("rl", "REINFORCE and GRPO: killed and resumed; a server that samples ahead"),
-    10: ("busy", "profiler: share of time in which the GPU works"),
-    11: ("recipe", "the nano recipe, ten minutes of d12"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuBench:
-    """What `python -m benchmarks gpu` runs."""
-
-    steps: tuple[int, ...] = opt((), "numbers of steps to run again; none = 1 to 10, those without a result")
-    out: str | None = opt(None, "directory of results; none = reports/bench/NAME OF THE GPU")
-    json: str | None = opt(None, "also write all figures to this file")
-
-    def __post_init__(self) -> None:
-        if unknown := [n for n in self.steps if n not in GPU_STEPS]:
-            raise ConfigError(f"steps {' '.join(map(str, unknown))}; there are 1 to {max(GPU_STEPS)}")
-
 
 RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "train": {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()},

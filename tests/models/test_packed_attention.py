@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import on_gpu
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from benchmarks import gpu_steps
 from codechat.data import conversations
 from codechat.evaluation import domain_loss
 from codechat.inference.engine import Engine, Request
@@ -90,7 +90,7 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
         return [loss.detach(), logprobs.detach(), *(p.grad for p in model.parameters())]
 
     want = values()
-    with gpu_steps.as_on_a_gpu():
+    with on_gpu.as_on_a_gpu():
         assert not isinstance(packed.where()["mask"], Tensor)
         for got, expected in zip(values(), want):
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)

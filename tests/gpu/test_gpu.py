@@ -1,0 +1,280 @@
+"""What has to hold on a GPU before it is used: `pytest -m gpu tests/gpu`. On a CPU the same tests prove what needs none.
+
+Rates are measured by the benchmarks, such as `python -m benchmarks train --preset 2b`. Tokens are random, nothing is
+downloaded. Left out: several GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as td
+from on_gpu import CFG, CUDA, DEVICE, TINY, Trainer, as_on_a_gpu, deep, packed_docs, random_ids, randomized
+from sync_count import META, SyncCount, on_meta
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from codechat.core.atomic_files import read_rows
+from codechat.data.prefetch import Prefetched
+from codechat.distributed import dist, hardware, sharding
+from codechat.models import generate, optim, packed_attention
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+
+pytestmark = pytest.mark.gpu if CUDA else pytest.mark.slow
+KINDS = ("pretrain", "sft", "rl")
+
+
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    with tempfile.NamedTemporaryFile() as file:
+        how: dict[str, Any] = dict(device_id=torch.device("cuda", 0)) if CUDA else {}
+        store = td.FileStore(file.name, 1)
+        td.init_process_group("cpu:gloo,cuda:nccl" if CUDA else "gloo", store=store, rank=0, world_size=1, **how)
+        try:
+            yield
+        finally:
+            td.destroy_process_group()
+
+
+def test_a_sharded_save_beside_training_reads_back_bitwise(tmp_path: Path) -> None:
+    def made() -> tuple[GPT, list[Any]]:
+        model = sharding.shard(GPT(CFG).to(DEVICE), sharding.mesh(1))
+        return model, optim.build(model, lr=1e-3)
+
+    def learn(model: GPT, optimizers: list[Any], seed: int) -> list[Tensor]:
+        ids = random_ids(CFG, 2, 64, seed)
+        with dist.autocast(DEVICE):
+            loss = model.loss(ids, ids)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return [dist.local(p).detach().clone() for p in model.parameters()]
+
+    with one_rank():
+        model, optimizers = made()
+        learn(model, optimizers, 0)
+        held = learn(model, optimizers, 1)
+        checkpoint.save(tmp_path, 2, model=model, optimizers=optimizers, wait=False)
+        went_on = learn(model, optimizers, 2)  # while the thread writes
+        checkpoint.settle()
+        other, states = made()
+        checkpoint.restore(checkpoint.load(tmp_path / "checkpoints" / "step_000002"), other, states)
+        assert all(torch.equal(dist.local(p), q) for p, q in zip(other.parameters(), held, strict=True))
+        again = learn(other, states, 2)
+    if not CUDA:  # a GPU adds some gradients in no fixed order
+        assert all(torch.equal(p, q) for p, q in zip(again, went_on, strict=True))
+
+
+@pytest.mark.parametrize("residual, cosine", [(False, 0.999), (True, 0.99)])
+def test_bfloat16_gives_the_loss_and_gradient_of_float32(residual: bool, cosine: float) -> None:
+    ids = random_ids(CFG, 2, 256).cpu()
+
+    def measure(model: GPT, device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor, float]:
+        x = ids.to(device)
+        model.to(device)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            loss = model.loss(x, x.roll(-1, 1))
+            with torch.no_grad():
+                entropy = float(model.token_logprobs(x, x)[1].mean())
+        loss.backward()
+        return float(loss.detach()), parameters_to_vector([p.grad for p in model.parameters()]).double().cpu(), entropy
+
+    want = measure(randomized(GPT(CFG)), torch.device("cpu"), torch.float32)
+    found = measure(randomized(GPT(replace(CFG, bf16_residual=residual))), DEVICE, torch.bfloat16)
+    assert found[0] == pytest.approx(want[0], rel=1e-2)
+    assert float(torch.cosine_similarity(found[1], want[1], dim=0)) > cosine
+    assert residual or found[2] == pytest.approx(want[2], rel=1e-3)
+
+
+def test_no_step_and_no_prefill_asks_for_a_dense_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU only flash kernels are allowed."""
+    F, sdpa, masks = torch.nn.functional, torch.nn.functional.scaled_dot_product_attention, []
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
+        masks.append(attn_mask is not None)
+        return sdpa(q, k, v, attn_mask=attn_mask, **how)
+
+    trainer, flash = Trainer(CFG, 2, CFG.block_size), torch.nn.attention.SDPBackend.FLASH_ATTENTION
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    with torch.nn.attention.sdpa_kernel(flash) if CUDA else contextlib.nullcontext(), as_on_a_gpu():
+        for kind in KINDS:
+            trainer.step(kind)
+        with dist.autocast(DEVICE):
+            generate.sample(trainer.model, [[1, 2, 3], [4] * 20, [5]], max_new_tokens=2, samples_per_prompt=2)
+    assert masks and not any(masks)
+
+
+@pytest.mark.skipif(not CUDA, reason="tests/models compares both on a CPU")
+def test_flex_attention_equals_the_dense_mask() -> None:
+    model, ids, docs = randomized(GPT(CFG).to(DEVICE)), random_ids(CFG, 2, 1024), packed_docs(2, 1024).to(DEVICE)
+    with torch.no_grad(), dist.autocast(DEVICE):
+        flex, dense = (
+            model.hidden(ids, mask=m(docs)) for m in (packed_attention.flex_mask, packed_attention.Documents)
+        )
+    real = docs >= 0
+    assert float((flex - dense)[real].norm() / dense[real].norm()) < 2e-2
+
+
+def counted(name: str) -> tuple[list[int], Callable[..., Any]]:
+    """(sizes of the graphs that it is given, the backend of torch.compile that notes them)."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    plain, sizes = lookup_backend(name), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return plain(graph, inputs, **how)
+
+    return sizes, backend
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: str) -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    trainer, graphs = Trainer(deep(12), 2, CFG.block_size if CUDA else 64), []
+    blocks, backend = counted("inductor" if CUDA else "aot_eager")
+    hardware.compile_blocks(trainer.model, backend=backend)
+    with as_on_a_gpu():
+        for _ in range(5):
+            trainer.step(kind)
+            graphs.append(counters["stats"]["unique_graphs"])
+    assert (len(blocks), sum(counters["graph_break"].values())) == (1, 0) and graphs[-1] == graphs[1]
+    if CUDA:
+        assert cuda_waits(lambda: trainer.step(kind)) <= 2
+
+
+@pytest.mark.skipif(CUDA, reason="CUDA counts its own waits above")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_waits_for_the_device_at_most_twice(kind: str) -> None:
+    with on_meta(), SyncCount(META.type) as syncs:
+        trainer = Trainer(TINY, 2, 64, device=META)
+        trainer.step(kind)  # the first step makes the states of the optimizer
+        first = syncs.total
+        trainer.step(kind)
+    assert syncs.total - first <= 2
+
+
+def cuda_waits(run: Callable[[], Any]) -> int:
+    """Synchronising calls that CUDA itself reports."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(w.message) for w in seen)
+
+
+class Windows:
+    """A loader of random windows."""
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        return tuple(torch.randint(CFG.vocab_size, (2, 1024)) for _ in range(2))
+
+    def state(self) -> int:
+        return 0
+
+
+@pytest.mark.gpu
+def test_a_batch_prepared_ahead_waits_for_nothing() -> None:
+    batches = Prefetched(Windows(), DEVICE)
+    batches.next()
+    assert cuda_waits(lambda: [x.to(DEVICE, non_blocking=True) for x in batches.next()]) == 0
+
+
+def test_what_waits_for_the_backward_pass_falls_with_recomputation() -> None:
+    from codechat.launch.memory_tape import Tape
+
+    def held(**changed: Any) -> int:
+        trainer = Trainer(replace(deep(4), **changed), 2, CFG.block_size)
+        with contextlib.nullcontext() if CUDA else Tape() as tape, dist.autocast(DEVICE):
+            before = torch.cuda.memory_allocated() if CUDA else 0
+            loss = trainer.loss("pretrain")
+            found = torch.cuda.memory_allocated() - before if CUDA else sum(tape.now.values())
+        del loss
+        return found
+
+    assert held() > held(recompute="elementwise") > held(recompute="blocks")
+
+
+@pytest.mark.gpu
+def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
+    from codechat.launch import planner, step_memory
+    from codechat.models.config import PRESETS, GPTConfig
+
+    cfg = GPTConfig(**PRESETS["2b"])
+    dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
+    plan = step_memory.measure(step_memory.Step(cfg, 2, cfg.block_size, optimizer="adamw", dtype=dtype))
+    torch.cuda.reset_peak_memory_stats()
+    trainer = Trainer(cfg, 2, cfg.block_size, optimizer="adamw")
+    hardware.compile_blocks(trainer.model)
+    for _ in range(3):
+        trainer.step()
+    want = (planner.gib_with_reserve(sum(plan.training.values())) - planner.CONTEXT_GIB) * planner.GIB
+    assert torch.cuda.max_memory_reserved() == pytest.approx(want, rel=0.08)
+
+
+def test_static_shapes_draw_the_same_tokens_as_rows_one_at_a_time() -> None:
+    model, prompts = randomized(GPT(CFG).to(DEVICE)).eval(), random_ids(CFG, 3, 20).tolist()
+    how = dict(max_new_tokens=40, samples_per_prompt=3, seed=0, stop=((5,), (7, 8)))
+    plain, static = (generate.sample(model, prompts, graph=graph, **how) for graph in (False, True))
+    assert [c.ids for c in plain] == [c.ids for c in static]
+
+
+def test_the_trainers_logprobs_are_the_samplers_up_to_rounding() -> None:
+    model, prompts, gaps = randomized(GPT(CFG).to(DEVICE)).eval(), random_ids(CFG, 8, 32).tolist(), []
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        drawn = generate.sample(model, prompts, max_new_tokens=64, samples_per_prompt=4, seed=0, graph=True)
+        for i, completion in enumerate(drawn):
+            ids = torch.tensor([prompts[i // 4] + completion.ids], device=DEVICE)
+            trainer = model.token_logprobs(ids[:, :-1], ids[:, 1:])[0][0, 31:]
+            gaps.append((trainer.cpu() - torch.tensor(completion.logprobs)).abs())
+    assert float(torch.cat(gaps).mean()) < 0.02
+
+
+RUN = """import sys; from pathlib import Path; from codechat.runs import paths
+paths.ROOT = Path(sys.argv.pop(1)); from codechat import cli; sys.exit(cli.main(sys.argv[1:]))"""
+
+
+def train(root: Path, words: list[str], kill_after: Path | None = None) -> int:
+    """The exit code of a training command whose runs lie below `root`; killed when `kill_after` exists."""
+    (root / "runs").mkdir(parents=True, exist_ok=True)
+    with open(root / "log.txt", "a") as log:
+        process = subprocess.Popen([sys.executable, "-c", RUN, str(root), *words], stdout=log, stderr=log)
+        while kill_after is not None and process.poll() is None:
+            if kill_after.exists():
+                process.send_signal(signal.SIGKILL)
+            time.sleep(0.02)
+        return process.wait(timeout=300)
+
+
+@pytest.mark.gpu  # tests/loops resume on a CPU
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("loop", ["reinforce", "grpo"])
+def test_a_killed_run_is_resumed_to_its_end(loop: str, tmp_path: Path) -> None:
+    flags = "--preset toy --max-steps 12 --save-every 4 --diagnose-groups 0 --group-size 8 --run-name toy"
+    words, whole, cut = [loop, *flags.split()], tmp_path / "whole", tmp_path / "cut"
+    assert train(whole, words) == 0
+    train(cut, words, kill_after=cut / "runs" / "toy" / "checkpoints" / "latest")
+    assert train(cut, [*words, "--resume"]) == 0
+    rows = read_rows(cut / "runs" / "toy" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 13))

@@ -1,0 +1,106 @@
+"""The device of the tests of `tests/gpu`, models for it, and the path of a GPU on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention
+
+from codechat.data import conversations
+from codechat.distributed import dist
+from codechat.models import optim, packed_attention
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+TINY = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=256, vocab_size=500)
+CFG = GPTConfig(**PRESETS["d12"]) if CUDA else TINY
+
+
+def random_ids(cfg: GPTConfig, rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(cfg.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def randomized(model: GPT) -> GPT:
+    """Every matrix random: at initialisation the blocks add nothing, and gradients behind them are 0."""
+    for name, p in model.named_parameters():
+        if p.ndim == 2 and name.startswith(("blocks.", "wte")):
+            torch.nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=torch.Generator(p.device).manual_seed(p.numel()))
+    return model
+
+
+def packed_docs(rows: int, length: int) -> Tensor:
+    """Three documents a row, then padding."""
+    ends = torch.tensor([length // 4, length // 2, length - length // 16])
+    docs = torch.bucketize(torch.arange(length), ends, right=True)
+    return docs.where(docs < 3, -1).expand(rows, length).contiguous()
+
+
+class Trainer:
+    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens, on the device before a step."""
+
+    def __init__(self, cfg: GPTConfig, rows: int, length: int, device: torch.device = DEVICE, **how: Any) -> None:
+        self.cfg, self.rows, self.length, self.device = cfg, rows, length, device
+        self.batches: dict[str, dict[str, Tensor]] = {}
+        model = GPT(cfg).to(device)
+        self.model = model if device.type == "meta" else randomized(model)
+        self.optimizers = optim.build(self.model, lr=1e-4, **how)
+
+    def batch(self, kind: str) -> dict[str, Tensor]:
+        """ids, targets, positions, docs, branches (B, T); and in places where the targets are."""
+        if kind not in self.batches:
+            ids = random_ids(self.cfg, self.rows, self.length).cpu()
+            docs, at = packed_docs(self.rows, self.length), torch.arange(self.length).expand_as(ids)
+            made = dict(ids=ids, docs=docs, positions=at, branches=(at % 97 > 30).long())
+            made["targets"] = ids if kind == "pretrain" else ids.masked_fill(docs != 1, -100)
+            made["places"] = (made["targets"] >= 0).flatten().nonzero()[:, 0]
+            self.batches[kind] = {name: dist.send(x.contiguous(), self.device) for name, x in made.items()}
+        return self.batches[kind]
+
+    def loss(self, kind: str) -> Tensor:
+        batch = self.batch(kind)
+        ids, targets, docs = batch["ids"], batch["targets"], batch["docs"]
+        if kind == "pretrain":
+            return self.model.loss(ids, ids, reduction="sum", every=True)
+        where = dict(positions=batch["positions"], places=batch["places"])
+        if kind == "sft":
+            return self.model.loss(ids, targets, reduction="sum", mask=conversations.packed_mask(docs), **where)
+        mask = packed_attention.Documents if packed_attention.dense(self.device) else packed_attention.flex_mask
+        return -self.model.token_logprobs(ids, targets, mask=mask(docs, batch["branches"]), **where)[0].sum()
+
+    def step(self, kind: str = "pretrain") -> None:
+        with dist.autocast(self.device):
+            loss = self.loss(kind)
+        (loss / (self.rows * self.length)).backward()
+        dist.clip_gradients(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The path of a GPU also on a CPU. Flex attention has a backward pass there too, written out, but refuses it."""
+    if CUDA:
+        yield
+        return
+    with (
+        mock.patch.object(packed_attention, "DENSE", ()),
+        mock.patch.object(packed_attention, "_flex", lambda: flex_attention.flex_attention),
+        mock.patch.object(flex_attention, "_validate_device", lambda *_: None),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
+
+
+def deep(depth: int) -> GPTConfig:
+    return CFG if CUDA else replace(TINY, depth=depth)
