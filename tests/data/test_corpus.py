@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raising import raising
 
 from codechat.core.errors import DataError
 from codechat.data import corpus, sources
@@ -29,9 +28,13 @@ def stream(out: Path, split: str) -> np.ndarray:
     return np.concatenate(corpus.open_corpus(out, split).shards)
 
 
+def split_texts(out: Path, split: str) -> list[str]:
+    return BYTES.decode(stream(out, split).tolist()).split("<|endoftext|>")[:-1]
+
+
 def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
     manifest = write(tmp_path)
-    parts = {s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")}
+    parts = {split: split_texts(tmp_path, split) for split in ("train", "val")}
     assert parts["val"] and sorted(parts["train"] + parts["val"]) == sorted(texts(60))
     assert manifest["train_documents"] == len(parts["train"])
     for split, kept in parts.items():
@@ -42,55 +45,49 @@ def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_pa
 def test_the_split_follows_the_text_not_the_order_or_the_company(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b", list(reversed(texts(60)))[:50])
-    held = {k: set(BYTES.decode(stream(tmp_path / k, "val").tolist()).split("<|endoftext|>")) for k in "ab"}
-    assert held["b"] <= held["a"]
+    assert set(split_texts(tmp_path / "b", "val")) <= set(split_texts(tmp_path / "a", "val"))
 
 
-def test_the_last_partial_shard_is_kept_and_shards_concatenate_to_the_same_ids(tmp_path):
+def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp_path, monkeypatch):
     one = write(tmp_path / "one")
     many = write(tmp_path / "many", shard_tokens=700)
     sizes = [f["tokens"] for f in many["files"] if f["split"] == "train"]
-    assert len(sizes) > 2 and set(sizes[:-1]) == {700} and 0 < sizes[-1] < 700
-    assert sum(sizes) == one["train_tokens"]
+    assert len(sizes) > 2 and set(sizes[:-1]) == {700} and 0 < sizes[-1] < 700 and sum(sizes) == one["train_tokens"]
     assert np.array_equal(stream(tmp_path / "one", "train"), stream(tmp_path / "many", "train"))
-
-
-def test_same_input_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        write(tmp_path / name)
-    files = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert "manifest.json" in files and not [f for f in files if f.endswith(".tmp")]
-    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+    monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
+    write(tmp_path / "again")
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["manifest.json", "token_bytes.npy", "train_000000.bin", "val_000000.bin"]
+    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)
 
 
 def test_duplicates_and_empty_documents_are_skipped_by_rule_and_counted(tmp_path):
     manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
     assert manifest["kept"] == 20 and manifest["skipped"] == {"duplicate": 20, "empty": 1}
-    assert manifest["dropped"] == {}
 
 
-def test_limits_stop_after_the_document_that_reaches_them(tmp_path):
-    by_tokens = write(tmp_path / "t", max_tokens=500)
-    assert 500 <= by_tokens["train_tokens"] + by_tokens["val_tokens"] < 500 + 120
-    by_bytes = write(tmp_path / "b", max_bytes=500)
-    assert 500 <= by_bytes["train_bytes"] + by_bytes["val_bytes"] < 500 + 120
+def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out(tmp_path):
+    for name in ("tokens", "bytes"):
+        manifest = write(tmp_path / name, **{f"max_{name}": 500})
+        assert 500 <= manifest[f"train_{name}"] + manifest[f"val_{name}"] < 500 + 120
+    documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
+    first = next(d for d in documents if sources.fraction(sources.digest(d)) < corpus.VAL_SHARE)
+    assert documents.index(first) > 0, "the documents of this test must not begin with a held-out one"
+    manifest = corpus.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
+    assert (manifest["train_tokens"], manifest["val_tokens"]) == (len(documents[0]) + 1, len(first) + 1)
 
 
 def test_a_single_document_is_cut_at_a_line_near_its_end(tmp_path):
     write(tmp_path, ["".join(f"line {i}\n" for i in range(100))])
-    held = BYTES.decode(stream(tmp_path, "val").tolist())
-    assert held.startswith("line ") and held.startswith("line 9") and held.endswith("line 99\n<|endoftext|>")
+    (held,) = split_texts(tmp_path, "val")
+    assert held.startswith("line 9") and held.endswith("line 99\n")
 
 
-def test_a_new_corpus_replaces_the_old_one_whole(tmp_path):
+def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
     write(tmp_path, shard_tokens=500)
     manifest = write(tmp_path, texts(12))
     assert {p.name for p in tmp_path.glob("*.bin")} == {f["name"] for f in manifest["files"]}
     corpus.verify(tmp_path)
-
-
-def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_path, monkeypatch):
-    write(tmp_path)
     monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
     monkeypatch.setattr(corpus, "FEW_DOCUMENTS", 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -105,7 +102,7 @@ def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_pat
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_changed_shard_is_found_by_its_hash_and_a_cut_one_by_its_size(tmp_path):
+def test_a_changed_shard_is_known_by_its_hash_and_a_cut_one_by_its_size(tmp_path):
     write(tmp_path)
     shard = tmp_path / "train_000000.bin"
     raw = shard.read_bytes()
@@ -141,30 +138,19 @@ def test_ranks_and_accumulation_take_turns_in_one_sequence_of_windows(tmp_path):
         assert torch.equal(want, torch.cat([r.next()[0] for r in ranks]))
 
 
-def test_state_resumes_exactly_and_refuses_another_seed(tmp_path):
+def test_state_resumes_exactly_and_belongs_to_its_seed_and_corpus(tmp_path):
     write(tmp_path)
-    loader = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1)
+    loader, again, other = (corpus.WindowLoader(tmp_path, "train", 4, 16, seed=seed) for seed in (1, 1, 2))
     loader.next()
     state = json.loads(json.dumps(loader.state()))
-    want = [loader.next() for _ in range(3)]
-    again = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1)
     again.load_state(state)
-    for ids, targets in want:
-        got = again.next()
-        assert torch.equal(ids, got[0]) and torch.equal(targets, got[1])
-    other = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2)
-    assert not torch.equal(other.next()[0], want[0][0])
-    with raising(DataError, "seed", 2, "--seed 1"):
+    for _ in range(3):
+        assert all(map(torch.equal, loader.next(), again.next()))
+    with pytest.raises(DataError, match="--seed 1"):
         other.load_state(state)
-
-
-def test_a_position_belongs_to_its_corpus(tmp_path):
-    write(tmp_path)
-    state = corpus.WindowLoader(tmp_path, "train", 4, 16).state()
     corpus.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
-    other = corpus.WindowLoader(tmp_path, "train", 4, 16)
     with pytest.raises(DataError, match="corpus"):
-        other.load_state(state)
+        corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).load_state(state)
 
 
 def test_every_start_is_drawn_about_equally_often(tmp_path):
@@ -257,14 +243,3 @@ def test_files_that_are_not_utf8_are_dropped_counted_and_stop_the_source_above_t
     assert prepare(0.05)["dropped"] == {"not_utf8": 1}
     with pytest.raises(DataError, match=r"1 of 21 .*4.8%.*'not_utf8'.* 4.0%"):
         prepare(0.04)
-
-
-def test_a_limit_before_the_first_held_out_document_still_leaves_one(tmp_path: Path) -> None:
-    documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
-    held = [d for d in documents if sources.fraction(sources.digest(d)) < corpus.VAL_SHARE]
-    first = documents.index(held[0])
-    assert first > 0, "the documents of this test must not begin with a held-out one"
-    tok = tokenizer.load("bytes")
-    manifest = corpus.write_corpus(documents, tmp_path, tok, max_tokens=10)
-    assert manifest["train_tokens"] == len(tok.encode(documents[0])) + 1
-    assert manifest["val_tokens"] == len(tok.encode(held[0])) + 1

@@ -28,16 +28,14 @@ REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/trai
 
 
 class Hub(ThreadingHTTPServer):
-    """The addresses that snapshot_download asks for; with `cut_at` a large file ends after so many bytes, once; or, `silent`,
-    nothing more is answered for it."""
+    """The addresses that snapshot_download asks for. With `cut_at` the next large file ends after so many bytes."""
 
     daemon_threads = True
     cut_at: int | None = None
-    silent = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.fetched: list[tuple[str, str | None]] = []
         self.tokens: set[str | None] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -53,9 +51,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def answer(self, code: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, code: int, body: bytes = b"", size: int | None = None, **headers: str) -> None:
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        for name, value in {"Content-Length": str(len(body) if size is None else size), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command == "GET":
@@ -66,56 +64,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        self.server.asked.append((self.command, path, self.headers.get("Range")))
-        if path != "/":
-            self.server.tokens.add(self.headers.get("Authorization"))
+        self.server.tokens |= {self.headers.get("Authorization")} if path != "/" else set()
         for (kind, name), files in REPOS.items():
-            tree = {
-                "id": name,
-                "sha": COMMIT,
-                "private": False,
-                "gated": False,
-                "tags": [],
-                "siblings": [{"rfilename": f} for f in files],
-            }
-            prefix = f"/api/{kind}/{name}"
+            about, prefix = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[]), f"/api/{kind}/{name}"
             if path.startswith(prefix + "/tree"):
-                rows = [
-                    {"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
-                    for f, d in files.items()
-                ]
-                return self.answer(200, json.dumps(rows).encode(), Content_Type="application/json")
+                sizes = {f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()}
+                return self.json([dict(type="file", path=f, **size) for f, size in sizes.items()])
             if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
-                return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
-            start = ("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/"
-            if path.startswith(start) and path.removeprefix(start) in files:
-                return self.file(files[path.removeprefix(start)])
-        return (
-            self.answer(404, b"{}", X_Error_Code="RepoNotFound")
-            if path.startswith("/api/")
-            else self.answer(200 if path == "/" else 404)
-        )
+                return self.json(about | {"siblings": [{"rfilename": f} for f in files]})
+            file = path.removeprefix(("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/")
+            if file in files:
+                return self.file(file, files[file])
+        if path.startswith("/api/"):
+            return self.answer(404, b"{}", X_Error_Code="RepoNotFound")
+        return self.answer(200 if path == "/" else 404)
 
-    def file(self, data: bytes) -> None:
+    def json(self, value: object) -> None:
+        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def file(self, name: str, data: bytes) -> None:
         about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
         first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
-        cut = self.server.cut_at
-        if cut is not None and cut < 0 and len(data) > 1000:
-            self.close_connection = True
-        elif self.command == "GET" and cut is not None and len(data) > cut:
-            self.server.cut_at, self.close_connection = (-1 if self.server.silent else None), True
-            self.send_response(200)
-            for name, value in {**about, "Content_Length": str(len(data))}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(data[:cut])
-        else:
-            self.whole(data, first, about)
-
-    def whole(self, data: bytes, first: int, about: dict[str, str]) -> None:
-        if first:
-            about["Content_Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        self.answer(206 if first else 200, data[first:], **about)
+        if self.command == "GET":
+            self.server.fetched.append((name, self.headers.get("Range")))
+        if self.command == "GET" and self.server.cut_at and len(data) > self.server.cut_at:
+            part, self.server.cut_at, self.close_connection = data[: self.server.cut_at], None, True
+            return self.answer(200, part, len(data), **about)
+        ranged = {"Content_Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+        self.answer(206 if first else 200, data[first:], **about, **ranged)
 
 
 @pytest.fixture
@@ -125,19 +101,21 @@ def hub() -> Iterator[Hub]:
         server.shutdown()
 
 
+PROGRAM = """
+import pathlib, sys
+from codechat import cli
+from codechat.runs import paths
+paths.ROOT = pathlib.Path.cwd()
+sys.exit(cli.main(["download", *sys.argv[1:]]))
+"""
+
+
 def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"}
-    environment |= {
-        "HF_ENDPOINT": url,
-        "HF_HOME": str(home / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    program = "import sys; from codechat.runs import paths; from codechat import cli; paths.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=900
-    )
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -147,41 +125,34 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_model_comes_without_its_pickles(tmp_path: Path, hub: Hub) -> None:
     done = download(tmp_path, hub.url, "some/model")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "model some/model" in done.stdout, done.stderr
     assert contents(tmp_path / "data" / "hub" / "model") == {k: v for k, v in MODEL.items() if not k.endswith(".bin")}
-    assert "model some/model" in done.stdout
     again = download(tmp_path, hub.url, "some/model")
     assert again.returncode == 2 and "--out" in again.stderr
 
 
-def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hub) -> None:
+@pytest.mark.slow
+def test_a_data_set_is_looked_up_where_no_model_has_the_name(tmp_path: Path, hub: Hub) -> None:
     done = download(tmp_path, hub.url, "some/data", "--out", "here")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
-    none = download(tmp_path, hub.url, "some/thing", "--out", "there")
-    assert none.returncode == 2 and "some/thing" in none.stderr and not (tmp_path / "there").exists()
-    assert download(tmp_path, hub.url, "some/data", "--kind", "model", "--out", "there").returncode == 2
+    for words in (("some/thing",), ("some/data", "--kind", "model")):
+        none = download(tmp_path, hub.url, *words, "--out", "there")
+        assert none.returncode == 2 and words[0] in none.stderr and not (tmp_path / "there").exists()
 
 
+@pytest.mark.slow
 def test_a_mirror_comes_before_the_environment_and_gets_no_token(tmp_path: Path, hub: Hub) -> None:
-    folder = tmp_path / "hf"
-    folder.mkdir()
-    (folder / "token").write_text("hf_" + "x" * 34)  # as `hf auth login` leaves it
+    token = "hf_" + "x" * 34
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text(token)  # as `hf auth login` leaves it
     done = download(tmp_path, "http://127.0.0.1:9", "some/data", "--mirror", hub.url + "/", "--out", "here")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
     none = download(tmp_path, hub.url, "some/data", "--mirror", "http://127.0.0.1:9", "--out", "there")
     assert none.returncode == 2 and "http://127.0.0.1:9" in none.stderr and not (tmp_path / "there").exists()
     sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")
-    assert sent.returncode == 0 and hub.tokens == {None, "Bearer hf_" + "x" * 34}, "the stand-in sees tokens"
-
-
-def fetched(hub: Hub) -> list[tuple[str, str | None]]:
-    return [
-        (path.rpartition("/")[2], where)
-        for command, path, where in hub.asked
-        if command == "GET" and "/resolve/" in path
-    ]
+    assert sent.returncode == 0 and hub.tokens == {None, f"Bearer {token}"}, "the stand-in sees tokens"
 
 
 def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> None:
@@ -189,14 +160,14 @@ def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> No
     done = download(tmp_path, hub.url, "some/model", "--out", "out")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"]
-    assert [where for name, where in fetched(hub) if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
+    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
-def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path, url: str) -> None:
-    began = time.monotonic()
-    done = download(tmp_path, url, "some/model", "--out", "out")
-    assert time.monotonic() - began < 20, "starting Python included"
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert url in done.stderr and "some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
-    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:9", "http://no-such-host.invalid"):
+        began = time.monotonic()
+        done = download(tmp_path, url, "some/model", "--out", "out")
+        assert time.monotonic() - began < 20, "starting Python included"
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert url in done.stderr and "some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
+        assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
