@@ -107,12 +107,11 @@ def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:
     command.main([kind, "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_becomes_the_same_conversation(form):
-    made = chat_formats.messages_of(FORMS[form], "x")
-    opening = OFFER if form == "hermes" else EXPECTED[0]["content"]  # its own words only explain its tags
-    assert made == [{"role": "system", "content": opening}, *EXPECTED[1:]]
-    assert chat.offered_names(made[0]["content"]) == {"get_weather"}
+def test_every_form_becomes_the_same_conversation():
+    for form, row in FORMS.items():
+        system, *turns = chat_formats.messages_of(row, "x")
+        # the text of Hermes only explains its tags
+        assert turns == EXPECTED[1:] and system["content"] == (OFFER if form == "hermes" else EXPECTED[0]["content"])
 
 
 def test_messages_of_our_own_form_are_unchanged():
@@ -121,27 +120,16 @@ def test_messages_of_our_own_form_are_unchanged():
 
 
 def test_openais_first_form_of_a_call_and_prose_before_one():
-    row = {
-        "messages": [
-            {"role": "user", "content": "Oslo?"},
-            {"role": "assistant", "content": "Let me see.", "function_call": {"name": "f", "arguments": ""}},
-            {"role": "function", "name": "f", "content": "3"},
-        ]
-    }
-    made = chat_formats.messages_of(row, "x")
-    assert made[1]["content"] == "Let me see.\n" + chat.format_call("f", {}) and made[2]["role"] == "function"
+    first = {"content": "Let me see.", "function_call": {"name": "f", "arguments": ""}}
+    result = {"role": "function", "name": "f", "content": "3"}
+    row = {"messages": [{"role": "user", "content": "Oslo?"}, {"role": "assistant", **first}, result]}
+    messages = chat_formats.messages_of(row, "x")
+    assert messages[1]["content"] == "Let me see.\n" + chat.format_call("f", {}) and messages[2]["role"] == "function"
 
 
 def test_values_of_xml_calls_have_the_types_of_the_schema():
     text = QWEN["text"].replace("</function>", "<parameter=days>\n2\n</parameter>\n</function>")
     assert chat_formats.messages_of({"text": text}, "x")[2]["content"].endswith(called("Rome", days=2))
-
-
-def test_a_string_argument_may_spell_a_tag():
-    row = copy.deepcopy(OPENAI)
-    row["messages"][2]["tool_calls"][0] = call("a", "<|end|>")
-    (first, _) = chat.parse_calls(chat_formats.messages_of(row, "x")[2]["content"])
-    assert first.arguments == {"city": "<|end|>"}
 
 
 def changed(number: int, **fields) -> dict:
@@ -160,31 +148,30 @@ def test_arguments_are_read_under_each_known_name():
             assert chat_formats.messages_of(row, "x") == EXPECTED
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (changed(3, tool_call_id="z"), "result_without_call"),
-        ({**OPENAI, "messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}, "call_without_result"),
-        (changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]), "unreadable_call"),
-        (changed(2, tool_calls=["f"]), "unreadable_call"),
-        (changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]), "unreadable_call"),
-        (changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]), "unreadable_call"),
-        (changed(5, content=None), "empty_turn"),
-        (changed(1, content=[{"type": "image_url", "image_url": {}}]), "not_text"),
-        ({**OPENAI, "tools": [{"type": "function", "function": {"description": "x"}}]}, "unreadable_tools"),
-        ({**OPENAI, "tools": '[{"name": '}, "unreadable_tools"),
-        ({**OPENAI, "tools": [{"name": "f", "parameters": [[]]}]}, "unreadable_tools"),
-        ({**OPENAI, "tools": [{"name": "f", "parameters": {"properties": {}, "required": True}}]}, "unreadable_tools"),
-        ({**OPENAI, "tools": [{"name": "f", "parameters": {"properties": 1.5}}]}, "unreadable_tools"),
-        (changed(2, tool_calls=True), "unreadable_call"),
-        ({"messages": []}, "no_turns"),
-        ({"text": "plain words"}, "no_turns"),
-        (changed(5, content="<tool_call>{}</tool_call> and more"), "text_after_call"),
-    ],
-)
-def test_rows_that_cannot_be_taught_give_a_reason(row, reason):
-    assert chat_formats.messages_of(row, "x") == reason
-    assert reason in chat_formats.REASONS
+UNUSABLE = [
+    (changed(3, tool_call_id="z"), "result_without_call"),
+    (OPENAI | {"messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}, "call_without_result"),
+    (changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]), "unreadable_call"),
+    (changed(2, tool_calls=["f"]), "unreadable_call"),
+    (changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]), "unreadable_call"),
+    (changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]), "unreadable_call"),
+    (changed(2, tool_calls=True), "unreadable_call"),
+    (changed(5, content=None), "empty_turn"),
+    (changed(1, content=[{"type": "image_url", "image_url": {}}]), "not_text"),
+    (OPENAI | {"tools": [{"type": "function", "function": {"description": "x"}}]}, "unreadable_tools"),
+    (OPENAI | {"tools": '[{"name": '}, "unreadable_tools"),
+    (OPENAI | {"tools": [{"name": "f", "parameters": [[]]}]}, "unreadable_tools"),
+    (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": {}, "required": True}}]}, "unreadable_tools"),
+    (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": 1.5}}]}, "unreadable_tools"),
+    ({"messages": []}, "no_turns"),
+    ({"text": "plain words"}, "no_turns"),
+    (changed(5, content="<tool_call>{}</tool_call> and more"), "text_after_call"),
+]
+
+
+def test_rows_that_cannot_be_taught_give_a_reason():
+    assert [chat_formats.messages_of(row, "x") for row, _ in UNUSABLE] == [reason for _, reason in UNUSABLE]
+    assert {reason for _, reason in UNUSABLE} == {*chat_formats.REASONS}
 
 
 # ------------------------------------------------------------------ columns and marks beside the text
@@ -270,15 +257,12 @@ def fifty(form: dict) -> list[dict]:
     return [json.loads(json.dumps(form).replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["calls", "sft"])
+@pytest.mark.parametrize(
+    ("kind", "form"), [("calls", "openai"), ("calls", "hermes"), ("sft", "sharegpt"), ("sft", "qwen")]
+)
 def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form):
-    prepare(
-        kind,
-        write(tmp_path / "mine.jsonl", fifty(FORMS[form])),
-        tmp_path / "out",
-        *(["--probes", 0] if kind == "calls" else []),
-    )
+    source = write(tmp_path / "mine.jsonl", fifty(FORMS[form]))
+    prepare(kind, source, tmp_path / "out", *(["--probes", 0] if kind == "calls" else []))
     parts = {split: rows_of(tmp_path / f"out/calls.{split}.jsonl") for split in ("train", "select", "test")}
     assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
     assert all(

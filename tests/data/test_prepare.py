@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import hashlib
 import json
 import socket
@@ -87,10 +86,7 @@ def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepar
     sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*SPLITS, "test_hard")}
     assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
-    assert set(problem) == {"id", "messages", "gold", "split", "meta"} and set(problem["gold"]) == {
-        "name",
-        "arguments",
-    }
+    assert {*problem} == {"id", "messages", "gold", "split", "meta"} and {*problem["gold"]} == {"name", "arguments"}
     for split in ("select", "test"):
         cells = Counter(map(cell_of, rows_of(prepared / f"probes.{split}.jsonl")))
         assert cells == dict.fromkeys(CELLS, 3)
@@ -98,12 +94,15 @@ def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepar
     assert not trained & {p["messages"][-1]["content"] for p in rows_of(prepared / "probes.select.jsonl")}
 
 
+def manifest_of(out: Path) -> dict:
+    return json.loads((out / "manifest.json").read_text())
+
+
 def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_domain(prepared):
-    manifest = json.loads((prepared / "manifest.json").read_text())
+    manifest = manifest_of(prepared)
     assert set(manifest["domains"]) == {"code", "chat", "calls", "copy"}
     assert set(manifest["sources"]) == {"python files", "functions", "small talk", "toolbox"}
-    loaded = conversations.load_domains(prepared, "train", BYTES, "reserved", 4096)
-    for domain, examples in loaded.items():
+    for domain, examples in conversations.load_domains(prepared, "train", BYTES, "reserved", 4096).items():
         assert manifest["domains"][domain]["supervised_tokens"] == sum(e.supervised for e in examples)
     for name, entry in manifest["files"].items():
         assert entry["rows"] == len(rows_of(prepared / name))
@@ -117,52 +116,41 @@ def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
         assert file.read_bytes() == (prepared / file.name).read_bytes()
 
 
-def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
-    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
-    run("calls", tmp_path, *flags, "--copies", 5, "--lookups", 5)
-    run("sft", tmp_path, "--max-examples", 5)
-    (tmp_path / "own.train.jsonl").write_text((tmp_path / "copy.train.jsonl").read_text())
-    run("calls", tmp_path, *flags, "--copies", 0)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    left = {path.name for path in tmp_path.glob("*.jsonl")}
-    assert not {name for name in left if name.startswith(("copy", "lookup"))}
-    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(
-        manifest["domains"]
-    )
+FEW = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0, "--copies")
 
 
-def test_a_file_of_another_command_is_not_replaced(tmp_path):
-    run("calls", tmp_path / "out", "--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
-    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    call = chat.format_call("mix", {"a": "red"})
-    rows = [[("user", f"Mix {n}."), ("assistant", call), ("assistant", f"Done {n}.")] for n in range(60)]
-    turns = [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows]
-    with pytest.raises(DataError, match=r"calls.\w+.jsonl.*codechat data calls.*codechat data sft.*--out"):
-        run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", turns))
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_the_style_of_a_directory_is_that_of_the_files_it_holds(tmp_path):
-    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0, "--copies", 0)
-    run("calls", tmp_path, *flags, "--tools-style", "described")
+def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
+    run("calls", tmp_path, *FEW, 5, "--lookups", 5, "--tools-style", "described")
     run("sft", tmp_path, "--max-examples", 5)
     assert tools_style(tmp_path) == "described"
-    run("calls", tmp_path, *flags)
-    assert tools_style(tmp_path) == "compact"
-    assert "tools_style" not in json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "own.train.jsonl").write_text((tmp_path / "copy.train.jsonl").read_text())
+    run("calls", tmp_path, *FEW, 0)
+    manifest, left = manifest_of(tmp_path), {path.name for path in tmp_path.glob("*.jsonl")}
+    assert not {name for name in left if name.startswith(("copy", "lookup"))}
+    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == {
+        *manifest["domains"]
+    }
+    assert tools_style(tmp_path) == "compact" and "tools_style" not in manifest
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    call = {"role": "assistant", "content": chat.format_call("mix", {"a": "red"})}
+    rows = [[{"role": "user", "content": f"{n}"}, call, {"role": "assistant", "content": f"{n}."}] for n in range(60)]
+    source = write(tmp_path.with_suffix(".jsonl"), [{"messages": row} for row in rows])
+    with pytest.raises(DataError, match=r"calls.\w+.jsonl.*codechat data calls.*codechat data sft.*--out"):
+        run("sft", tmp_path, "--source", source)
+    with pytest.raises(DataError, match="--out"):
+        run("corpus", tmp_path, "--max-tokens", "20000")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path, capsys):
+def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path):
     rows = [{"instruction": f"Say {n}\ud83d.", "output": f"{n} \udc80\ud800 <é>"} for n in range(20)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run("sft", tmp_path / "out", "--source", path, "--preview", 2)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    texts = {
-        m["content"] for name in manifest["files"] for r in rows_of(tmp_path / "out" / name) for m in r["messages"]
-    }
+    files = manifest_of(tmp_path / "out")["files"]
+    texts = {m["content"] for name in files for r in rows_of(tmp_path / "out" / name) for m in r["messages"]}
     assert {row["output"] for row in rows} <= texts
-    for name, entry in manifest["files"].items():
+    for name, entry in files.items():
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
     assert conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)
 
@@ -173,10 +161,9 @@ def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(t
     assert 300_000 <= manifest["train_tokens"] + manifest["val_tokens"] and manifest["tokenizer"] == "bytes"
     assert set(manifest["sources"]) <= {"stdlib", "packages"} and manifest["skipped"]["tests"] > 0
     assert "kept and dropped" in capsys.readouterr().out
-    text = BYTES.decode(corpus.open_corpus(tmp_path, "train").shards[0].tolist())
-    assert "class WindowLoader" not in text
-    ids, _ = corpus.WindowLoader(tmp_path, "train", 2, 64).next()
-    assert ids.shape == (2, 64)
+    assert "class WindowLoader" not in BYTES.decode(corpus.open_corpus(tmp_path, "train").shards[0].tolist())
+    with pytest.raises(DataError, match="--out"):
+        run("calls", tmp_path, "--max-examples", 5)
 
 
 # ------------------------------------------------------------------ questions
@@ -223,22 +210,21 @@ def test_instruction_rows_become_conversations_with_their_input(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("answer", "domain"),
-    [
-        ("def f(x):\n    return x", "code"),
-        ("Use this:\n```python\nprint(1)\n```", "code"),
-        ("x = 3\nprint(x)", "code"),
-        ("function f() {\n  return 1;\n}", "other"),
-        ("```js\nf();\n```", "other"),
-        ("#include <x.h>\nint main() {\n}", "other"),
-        ("Paris is the capital of France.", "chat"),
-        ("4", "chat"),
-        ("First, wash it; then, cook it.", "chat"),
-    ],
-)
-def test_the_domain_follows_from_the_answer(answer, domain):
-    assert public_rows.domain_of(answer) == domain
+DOMAINS = {
+    "def f(x):\n    return x": "code",
+    "Use this:\n```python\nprint(1)\n```": "code",
+    "x = 3\nprint(x)": "code",
+    "function f() {\n  return 1;\n}": "other",
+    "```js\nf();\n```": "other",
+    "#include <x.h>\nint main() {\n}": "other",
+    "Paris is the capital of France.": "chat",
+    "4": "chat",
+    "First, wash it; then, cook it.": "chat",
+}
+
+
+def test_the_domain_follows_from_the_answer():
+    assert {answer: public_rows.domain_of(answer) for answer in DOMAINS} == DOMAINS
 
 
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
@@ -250,27 +236,11 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
     assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
     assert not (tmp_path / "out").exists()
     run("sft", tmp_path / "out", "--source", path, "--max-lost", 0.2)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["sources"]["alpaca.jsonl"] == {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
+    counts = {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
+    assert manifest_of(tmp_path / "out")["sources"]["alpaca.jsonl"] == counts
 
 
-def test_csv_and_json_are_read(tmp_path):
-    (tmp_path / "a.csv").write_text('question,answer\nwhy,"so, there"\n')
-    (tmp_path / "b.json").write_text('[{"question": "how", "answer": "thus"}]')
-    rows = [*sources.local_rows(tmp_path / "a.csv"), *sources.local_rows(tmp_path / "b.json")]
-    assert rows == [{"question": "why", "answer": "so, there"}, {"question": "how", "answer": "thus"}]
-
-
-def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write(json.dumps(ALPACA) + "\n")
-    write(tmp_path / "b.jsonl", [{**ALPACA, "instruction": "Again."}])
-    assert len(list(sources.local_rows(tmp_path))) == 2
-    cut = (tmp_path / "a.jsonl.gz").read_bytes()[:-9]
-    (tmp_path / "a.jsonl.gz").write_bytes(cut)
-    with pytest.raises(DataError, match="a.jsonl.gz"):
-        list(sources.local_rows(tmp_path))
-
+# ------------------------------------------------------------------ benchmarks
 
 BENCHMARKS = [
     ("calls", {"id": "live_simple_3", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
@@ -285,16 +255,20 @@ BENCHMARKS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "row", "benchmark"), BENCHMARKS)
-def test_evaluation_data_is_never_written_as_training_data(tmp_path, kind, row, benchmark):
-    path = write(tmp_path / "x.jsonl", [row])
-    with pytest.raises(DataError, match=rf"x.jsonl, row 1,.*{benchmark}"):
-        run(kind, tmp_path / "out", "--source", path)
-    assert not list(tmp_path.glob("out/*"))
+def test_evaluation_data_is_never_written_as_training_data(tmp_path):
+    for kind, row, benchmark in BENCHMARKS:
+        path = write(tmp_path / "x.jsonl", [row])
+        with pytest.raises(DataError, match=rf"x.jsonl, row 1,.*{benchmark}"):
+            run(kind, tmp_path / "out", "--source", path)
+        assert not list(tmp_path.glob("out/*"))
 
 
-QUESTION = "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in dollars does she make every day at the farmers' market?"
-SOLUTION = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day at the farmer’s market.\n#### 18"
+QUESTION = (
+    "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
+    "every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in "
+    "dollars does she make every day at the farmers' market?"
+)
+SOLUTION = "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
 
 
 def forms_of(question: str, answer: str) -> list[tuple[str, dict]]:
@@ -323,9 +297,8 @@ def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path, answer):
         path = write(tmp_path / "x.jsonl", [row])
         with pytest.raises(DataError, match=r"x.jsonl, row 1,.*GSM8K"):
             run(kind, tmp_path / "out", "--source", path, "--max-lost", 1)
-    for kind, row in forms_of("How many?", SOLUTION):  # known by the form of its answer alone
-        if "history" not in row:
-            assert "GSM8K" in str(public_rows.evaluation_set(row)) if answer == SOLUTION else True
+    for _, row in forms_of("How many?", SOLUTION):  # known by the form of its answer alone
+        assert "GSM8K" in str(public_rows.evaluation_set(row))
 
 
 def test_every_question_of_the_test_split_is_known_and_none_of_the_training_split(shared_data):
@@ -336,12 +309,7 @@ def test_every_question_of_the_test_split_is_known_and_none_of_the_training_spli
 
 
 def test_headings_and_worked_sums_are_no_benchmark():
-    for text in (
-        "# A\n\n#### 3. Third\nwords",
-        "#### Steps\n1. Go",
-        "He has 3 apples.\nThe answer is 3.",
-        "#### 12 monkeys",
-    ):
+    for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "The answer is 3.", "#### 12 monkeys"):
         assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
 
@@ -364,132 +332,81 @@ def glaive_row(call: str) -> dict:
     }
 
 
-def test_glaive_turns_are_split_at_their_markers_only():
-    turns = glaive.turns(glaive_row("One moment.")["chat"])
-    assert [m["role"] for m in turns] == ["user", "assistant", "function", "assistant"]
-    assert [m["content"] for m in turns][1:] == ["One moment.", '{"is": 1}', "A paint.\n\nA: not a turn"]
-
-
-@pytest.mark.parametrize("arguments", ['{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''])
-def test_every_call_of_a_glaive_row_is_written_in_canonical_form(arguments):
-    messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
-    assert messages[2]["content"] == "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
-    assert messages[0]["content"] == chat.tools_prompt([SCHEMA], "compact")
+def test_a_glaive_row_becomes_turns_with_every_call_in_canonical_form():
+    for arguments in ('{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''):
+        messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
+        assert [m["role"] for m in messages] == ["system", "user", "assistant", "function", "assistant"]
+        called = "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
+        contents = [chat.tools_prompt([SCHEMA]), "Mix red.", called, '{"is": 1}', "A paint.\n\nA: not a turn"]
+        assert [m["content"] for m in messages] == contents
+    no_tools = {**glaive_row("Yes."), "system": "SYSTEM: You have no access to external functions.\n\n\n"}
+    assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
 
 
 def test_glaive_rows_that_cannot_be_read_have_a_reason():
-    good = glaive_row("Yes.")
-    assert glaive.conversation(glaive_row("<functioncall> {oops")) == "unreadable_call"
-    assert glaive.conversation({**good, "system": SYSTEM + "{broken"}) == "unreadable_tools"
-    called = '<functioncall> {"name": "mix", "arguments": {"a": "red"}}'
-    for after in ("}", " I called it.", " Now: " + called):  # not in the canonical form, so it would be lost silently
-        assert glaive.conversation(glaive_row(called + after)) == "text_after_call"
+    good, called = glaive_row("Yes."), '<functioncall> {"name": "mix", "arguments": {"a": "red"}}'
     assert isinstance(glaive.conversation(glaive_row(f"Sure. {called}\n{called} \n")), list)
-    assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
-    assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
-    assert glaive.conversation({**good, "chat": None}) == "no_turns"
-    assert (
-        glaive.conversation({**good, "system": None})
-        == glaive.conversation({"chat": good["chat"]})
-        == "unreadable_tools"
-    )
-    no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}
-    assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
+    for reason, rows in {
+        "unreadable_call": [glaive_row("<functioncall> {oops")],
+        # not in the canonical form, so it would be lost silently
+        "text_after_call": [glaive_row(called + after) for after in ("}", " I called it.", " Now: " + called)],
+        "unreadable_tools": [{**good, "system": SYSTEM + "{broken"}, {**good, "system": None}, {"chat": good["chat"]}],
+        "no_turns": [{**good, "chat": "nothing"}, {**good, "chat": None}],
+        "no_assistant": [{**good, "chat": "USER: hi"}],
+    }.items():
+        assert {str(glaive.conversation(row)) for row in rows} == {reason}
 
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):
     rows = [glaive_row('<functioncall> {"name": "mix", "arguments": {"a": "red"}}'), glaive_row("I cannot.")]
     run("calls", tmp_path / "out", "--source", write(tmp_path / "g.jsonl", rows), "--probes", 0)
-    found = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
-    golds = sorted((p["gold"] for p in found), key=str)
+    problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
+    golds = sorted((p["gold"] for p in problems), key=str)
     assert golds == [None, {"arguments": {"a": "red"}, "name": "mix"}]
-    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in found)
+    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in problems)
 
 
-# ------------------------------------------------------------------ the hub, the directory, the command
+# ------------------------------------------------------------------ the hub and real samples
 
 
-@pytest.fixture
-def mute_hub(monkeypatch):
-    """A hub that takes connections and never answers."""
+def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        yield
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections and never answers
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{mute.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(UserError, match="--source embedded, or --source PATH"):
+            run("calls", tmp_path / "out", "--source", "hub")
+    assert time.monotonic() - began < sources.PROBE_S + 3 and not list(tmp_path.glob("out/*"))
 
 
-@pytest.mark.parametrize("kind", ["corpus", "sft", "calls"])
-def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, kind, mute_hub):
-    pytest.importorskip("datasets")
-    began = time.monotonic()
-    with pytest.raises(UserError, match="--source embedded, or --source PATH"):
-        run(kind, tmp_path / "out", "--source", "hub")
-    assert time.monotonic() - began < sources.PROBE_S + 3
-    assert not list(tmp_path.glob("out/*"))
-
-
-def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepared):
-    run("corpus", tmp_path, "--max-tokens", "20000")
-    with pytest.raises(DataError, match="--out"):
-        run("calls", tmp_path, "--max-examples", 5)
-    with pytest.raises(DataError, match="--out"):
-        run("corpus", prepared, "--max-tokens", "20000")
-
-
-# ------------------------------------------------------------------ real samples
-
-
-@pytest.mark.parametrize("name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"])
-def test_real_calls_lose_nothing(shared_data, tmp_path, name):
-    run(
-        "calls",
-        tmp_path,
-        "--source",
-        shared_data / "function_calling" / name,
-        "--probes",
-        0,
-        "--max-examples",
-        400,
-    )
-    (source,) = json.loads((tmp_path / "manifest.json").read_text())["sources"].values()
-    assert source["kept"] > 200 and source["dropped"] == {}
-    loaded = conversations.load_domains(tmp_path, "train", tokenizer.load("gpt2"), "text", 8192)
-    assert len(loaded["calls"]) > 150
-
-
-def test_real_instructions_and_real_python_are_read(shared_data, tmp_path):
+@pytest.mark.slow
+def test_real_samples_are_read(shared_data, tmp_path):
+    for name in ("glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"):
+        source, out = shared_data / "function_calling" / name, tmp_path / name
+        run("calls", out, "--source", source, "--probes", 0, "--max-examples", 400)
+        (counts,) = manifest_of(out)["sources"].values()
+        assert counts["kept"] > 200 and counts["dropped"] == {}
+        loaded = conversations.load_domains(out, "train", tokenizer.load("gpt2"), "text", 8192)
+        assert len(loaded["calls"]) > 150
     run("sft", tmp_path / "sft", "--source", shared_data / "instruct" / "gpteacher_codegen_4535.jsonl")
-    counts = json.loads((tmp_path / "sft" / "manifest.json").read_text())
-    assert counts["domains"]["code"]["conversations"] > 500
-    run(
-        "corpus",
-        tmp_path / "c",
-        "--source",
-        shared_data / "python_code" / "python_small.parquet",
-        "--max-examples",
-        300,
-    )
+    assert manifest_of(tmp_path / "sft")["domains"]["code"]["conversations"] > 500
+    python = shared_data / "python_code" / "python_small.parquet"
+    run("corpus", tmp_path / "c", "--source", python, "--max-examples", 300)
     assert corpus.read_manifest(tmp_path / "c")["kept"] > 250
-
-
-def test_tiny_shakespeare_becomes_a_corpus_of_characters(shared_data, tmp_path):
     path = shared_data / "tinyshakespeare" / "input.txt"
-    command.main(
-        [
-            "corpus",
-            "--source",
-            str(path),
-            "--tokenizer",
-            f"chars:{path}",
-            "--val-share",
-            "0.1",
-            "--out",
-            str(tmp_path),
-        ]
-    )
-    manifest = corpus.read_manifest(tmp_path)
+    words = [
+        "corpus",
+        "--source",
+        path,
+        "--tokenizer",
+        f"chars:{path}",
+        "--val-share",
+        0.1,
+        "--out",
+        tmp_path / "shake",
+    ]
+    command.main([*map(str, words)])
+    manifest = corpus.read_manifest(tmp_path / "shake")
     assert manifest["n_vocab"] == 66 and manifest["train_bytes"] + manifest["val_bytes"] == 1_115_394
-    assert (
-        sum(int((t >= 0).sum()) for _, t, _ in corpus.val_windows(tmp_path, 256, batch=64))
-        == manifest["val_tokens"] - 1
-    )
+    windows = corpus.val_windows(tmp_path / "shake", 256, batch=64)
+    assert sum(int((targets >= 0).sum()) for _, targets, _ in windows) == manifest["val_tokens"] - 1
