@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +149,9 @@ def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> Non
         assert completion.ids == ids[len(prompt) :]
         expected = recomputed(model, prompt, completion, 1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+        for temperature in (1e-40, 1e-300):  # the second is 0 in float32
+            (cold,) = sample(model, [prompt], max_new_tokens=10, temperature=temperature, seed=0)
+            assert cold.ids == completion.ids and not any(cold.logprobs)
 
 
 def kept_tokens(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> list[int]:
@@ -177,14 +179,6 @@ def test_truncation_restricts_the_support_and_renormalises() -> None:
             assert completion.logprobs[0] == pytest.approx(expected[completion.ids[0]], abs=1e-5)
         met = {c.ids[0] for c in out}
         assert len(met) == len(kept) or len(kept) > 20, "every kept token of a small support is met in 400 draws"
-
-
-@pytest.mark.parametrize("temperature", [1e-40, 1e-300])  # the second is 0 in float32
-def test_a_tiny_temperature_is_greedy_and_not_nan(temperature: float) -> None:
-    model = random_model()
-    cold = sample(model, PROMPTS, max_new_tokens=6, temperature=temperature, seed=0)
-    assert [c.ids for c in cold] == [c.ids for c in sample(model, PROMPTS, max_new_tokens=6, temperature=0)]
-    assert all(lp == 0 for c in cold for lp in c.logprobs)
 
 
 # ---------------------------------------------------------------- draws
@@ -215,17 +209,6 @@ def test_a_token_that_cannot_be_drawn_is_not(vocab: int) -> None:
     above = p.cumsum(-1).gather(1, ids[:, None])[:, 0]
     assert (above >= u - 1e-6).all()
     assert (above - p.gather(1, ids[:, None])[:, 0] <= u + 1e-6).all()
-
-
-def test_uniforms_fill_the_square_of_neighbouring_draws() -> None:
-    keys = torch.tensor([generate.row_key(0, i // 20, i % 20) for i in range(200)])
-    u = torch.stack([generate.uniform(keys, t) for t in range(50)], dim=1)  # (200, 50)
-    assert u.min() >= 0
-    assert u.max() < 1
-    for a, b in ((u[:, :-1], u[:, 1:]), (u[:-1], u[1:])):  # next position; next sample
-        counts = torch.bincount(((a * 4).long() * 4 + (b * 4).long()).flatten(), minlength=16).double()
-        expected = a.numel() / 16
-        assert ((counts - expected) ** 2 / expected).sum() < 45  # far above the 99.9 % quantile 37.7 at 15 degrees
 
 
 def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
@@ -267,47 +250,41 @@ def test_tokens_do_not_depend_on_batch_size_order_or_neighbours() -> None:
         )
 
 
-def test_each_prompt_runs_once_and_finished_rows_leave() -> None:
+def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One completion each, whose cache decoding goes on with, or several, which share their prompt's."""
     model, shapes = random_model(), []
     model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
     out = sample(model, [*PROMPTS, PROMPTS[0]], max_new_tokens=30, seed=0, samples_per_prompt=4, stop=STOPS)
-    assert shapes[0] == (4, 9)  # four distinct prompts, padded to the longest
-    assert shapes[1] == (20, 1) or len(out[0].ids) == 1
+    assert shapes[:2] == [(4, 9), (20, 1)]  # four distinct prompts, padded to the longest
     carried, needed = sum(rows for rows, _ in shapes[1:]), sum(len(c.ids) - 1 for c in out)
     assert needed <= carried <= needed / generate.COMPACT_BELOW + 20
     assert len(shapes) == max(len(c.ids) for c in out)
-
-
-@pytest.mark.parametrize("samples", [1, 3])
-def test_prompts_run_a_few_at_a_time_no_wider_than_their_longest(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One completion each, whose cache decoding goes on with, or several, which share their prompt's."""
-    model, shapes = random_model(), []
     prompts = [[1 + i % 7] * n for i, n in enumerate((3, 20, 4, 5, 19, 2))]
-    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=samples)
-    whole = sample(model, prompts, **how)
-    model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
-    monkeypatch.setattr(generate, "CPU_PREFILL", 21)
-    parts = sample(model, prompts, **how)
-    assert shapes[:4] == [(4, 5), (1, 19), (1, 20), (6 * samples, 1)]  # in the order of their lengths
-    assert [c.ids for c in parts] == [c.ids for c in whole]
-    torch.testing.assert_close([c.logprobs for c in parts], [c.logprobs for c in whole], atol=1e-5, rtol=0)
+    for samples in (1, 3):
+        how = dict(max_new_tokens=12, seed=0, samples_per_prompt=samples)
+        monkeypatch.setattr(generate, "CPU_PREFILL", 1024)
+        whole = sample(model, prompts, **how)
+        monkeypatch.setattr(generate, "CPU_PREFILL", 21)
+        shapes.clear()
+        parts = sample(model, prompts, **how)
+        assert shapes[:4] == [(4, 5), (1, 19), (1, 20), (6 * samples, 1)]  # in the order of their lengths
+        assert [c.ids for c in parts] == [c.ids for c in whole]
+    monkeypatch.setattr(generate, "CACHE_BYTES", 100_000)
+    shapes.clear()
+    sample(model, [[1] * 10], max_new_tokens=10, seed=0, samples_per_prompt=40)
+    per_row = 2 * 2 * 32 * 4 * 10 + 16 * model.cfg.padded_vocab  # own keys and values, logits and their copies
+    most = max(rows for rows, _ in shapes)
+    assert 100_000 // per_row - 1 <= most <= 100_000 // per_row, "and its share of the prompt"
 
 
-def test_stream_yields_what_sample_returns() -> None:
-    model, how = random_model(), dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
+def test_stream_yields_what_sample_returns_and_both_leave_the_mode() -> None:
+    model, how = random_model(recompute="blocks").train(), dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
     for prompt in PROMPTS:
-        whole = sample(model, [prompt], keys=["k"], **how)[0]
-        streamed = list(stream(model, prompt, key="k", **how))
-        assert [i for i, _ in streamed] == whole.ids
-        assert [lp for _, lp in streamed] == pytest.approx(whole.logprobs)
-
-
-def test_sampling_leaves_gradients_and_the_mode_as_they_were() -> None:
-    model = random_model(recompute="blocks").train()
-    sample(model, [[1]], max_new_tokens=3)
+        (whole,) = sample(model, [prompt], keys=["k"], **how)
+        ids, logprobs = zip(*stream(model, prompt, key="k", **how))
+        assert list(ids) == whole.ids and logprobs == pytest.approx(whole.logprobs)
     next(iter(stream(model, [1], max_new_tokens=3)))
-    assert torch.is_grad_enabled()
-    assert model.training
+    assert torch.is_grad_enabled() and model.training
     model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
 
 
@@ -328,16 +305,6 @@ def test_stop_sequences() -> None:
     # the prompt does not help to stop
     assert greedy([0, 0, 3, 4], [(1, 2, 3), (2, 3), (1, 2)], prompt=[9, 1, 2]).ids == [3, 4]
     assert greedy([0, 0, 3, 1, 2], [(1, 2)], prompt=[9, 1, 2]).ids == [3, 1, 2]
-
-
-def test_code_made_of_the_stop_tags_pieces_survives() -> None:
-    letters = tokenizer.load("bytes")
-    (end,) = chat.stop_sequences(letters, "text")
-    code = "while a < b | c > end: d = '<|end|' + '|>' + \"<end>\"  # < | e n d >\n"
-    script = letters.encode(code) + list(end) + letters.encode("never")
-    completion = greedy(script, [end], vocab_size=letters.n_vocab)
-    assert letters.decode(completion.ids) == code + "<|end|>"
-    assert completion.stop == "stop"
 
 
 def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
@@ -363,20 +330,13 @@ def test_rows_without_an_owner_are_never_sampled() -> None:
 
 
 def test_a_full_context_ends_a_completion_where_asked() -> None:
-    model = random_model(block_size=12)
-    prompts = [[1] * 3, [1] * 10, [1] * 12]
-    out = sample(model, prompts, max_new_tokens=8, seed=0, on_overflow="stop")
-    assert [(len(c.ids), c.stop) for c in out] == [(8, "length"), (2, "context"), (0, "context")]
-    assert sample(model, [[1] * 12], max_new_tokens=8, on_overflow="stop") == [Completion([], [], "context")]
-    assert len(sample(model, [[1] * 4], max_new_tokens=8)[0].ids) == 8
-
-
-def test_a_row_at_the_end_of_the_block_leaves_before_it_needs_another_position() -> None:
     """The learned table has no place for a token after the last, even of a row that nobody reads any more."""
     model = random_model(block_size=12, pos="learned")
     prompts = [[1] * 12, [2] * 10, *([i] for i in range(3, 13))]
     out = sample(model, prompts, max_new_tokens=8, seed=0, on_overflow="stop")
-    assert [len(c.ids) for c in out] == [0, 2] + [8] * 10
+    ends = [(0, "context"), (2, "context"), *[(8, "length")] * 10]
+    assert [(len(c.ids), c.stop) for c in out] == ends
+    assert sample(model, [[1] * 12], max_new_tokens=8, on_overflow="stop") == [Completion([], [], "context")]
     assert len(sample(model, [[2] * 4, *prompts[2:]], max_new_tokens=8, seed=0, stop=[(1,)])) == 11
 
 
@@ -398,33 +358,6 @@ def test_bad_input_raises() -> None:
     ):
         with pytest.raises(ConfigError):
             sample(model, **(dict(prompts=[[1]], max_new_tokens=5) | change))
-
-
-def test_the_default_batch_keeps_the_cache_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = random_model(), []
-    model.blocks[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    monkeypatch.setattr(generate, "CACHE_BYTES", 100_000)
-    sample(model, [[1] * 10], max_new_tokens=10, seed=0, samples_per_prompt=40)
-    per_row = 2 * 2 * 32 * 4 * 10 + 16 * model.cfg.padded_vocab  # own keys and values, logits and their copies
-    assert 100_000 // per_row - 1 <= max(rows) <= 100_000 // per_row  # and its share of the prompt
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_cache_is_at_least_four_times_faster_than_full_forwards() -> None:
-    model = random_model(0.05, depth=4, n_embd=128, n_head=4, vocab_size=1000, block_size=256)
-    prompts, ratios, threads = [[i + 1] * 100 for i in range(4)], [], torch.get_num_threads()
-    torch.set_num_threads(1)  # one thread's own time: other processes on the machine do not count
-    try:
-        for _ in range(3):
-            start = time.thread_time()
-            sample(model, prompts, max_new_tokens=20, seed=0, samples_per_prompt=8)
-            cached = time.thread_time() - start
-            model(torch.ones(32, 110, dtype=torch.long))  # what each of the 20 tokens would cost on average
-            ratios.append(20 * (time.thread_time() - start - cached) / cached)
-    finally:
-        torch.set_num_threads(threads)
-    assert max(ratios) > 4
 
 
 def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:

@@ -3,7 +3,6 @@ behind."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
+from raising import raising
 
 from codechat import cli, sft
-from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
-from codechat.models import export, generate, hf_format, hf_tokenizer, import_weights, loading
+from codechat.core.errors import CheckpointError, ConfigError, DataError, RunError, UserError
+from codechat.models import export, generate, hf_format, import_weights, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.layers import rope_frequencies
@@ -106,19 +106,6 @@ def test_transformers_computes_the_same_logits_from_the_same_ids(
     assert ours.std() > 0.1, "a comparison of silent models shows nothing"
     tok, their_tok = tokenizer.load(SPEC), transformers.AutoTokenizer.from_pretrained(out)
     assert all(their_tok(text)["input_ids"] == tok.encode(text) for text in AWKWARD)
-
-
-@torch.no_grad()
-def test_bfloat16_is_the_rounded_weights_and_half_the_bytes(transformers: Any, tmp_path: Path) -> None:
-    model = saved(n_kv_head=2)
-    out = exported(tmp_path, dtype="bfloat16")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
-    assert theirs.dtype == torch.bfloat16
-    q = theirs.model.layers[1].self_attn.k_proj.weight
-    assert torch.equal(q, model.blocks[1].attn.qkv.weight[32:48].bfloat16())
-    assert 0 < (out / hf_format.ONE_FILE).stat().st_size - 2 * model.cfg.n_params < 4096
-    again = imported(out).model
-    assert torch.equal(again.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.weight.bfloat16().float())
 
 
 @torch.no_grad()
@@ -229,6 +216,8 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
         assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
 
 
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
+# the dtype of a sum or how attention is computed, and the last need attention mla.
 @pytest.mark.parametrize("tags", chat.MODES)
 def test_the_template_raises_where_a_turn_would_be_forged(transformers: Any, tmp_path: Path, tags: str) -> None:
     saved(tags)
@@ -236,56 +225,16 @@ def test_the_template_raises_where_a_turn_would_be_forged(transformers: Any, tmp
     for role, content in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
         with pytest.raises(TemplateError):
             theirs.apply_chat_template([{"role": role, "content": content}])
-    one, other = (
-        theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False) for role in ("tool", "function")
-    )
-    assert one == other == "<|function_response|>\n7\n<|end|>\n"
-
-
-def test_llama_cpp_recognises_the_gpt2_vocabulary() -> None:
-    """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash
-    is below."""
-    text = (
-        "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
-        "3 33 333 3333 33333 333333 3333333 33333333 "
-        "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
-        "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
-    )
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer.from_str(json.dumps(hf_tokenizer.tokenizer_json(tokenizer.load("gpt2"), "reserved")))
-    digest = hashlib.sha256(str(made.encode(text).ids).encode()).hexdigest()
-    assert digest == "3ce83efda5659b07b1ad37ca97ca5797ea4285d9b9ab0dc679e4a720c9da7454"
+    for role in ("tool", "function"):
+        text = theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False)
+        assert text == "<|function_response|>\n7\n<|end|>\n"
 
 
 # ---------------------------------------------------------------- export: errors
 
-
-def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path) -> None:
-    for options, named in (
-        (dict(pos="learned", mlp="gelu"), ["pos learned", "mlp gelu"]),
-        (dict(causal=False), ["causal False"]),
-        (dict(attention="mla"), ["attention mla"]),
-        (dict(qkv_bias=True), ["qkv_bias True"]),
-        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), ["qkv_bias True"]),
-        (dict(mlp="swiglu", n_embd=30, head_width=8), ["n_embd 30"]),
-    ):
-        saved(**options)
-        with pytest.raises(ConfigError) as caught:
-            exported(tmp_path)
-        assert all(f"model.{word}" in str(caught.value) for word in named)
-        assert str(caught.value).count("model.") == len(named), "only what does not fit"
-        assert left_behind(tmp_path) == []
-
-
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
-# the dtype of a sum or how attention is computed, and the last need attention mla.
-ELSEWHERE = {
-    "n_tags",
-    "recompute",
-    "bf16_residual",
-    "attention_products",
-    "kv_rank",
-}
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory, the dtype of a sum and how
+# attention is computed are no matter of results, and the last needs attention mla.
+ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products", "kv_rank"}
 NEEDED = {"attention": {"qk_norm": False}}
 
 
@@ -306,6 +255,20 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
 
         changed = about(replace(base, **{field: other})) != about(base)
         assert other != value and changed == (field not in ELSEWHERE), field
+
+
+def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path) -> None:
+    for options, named in (
+        (dict(pos="learned", mlp="gelu"), ["pos learned", "mlp gelu"]),
+        (dict(qkv_bias=True), ["qkv_bias True"]),
+        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), ["qkv_bias True"]),
+        (dict(mlp="swiglu", n_embd=30, head_width=8), ["n_embd 30"]),
+    ):
+        saved(**options)
+        with raising(ConfigError, *(f"model.{word}" for word in named)) as caught:
+            exported(tmp_path)
+        assert str(caught.value).count("model.") == len(named), "only what does not fit"
+        assert left_behind(tmp_path) == []
 
 
 def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,9 +416,10 @@ def test_an_export_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_biases_come_back_and_a_bias_on_the_output_projection_is_refused(tmp_path: Path) -> None:
     model = saved(mlp="swiglu", qkv_bias=True)
-    again = imported(exported(tmp_path), tokenizer=SPEC, tags="reserved").model
+    again = imported(exported(tmp_path, dtype="bfloat16"), tokenizer=SPEC, tags="reserved").model
     assert again.cfg == model.cfg
-    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
+    for a, b in zip(again.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b.bfloat16().float())
     weights = hf_format.tensors(model.cfg, model.state_dict(), hf_format.family_of(model.cfg))
     weights["model.layers.0.self_attn.o_proj.bias"] = torch.ones(32)
     with pytest.raises(CheckpointError):
@@ -540,10 +504,9 @@ def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Pa
             assert [i for i, m in zip(whole.ids, whole.loss_mask) if m] == answer
 
 
-def test_templates_that_cannot_be_masked_and_forged_turns_raise(transformers: Any, tmp_path: Path) -> None:
+def test_templates_that_cannot_be_masked_raise(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in")
     tok = imported(tmp_path / "in").tokenizer
-    assert 2 not in tok.encode("<|im_end|>"), "ordinary text"
     for role in ("user", "assistant"):
         with pytest.raises(DataError):
             chat.render([{"role": role, "content": "x<|im_end|>"}, *TALK], tok, "template")
@@ -551,15 +514,11 @@ def test_templates_that_cannot_be_masked_and_forged_turns_raise(transformers: An
         "{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
         "{% for m in messages[-2:] %}{{ m.content + '<|im_end|>' }}{% endfor %}",
         "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}",
-        "{{ raise_exception('only haiku') }}",
-        "{% for %}",
-        "{{ messages.x.y }}",
+        *("{{ raise_exception('only haiku') }}", "{% for %}", "{{ messages.x.y }}"),
     ):
         other = tokenizer.from_dict(tok.to_dict() | {"template": template})
         with pytest.raises(DataError):
             chat.render([TALK[0] | {"content": "a</think>b"}, *TALK[1:]], other, "template")
-    with pytest.raises(ConfigError):
-        chat.prompt(TALK[:1], tokenizer.load("bytes"), "template")
 
 
 def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
@@ -577,14 +536,14 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
 
 
 def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path) -> None:
-    foreign(transformers, tmp_path / "in")
-    path = tmp_path / "in" / "config.json"
+    folder = tmp_path / "in"
+    foreign(transformers, folder)
+    path = folder / "config.json"
     about = json.loads(path.read_text())
     for change, named in (
         (dict(model_type="gpt2"), "gpt2"),
         (dict(model_type="qwen3", hidden_act="gelu"), "gelu"),
         (dict(attention_bias=True, model_type="qwen3"), "attention_bias"),
-        (dict(hidden_act="relu"), "relu"),
         (dict(use_sliding_window=True), "use_sliding_window"),
         (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),
@@ -599,32 +558,24 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
         (dict(intermediate_size=60), "down_proj.weight"),
     ):
         path.write_text(json.dumps(about | change))
-        with pytest.raises(UserError) as caught:
-            imported(tmp_path / "in")
+        with raising(UserError) as caught:
+            imported(folder)
         assert named in str(caught.value)
-    assert not paths.exists("theirs")
-
-
-def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    foreign(transformers, folder)
+    path.write_text(json.dumps(about))
     shards, index = sorted(folder.glob("*.safetensors")), folder / hf_format.INDEX
-    moved = index.read_text().replace(shards[1].name, "../elsewhere.safetensors")
+    outside = index.read_text().replace(shards[1].name, "../elsewhere.safetensors")
     for spoil, named in (
         (lambda: shards[1].write_bytes(shards[1].read_bytes()[:-5]), shards[1].name),
         (shards[1].unlink, shards[1].name),
-        (lambda: index.write_text(moved), "elsewhere"),
+        (lambda: index.write_text(outside), "elsewhere"),
         (index.unlink, hf_format.INDEX),
         (lambda: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
-        ((folder / "tokenizer.json").unlink, "tokenizer.json"),
         ((folder / "config.json").unlink, "config.json"),
     ):
         spoil()
-        with pytest.raises(UserError) as caught:
+        with raising(UserError) as caught:
             imported(folder)
         assert named in str(caught.value)
-    with pytest.raises(MissingFile):
-        imported(tmp_path / "nowhere")
     assert not paths.exists("theirs")
 
 
@@ -636,7 +587,6 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
     words = ["import", str(tmp_path / "out"), "--run-name", "again"]
     assert (cli.main(words), cli.main(words)) == (0, 2), "the name is in use"
-    assert paths.read_status(paths.find_run("again"))["status"] == "finished"
     assert checkpoint.read_meta("again")["lineage"] == [{"run": "again", "kind": "import", "source": "out", "step": 0}]
 
 

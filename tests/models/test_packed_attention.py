@@ -49,27 +49,20 @@ def packed_rollouts() -> rollout.Packed:
     return packed
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Masks as on a GPU; flex attention as it is, without the compiler."""
-    from torch.nn.attention.flex_attention import flex_attention
+def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
+    packed, masks = packed_rollouts(), []
+    for _ in masks_of_both_devices():
+        masks.append([conversations.packed_mask(DOCS), packed.where()["mask"]])
+    for dense, block in zip(*masks):
+        B, _, T, _ = dense.mask.shape
+        assert not isinstance(block, (Tensor, packed_attention.Documents))
+        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), dense.mask)
 
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    monkeypatch.setattr(packed_attention, "_flex", lambda: flex_attention)
 
-
-def test_a_block_mask_shows_what_the_dense_one_shows(as_on_a_gpu: None) -> None:
-    packed = packed_rollouts()
-    pairs = [
-        (packed_attention.Documents(DOCS).mask, conversations.packed_mask(DOCS)),
-        (None, packed.where()["mask"]),
-    ]
-    packed_attention.DENSE = ("cpu",)
-    pairs[1] = packed.where()["mask"].mask, pairs[1][1]
-    for dense, block in pairs:
-        assert dense.dtype == torch.bool and not isinstance(block, Tensor)
-        B, _, T, _ = dense.shape
-        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), dense)
+def masks_of_both_devices() -> Iterator[None]:
+    yield
+    with gpu_steps.as_on_a_gpu():
+        yield
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -130,48 +123,6 @@ def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPat
     assert calls == [("flash", True)] * 4, "one token from prompts of different lengths"
 
 
-@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2), dict(attention="mla")], ids=str)
-def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the
-    completions of the masked path."""
-    tok = tokenizer.load("gpt2:512")
-    model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
-    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
-    grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
-    masks, sdpa = [], F.scaled_dot_product_attention
-
-    def recorded(*qkv: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
-        masks.append(attn_mask is not None)
-        return sdpa(*qkv, attn_mask=attn_mask, **how)
-
-    def completions() -> list[Any]:
-        how = dict(max_new_tokens=12, seed=0)
-        found = [
-            *generate.sample(model, prompts, graph=False, **how),
-            *generate.sample(model, prompts, graph=False, samples_per_prompt=2, **how),
-            *generate.sample(model, prompts, grammars=[None, grammar, grammar], **how),
-        ]
-        with Engine(LoadedModel(model, tok, "reserved", {}, Path()), max_rows=3) as engine:
-            asked = [Request(prompt=p, max_new_tokens=12, draws=i) for i, p in enumerate(prompts)]
-            jobs = engine.submit(asked)
-            assert all(job.wait(60) for job in jobs)
-        return found + jobs
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    want = completions()
-    masks.clear()
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    found = completions()
-    assert masks and not any(masks)
-    for mine, masked in zip(found, want, strict=True):
-        assert mine.ids == masked.ids
-        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(masked.logprobs), atol=1e-5, rtol=1e-5)
-
-
 def test_a_model_with_products_learns_as_one_without() -> None:
     """Under bfloat16 autocast the gradients point the same way; in float32 the option changes nothing."""
     shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, qk_norm=True)
@@ -190,60 +141,81 @@ def test_a_model_with_products_learns_as_one_without() -> None:
     assert torch.equal(*(gradient(products, torch.float32) for products in (False, True)))
 
 
-@pytest.mark.parametrize("groups, width, padding", [(1, 8, 0), (3, 8, 5), (1, 12, 4)])
-def test_attention_by_documents_is_attention_under_their_mask(
-    groups: int, width: int, padding: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With gradients, in pieces that do not divide the documents; values of another width than keys, as latent
-    attention has them."""
-    monkeypatch.setattr(packed_attention, "QUERIES", 16)
-    rng = torch.Generator().manual_seed(0)
-    lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
-    docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
-    T = docs.shape[1]
-    q = torch.randn(2, 6, T, 8, generator=rng, dtype=torch.float64).requires_grad_()
-    k, v = (torch.randn(2, 6 // groups, T, w, generator=rng, dtype=torch.float64).requires_grad_() for w in (8, width))
-    seen = packed_attention.Documents(docs)
-    assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
-    assert len(seen.pieces) == 11 + (padding > 0)
-    real = (docs >= 0)[:, None, :, None]
+def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the
+    completions of the masked path."""
+    tok, masks, sdpa = tokenizer.load("gpt2:512"), [], F.scaled_dot_product_attention
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
+
+    def recorded(*qkv: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
+        masks.append(attn_mask is not None)
+        return sdpa(*qkv, attn_mask=attn_mask, **how)
+
+    def completions(model: GPT) -> list[Any]:
+        how = dict(max_new_tokens=12, seed=0)
+        found = generate.sample(model, prompts, graph=False, **how)
+        found += generate.sample(model, prompts, graph=False, samples_per_prompt=2, **how)
+        found += generate.sample(model, prompts, grammars=[None, grammar, grammar], **how)
+        with Engine(LoadedModel(model, tok, "reserved", {}, Path()), max_rows=3) as engine:
+            jobs = engine.submit([Request(prompt=p, max_new_tokens=12, draws=i) for i, p in enumerate(prompts)])
+            assert all(job.wait(60) for job in jobs)
+        return found + jobs
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    for options in ({}, dict(n_kv_head=2), dict(attention="mla")):
+        model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+        expected = completions(model)
+        masks.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(packed_attention, "DENSE", ())
+            found = completions(model)
+        assert masks and not any(masks)
+        for mine, masked in zip(found, expected, strict=True):
+            assert mine.ids == masked.ids
+            torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(masked.logprobs), atol=1e-5, rtol=1e-5)
+
+
+def assert_as_masked(seen: packed_attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
+    """Attention piece by piece is attention under the mask, with gradients. shapes: of queries, keys and values."""
+    q, k, v = (torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes)
+    real = (seen.docs >= 0)[:, None, :, None]
     found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
-    assert found.shape == (2, 6, T, width)
     torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
     up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
     for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
+def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces that do not divide the documents; values of another width than keys, as latent attention has them."""
+    monkeypatch.setattr(packed_attention, "QUERIES", 16)
+    for groups, width, padding in ((1, 8, 0), (3, 8, 5), (1, 12, 4)):
+        lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
+        docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
+        T = docs.shape[1]
+        seen = packed_attention.Documents(docs)
+        assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
+        assert len(seen.pieces) == 11 + (padding > 0)
+        rng = torch.Generator().manual_seed(0)
+        assert_as_masked(seen, (2, 6, T, 8), (2, 6 // groups, T, 8), (2, 6 // groups, T, width), rng=rng)
+
+
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of three documents in a row, with branches that come back after others, and short ones that share a piece:
-    the same as their mask, with gradients."""
+    """Three documents in a row, with branches that come back after others, and short ones that share a piece."""
     monkeypatch.setattr(packed_attention, "QUERIES", 8)
-    rng = torch.Generator().manual_seed(0)
     docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])
-    branches = torch.tensor(
-        [
-            [0] * 5 + [1] * 10 + [2] * 3 + [1] * 2 + [0] * 2 + [2] * 2
-            + [0] * 3 + [1] * 5 + [2] * 6
-            + [0] * 4 + [1] * 3 + [2] * 4 + [3] * 2 + [4] * 1 + [3] * 2
-            + [0] * 2
-        ]
-    )  # fmt: skip
-    seen = packed_attention.Documents(docs, branches)
+    runs = [(0, 5), (1, 10), (2, 3), (1, 2), (0, 2), (2, 2), (0, 3), (1, 5), (2, 6)]
+    runs += [(0, 4), (1, 3), (2, 4), (3, 2), (4, 1), (3, 2), (0, 2)]
+    seen = packed_attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
     spans = [piece[:4] for piece in seen.pieces]
     assert spans[:4] == [((), 0, 0, 5), ((), 0, 5, 13), ((), 0, 13, 15), (((0, 5),), 15, 15, 18)]
     assert spans[4:7] == [(((0, 15),), 18, 18, 20), (((0, 5),), 20, 20, 22), (((0, 5), (15, 18)), 20, 22, 24)]
-    assert spans[10:14] == [((), 38, 38, 42), ((), 38, 42, 49), (((38, 42),), 49, 49, 52), (((38, 42), (49, 51)), 52, 52, 54)]  # fmt: skip
-    first, second = seen.pieces[11].hides, seen.pieces[12].hides
-    assert second.tolist() == [[False, True, True], [False, False, True], [True, True, False]]
-    assert (~first).sum() == 3 * 4 / 2 + 4 * 5 / 2 and not first[3, 3] and first[3, 2]
-    q, k, v = (torch.randn(1, 2, 56, 8, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(3))
-    real = (docs >= 0)[:, None, :, None]
-    found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
-    torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
-    up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real
-    for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+    assert spans[10:13] == [((), 38, 38, 42), ((), 38, 42, 49), (((38, 42),), 49, 49, 52)]
+    assert seen.pieces[12].hides.tolist() == [[False, True, True], [False, False, True], [True, True, False]]
+    assert_as_masked(seen, *[(1, 2, 56, 8)] * 3, rng=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.slow

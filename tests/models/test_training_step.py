@@ -5,29 +5,25 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from raising import raising
 from sync_count import SyncCount
 from test_packed_attention import DOCS
 from torch._dynamo.utils import counters
 
-from codechat import sft
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware
-from codechat.models import fp8, head, loading, optim, packed_attention
+from codechat.models import fp8, head, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score
-from codechat.text import tokenizer
-from codechat.training import opening
 
 SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
 RL = SimpleNamespace(temperature=1.0, row_tokens=64, rows=2, grad_clip=1.0)
@@ -118,22 +114,21 @@ def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytes
         assert found.shape == (2, 256, 32) and counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
-def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: seen.append(self))
     monkeypatch.setattr(torch, "compile", lambda fn: seen.append(fn) or fn)
     monkeypatch.setattr(hardware, "leave_out_eager", lambda kind: None)
     model = GPT(SHAPE)
-    hardware.maybe_compile(model.loss, True, torch.device("cuda"), torch.bfloat16)
-    assert seen == list(model.blocks)
-    seen.clear()
-    hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
-    assert seen == [model.loss]
-    seen.clear()
-    hardware.maybe_compile(model.loss, None, torch.device("cpu"), torch.float32)
-    assert not seen  # it pays in bfloat16 only
-    hardware.maybe_compile(model.loss, None, torch.device("cpu"), torch.bfloat16)
-    assert seen == [model.loss]
+    for requested, kind, dtype, expected in (
+        (True, "cuda", torch.bfloat16, list(model.blocks)),
+        (True, "cpu", torch.bfloat16, [model.loss]),
+        (None, "cpu", torch.bfloat16, [model.loss]),
+        (None, "cpu", torch.float32, []),
+    ):
+        seen.clear()
+        hardware.maybe_compile(model.loss, requested, torch.device(kind), dtype)
+        assert seen == expected
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -165,58 +160,13 @@ def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_sa
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = SimpleNamespace(model=replace(SHAPE, depth=2), seed=3, shard=None, shard_over=None)
-    parent = opening.build_model(cfg, None)
-    torch.testing.assert_close(parent.wte.weight, GPT(cfg.model, seed=3).wte.weight)
-    meta = {"tokenizer": tokenizer.load("bytes").to_dict()}
-    path = checkpoint.save(tmp_path, 1, model=parent, meta=meta)
-    monkeypatch.setattr(GPT, "init_weights", lambda *_: pytest.fail("random weights were made"))
-    child = opening.build_model(cfg, checkpoint.load(path))
-    served = loading.load_model(path).model
-    for a, b, c in zip(parent.parameters(), child.parameters(), served.parameters(), strict=True):
-        assert torch.equal(a, b) and torch.equal(a, c) and c.device == a.device
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="memory is read from /proc, which this system does not have"
-)
-def test_a_checkpoint_is_not_copied_into_memory_on_its_way_to_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that eight ranks of an evaluation hold no eight copies beside their models: each maps the file, whose pages
-    all share."""
-
-    def own_bytes() -> int:
-        status = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line.split()[1] for line in status if line.startswith("RssAnon")))
-
-    def restore(*args: Any) -> None:
-        held.append(own_bytes())
-        real(*args)
-
-    model = GPT(GPTConfig(depth=2, n_embd=512, n_head=4, block_size=64, vocab_size=20_000))
-    size, held, real = 4 * sum(p.numel() for p in model.parameters()), [], checkpoint.restore
-    path = checkpoint.save(tmp_path, 1, model=model, meta={"tokenizer": tokenizer.load("bytes").to_dict()})
-    monkeypatch.setattr(checkpoint, "restore", restore)
-    for _ in range(2):  # the first one imports and builds what stays
-        before = own_bytes()
-        loading.load_model(path)
-    assert held[-1] - before < size / 4, (held[-1] - before, size)
-
-
 def test_fp8_needs_torchao_and_then_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2))
     stand_in = SimpleNamespace(Float8LinearConfig=None, convert_to_float8_training=None)
     for module, named in ((None, "torchao"), (stand_in, "8.9")):
         monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=module))
         monkeypatch.setitem(sys.modules, "torchao.float8", module)
-        with pytest.raises(ConfigError) as caught:
-            fp8.convert(model)
-        assert named in str(caught.value)
-    with pytest.raises(ConfigError):
-        sft.SFTConfig(fp8=True, lora_rank=4)
+        with raising(ConfigError, named):
+            fp8.convert(GPT(GPTConfig(depth=1, n_embd=32, n_head=2)))
 
 
 def test_products_in_fp8_keep_names_and_float32_weights() -> None:
