@@ -61,7 +61,7 @@ def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
 
 def masks_of_both_devices() -> Iterator[None]:
     yield
-    with gpu_steps.as_on_a_gpu():
+    with on_gpu.as_on_a_gpu():
         yield
 
 
