@@ -94,7 +94,7 @@ print(masked.coloured())
 # Ids, spans and mask come from one list of turns, so that they cannot disagree:
 
 # %%
-print(inspect.getsource(chat._rendered))
+print(inspect.getsource(chat.render))
 
 # %% [markdown]
 # ## Hidden from the loss, not from the model
@@ -244,23 +244,30 @@ plots.heldout_losses(run, evals)
 
 # %%
 EXPECTED, BEHAVIOURS = behaviour_probes.EXPECTED, {"call": "blue", "code": "vermilion", "neither": "black"}
+
+
+def draw_cell(ax, cell: str) -> None:
+    ax.set_title(f"{plots.cell_in_words(cell)}:\n{EXPECTED[cell]} expected", fontsize=7.5, loc="left")
+    n = evals[f"probe/{cell}/n"].astype(int)
+    for which, colour in BEHAVIOURS.items():
+        p, look = evals[f"probe/{cell}/{which}"], dict(color=OKABE_ITO[colour], linewidth=2 if which == EXPECTED[cell] else 1)
+        bands = [wilson_interval(round(x * k), k) for x, k in zip(p, n)]
+        ax.fill_between(evals["step"], [b.lo for b in bands], [b.hi for b in bands], color=OKABE_ITO[colour], alpha=0.15, linewidth=0)
+        ax.plot(evals["step"], p, "o-", markersize=3, label=which, **look)
+
+
+# %%
 rarest = min(EXPECTED, key=lambda cell: evals[f"probe/{cell}/{EXPECTED[cell]}"].iloc[-1])
 share = evals[f"probe/{rarest}/{EXPECTED[rarest]}"].iloc[-1]
 title = f"At the end the expected behaviour is rarest ({share:.0%}): {plots.cell_in_words(rarest)}"
 fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
 for cell, at in plots.GRID.items():
-    axes[at].set_title(f"{plots.cell_in_words(cell)}:\n{EXPECTED[cell]} expected", fontsize=7.5, loc="left")
-    n = evals[f"probe/{cell}/n"].astype(int)
-    for which, colour in BEHAVIOURS.items():
-        p, look = evals[f"probe/{cell}/{which}"], dict(color=OKABE_ITO[colour], linewidth=2 if which == EXPECTED[cell] else 1)
-        bands = [wilson_interval(round(x * k), k) for x, k in zip(p, n)]
-        axes[at].fill_between(evals["step"], [b.lo for b in bands], [b.hi for b in bands], color=OKABE_ITO[colour], alpha=0.15, linewidth=0)
-        axes[at].plot(evals["step"], p, "o-", markersize=3, label=which, **look)
+    draw_cell(axes[at], cell)
 axes[0, 0].set_ylim(-0.03, 1.03)
 axes[1, 1].set_axis_off()  # no such cell: the place holds the legend
 axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", fontsize=8, frameon=False, title="95 % bands", title_fontsize=7.5)
-for ax in axes.flat:
-    finish(ax, x="step", y="completions (share)" if ax in axes[:, 0] else None, legend=False)
+for ax in axes[1]:
+    finish(ax, x="step", y="completions (share)" if ax is axes[1, 0] else None, legend=False)
 fig
 
 
