@@ -55,7 +55,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-class Unusable(Exception):
+class Unusable(DataError):
     """A row that cannot be taught; its text is one of `REASONS`."""
 
 
@@ -212,7 +212,7 @@ def _calls_in(text: str) -> list[str]:
     calls = [call for part in _CALL.findall(text) or [text] for call in chat.parse_calls(f"{chat.CALL_TAG} {part}")]
     if any(call.after for call in calls):
         raise Unusable("text_after_call")
-    return [_written(call) for call in calls]
+    return [written(call) for call in calls]
 
 
 def _call(function: Any, tools: Sequence[Row]) -> str:
@@ -223,10 +223,11 @@ def _call(function: Any, tools: Sequence[Row]) -> str:
         known = tool["parameters"]["properties"]
         kept = {k: without_nulls(v) for k, v in call.arguments.items() if v is not None or k in known}
         call = call._replace(arguments=kept)
-    return _written(call)
+    return written(call)
 
 
-def _written(call: chat.Call) -> str:
+def written(call: chat.Call) -> str:
+    """The canonical text of a call that was read."""
     if call.form not in chat.READABLE:
         raise Unusable("unreadable_call")
     try:
@@ -239,7 +240,7 @@ def _xml_call(name: str, body: str, tools: Sequence[Row]) -> str:
     """Qwen3-Coder's call: each value is text, which the tool's schema says how to read."""
     properties = next((t["parameters"]["properties"] for t in tools if t["name"] == name.strip()), {})
     arguments = {key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in _PARAMETER.findall(body)}
-    return _written(chat.Call(name.strip(), arguments, "object"))
+    return written(chat.Call(name.strip(), arguments, "object"))
 
 
 def _typed(value: str, schema: Any) -> Any:

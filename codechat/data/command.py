@@ -5,12 +5,6 @@
     codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
     codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes
     codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
-    codechat data micro  --out data/sft                          small code problems and worked solutions
-    codechat data code   --source hub                            instructions and programs, filtered
-    codechat data apps   --out data/apps --levels 1 2            experts' episodes in the pocket apps, and problems
-    codechat data reasoning --out data/reasoning                 word problems; GSM8K with --source hub
-    codechat data repair --out data/repair                       small repositories with a bug, and expert repairs
-    codechat data appworld --run-name appworld                   successful episodes of codechat appworld
 
 Sources: `embedded` needs no network; `hub` streams public data sets; a path is read by its columns. Each command prints
 how many rows it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it writes nothing.

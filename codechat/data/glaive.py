@@ -51,27 +51,21 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
     try:
         offered = chat_formats.schemas(system_cell)
         system = chat.tools_prompt(offered, tools_style) if offered else system_cell.removeprefix("SYSTEM:").strip()
-    except (chat_formats.Unusable, DataError):
+    except DataError:
         return "unreadable_tools"
-    for message in messages:
-        if message["role"] == "assistant" and CALL in message["content"]:
-            if any(call.after for call in chat.parse_calls(message["content"])):
-                return "text_after_call"
-            content = canonical(message["content"])
-            if content is None:
-                return "unreadable_call"
-            message["content"] = content
+    try:
+        messages = [m | {"content": _canonical(m["content"])} if m["role"] == "assistant" else m for m in messages]
+    except chat_formats.Unusable as reason:
+        return str(reason)
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
-def canonical(content: str) -> str | None:
-    """An assistant turn with its calls in canonical form after its prose; None where one cannot be read."""
+def _canonical(content: str) -> str:
+    """An assistant turn with its calls in canonical form after its prose."""
     calls = chat.parse_calls(content)
-    if not calls or any(not call.name or not isinstance(call.arguments, dict) for call in calls):
-        return None
-    prose = content.partition(CALL)[0].strip()
-    try:
-        written = [chat.format_call(call.name, call.arguments) for call in calls]
-    except DataError:  # NaN and infinities, which Python's reader takes and JSON does not know
-        return None
-    return "\n".join([*([prose] if prose else []), *written])
+    if any(call.after for call in calls):
+        raise chat_formats.Unusable("text_after_call")
+    if CALL in content and not calls:
+        raise chat_formats.Unusable("unreadable_call")
+    prose = content.partition(CALL)[0].strip() if calls else content
+    return "\n".join([*([prose] if prose else []), *map(chat_formats.written, calls)])

@@ -315,7 +315,7 @@ def _call_messages(row: Row, where: str, tools_style: str) -> Messages | str:
         read = [chat.read_call(call) for call in calls]
         answer = "\n".join(chat.format_call(call.name, call.arguments) for call in read) or NO_CALL
         turns = [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
-    except (ValueError, KeyError, TypeError, chat_formats.Unusable):
+    except (ValueError, KeyError, TypeError):
         return "bad_row"
     return [{"role": "system", "content": system}, *turns, {"role": "assistant", "content": answer}]
 

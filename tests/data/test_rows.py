@@ -176,6 +176,7 @@ def test_nulls_in_a_schema_are_absent_fields(schema: Any, line: str) -> None:
     assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
     glaive_row = {"system": "SYSTEM: " + json.dumps(row["tools"][0]), "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
     assert glaive.conversation(glaive_row)[0]["content"].endswith(f"\n{line}")
+    assert problems.conversation([], row["tools"], "compact")[0]["content"].endswith(f"\n{line}")
 
 
 # ------------------------------------------------------------------ files

@@ -23,6 +23,7 @@ from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.data import glaive
+from codechat.data.chat_formats import schemas
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, local_rows
 from codechat.data.synthetic import split_of
 from codechat.tasks.base import SPLITS, Message, Problem
@@ -139,7 +140,7 @@ def conversation(question: list[Any], functions: list[Row], tools_style: str) ->
     while question and isinstance(question[0], list):
         question = question[0]
     given = "".join(f"\n\n{m['content']}" for m in question if m["role"] == "system")
-    messages = [{"role": "system", "content": chat.tools_prompt(functions, tools_style) + given}]
+    messages = [{"role": "system", "content": chat.tools_prompt(schemas(functions), tools_style) + given}]
     return messages + [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
 
 
