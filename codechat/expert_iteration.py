@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ExpertConfig(MinibatchSettings, RLSettings):
     """Settings of one run of expert iteration."""
 
-    run_name: str = default("expert")
+    run_name: str = "expert"
     keep: Literal["best", "correct"] = opt(
         "best", "what is trained on: the best of each group that disagrees, or all that are exactly right"
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.presets import LORA_RUN, TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for na
 class GRPOConfig(MinibatchSettings, RLSettings):
     """Settings of one GRPO run."""
 
-    run_name: str = default("grpo")
+    run_name: str = "grpo"
     variant: Literal["grpo", "dr_grpo", "dapo", "gspo"] = opt(
         "grpo", "the paper whose settings fill what is none below"
     )

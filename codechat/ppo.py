@@ -6,8 +6,7 @@
 As GRPO (grpo.py), but a token's advantage comes from a learned value instead of from the group: a linear head on the policy's own last
 states predicts the reward still to come, `advantages.estimate_gae` compares it with what came (arXiv:1506.02438), and both are trained on
 each minibatch (arXiv:1707.06347, eq. 9). The reward arrives at the last token; with --kl-coef every token pays for its distance from the
-starting policy (arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the reward itself. --non-stop-penalty takes something from
-completions that never stopped, whatever their text earned; what is logged as the reward stays the task's.
+starting policy (arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the reward itself.
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
 20 steps in a row in which no group has variance end the run, and such a step makes no update: only the value's errors would move the policy.
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.presets import LORA_RUN, TOY_RUN
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 class PPOConfig(MinibatchSettings, RLSettings):
     """Settings of one PPO run."""
 
-    run_name: str = default("ppo")
-    inner_epochs: int = default(2)
-    minibatches: int = default(2)
+    run_name: str = "ppo"
+    inner_epochs: int = 2
+    minibatches: int = 2
     clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
     clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
     lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
@@ -47,9 +46,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
         "advantages of a batch to mean 0 and standard deviation 1, over all ranks; where few groups disagree this blows up the value's noise",
     )
     value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
-    value_clip_eps: float | None = opt(
-        0.2, "a value may move this far from its value at sampling time; none = unclipped", least=0
-    )
     value_lr: float = opt(1e-2, "learning rate of the value head", least=0)
     kl_coef: float = opt(
         0.0,
@@ -60,9 +56,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
         "k1", "estimator of that divergence; k1 is the one that is right in a reward"
     )
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-    non_stop_penalty: float = opt(
-        0.0, "taken from the reward of a completion that was cut off before its stop sequence", least=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,8 +75,8 @@ class PPOConfig(MinibatchSettings, RLSettings):
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lora=LORA_RUN)
 
 
-def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
-    """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
+def token_rewards(cfg: PPOConfig, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
+    """(N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
     import torch
 
     from codechat.distributed import dist
@@ -91,7 +84,7 @@ def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor
 
     rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
     rewards = torch.zeros(old.shape)
-    rewards[rows, batch.lengths()[rows] - 1] = paid.flatten()[rows]
+    rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
     rewards = dist.send(rewards, old.device)
     return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
 
@@ -111,22 +104,21 @@ def train(cfg: PPOConfig) -> Run:
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
             old, mask, written = r.to_device(batch.logprobs(), batch.mask(), batch.mask().flatten().nonzero()[:, 0])
-            paid = batch.rewards - cfg.non_stop_penalty * batch.cut_off()  # (P, G)
             ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
-            rewards = token_rewards(cfg, batch, paid, old, ref)  # (N, C)
+            rewards = token_rewards(cfg, batch, old, ref)  # (N, C)
             old_values = values_of(r.cfg, r.model, r.head, batch)  # (N, C)
             advantage, returns = estimate_gae(rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam)  # (N, C) each
             explained = explained_variance(returns.flatten()[written], old_values.flatten()[written])
             adv_abs = float(advantage.flatten()[written].abs().mean()) * len(written)
             if cfg.whiten:
                 advantage = whiten(advantage, written)
-            for update in r.updates(batch, live_completions(paid), cfg.inner_epochs, cfg.minibatches):
+            for update in r.updates(batch, live_completions(batch.rewards), cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches():
                     logprobs, entropy, hidden = mb.logprobs(states=True)  # (B, C) each, and states
                     values = mb.packed.unpack(r.head(hidden))  # (B, C)
                     ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask)
                     policy_loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip)
-                    value_loss = losses.value_loss(values, mb.of(old_values), mb.of(returns), cfg.value_clip_eps)
+                    value_loss = losses.value_loss(values, mb.of(old_values), mb.of(returns))
                     loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
                     sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
                     sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
@@ -135,7 +127,7 @@ def train(cfg: PPOConfig) -> Run:
                         sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
                     mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), **sums)
                 update.apply()
-            r.log(batch, paid, sums=dict(adv_abs_mean=adv_abs), explained_variance=explained)
+            r.log(batch, sums=dict(adv_abs_mean=adv_abs), explained_variance=explained)
     return r.run
 
 

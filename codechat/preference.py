@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.tasks import NAMES
 from codechat.training.presets import TOY_RUN
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class PreferenceConfig(LearningSettings, PolicySettings):
     """Settings of one run on preferences."""
 
-    run_name: str = default("preference")
+    run_name: str = "preference"
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
     task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
@@ -51,22 +51,20 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     )
     margin: float = opt(1.0, "SimPO's target margin", least=0)
     sft_coef: float | None = opt(None, "weight of an SFT term on what is preferred; none = the paper's", least=0)
-    liked_weight: float = opt(1.0, "KTO's weight of completions that are liked", least=0)
-    disliked_weight: float = opt(1.0, "KTO's weight of completions that are not", least=0)
     device_batch_size: int = opt(8, "pairs (KTO: rows) per microbatch and device", least=1)
-    max_steps: int = default(100)
+    max_steps: int = 100
     temperature: float = opt(
         1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
     )
     top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
-    lr: float = default(5e-5)
-    muon_lr: float = default(0.001)
-    schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
+    lr: float = 5e-5
+    muon_lr: float = 0.001
+    schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0, identity=False)
     eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=1)
-    save_every: int = default(50)
+    save_every: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,8 +185,7 @@ class PreferenceLoss:
             return torch.where(chosen, x, 0.0).sum()
 
         refs = picked(self.refs[id(batch)], rows).flatten()
-        weights = dict(liked_weight=cfg.liked_weight, disliked_weight=cfg.disliked_weight)
-        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, cfg.beta, **weights)
+        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, cfg.beta)
         sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
         reward = reward.detach()
         return losses.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(

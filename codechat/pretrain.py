@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.training.settings import SupervisedSettings
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 class PretrainConfig(SupervisedSettings):
     """Settings of one pretraining run."""
 
-    run_name: str = default("pretrain")
+    run_name: str = "pretrain"
     data_dir: str = opt("data/corpus", "directory of shards and manifest made by `codechat data corpus`")
     init_from: str | None = opt(None, "checkpoint to start from: run name, run directory or checkpoint")
     model: GPTConfig = opt(GPTConfig(), "architecture")
-    max_steps: int = default(1000)
-    lr: float = default(3e-3)
-    muon_lr: float = default(0.02)
-    weight_decay: float = default(0.1)
-    warmup_steps: int = default(20)
+    max_steps: int = 1000
+    lr: float = 3e-3
+    muon_lr: float = 0.02
+    weight_decay: float = 0.1
+    warmup_steps: int = 20
     eval_tokens: int = opt(65536, "validation tokens per evaluation", least=1)
-    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import RLSettings, run_presets
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class ReinforceConfig(RLSettings):
     """Settings of one REINFORCE run."""
 
-    run_name: str = default("reinforce")
+    run_name: str = "reinforce"
     max_steps: int = opt(50, "optimizer steps", least=1)
-    top_k: int | None = default(None)
+    top_k: int | None = None
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
 

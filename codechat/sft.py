@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     """Settings of one supervised fine-tuning run."""
 
-    run_name: str = default("sft")
+    run_name: str = "sft"
     data_dir: str = opt(
         "data/sft", "directory with DOMAIN.SPLIT.jsonl made by `codechat data sft` and `codechat data calls`"
     )
@@ -44,19 +44,16 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
         "reserved",
         "turn tags as single reserved ids, as plain text, or by an imported model's template; raw = no turns",
     )
-    lr: float = default(1e-3)
-    muon_lr: float = default(0.01)
-    warmup_steps: int = default(10)
-    eval_examples: int = opt(64, "held-out conversations per domain", least=1)
+    lr: float = 1e-3
+    muon_lr: float = 0.01
+    warmup_steps: int = 10
+    eval_examples: int = opt(64, "held-out conversations per domain, and problems of --eval-task", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
-    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
     eval_task: str | None = opt(
         None,
         "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
-        late=True,
     )
     eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has")
-    eval_problems: int = opt(64, "its problems per evaluation", least=1)
     eval_new_tokens: int = opt(256, "longest completion there, tokens", least=1)
 
     def __post_init__(self) -> None:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import train_main
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import GPTConfig
-from codechat.training.settings import CheckpointSettings, MinibatchSettings, OptimizerSettings, RunSettings
+from codechat.training.settings import MinibatchSettings, RunSettings
 
 if TYPE_CHECKING:
     from codechat.models.gpt import GPT
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunSettings):
+class CharsConfig(MinibatchSettings, RunSettings):
     """Settings of one run of the character laboratory."""
 
-    run_name: str = default("chars")
+    run_name: str = "chars"
     init_from: str | None = opt(
         None, "checkpoint to start from, such as a supervised run's; none = new weights of --model"
     )
@@ -67,15 +67,14 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-    lr: float = default(3e-3)
-    muon_lr: float = default(0.02)
-    warmup_steps: int = default(20)
-    schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
+    lr: float = 3e-3
+    muon_lr: float = 0.02
+    warmup_steps: int = 20
+    schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     eval_every: int = opt(100, "steps between validations and samples; 0 = only the last", least=0, identity=False)
     eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
-    save_every: int = default(200)
-    keep_every: int = default(0)
+    save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
 
     def __post_init__(self) -> None:

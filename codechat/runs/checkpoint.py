@@ -154,12 +154,12 @@ def write_step(
     write_atomic(final.parent / "latest", final.name + "\n")
 
 
-def prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
+def prune(run_path: Path, step: int, keep_last: int) -> None:
     """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
     paths = checkpoint_paths(run_path)
     kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
     for old, path in paths.items():
-        if keep_last > 0 and old not in kept and not (keep_every and old % keep_every == 0):
+        if keep_last > 0 and old not in kept:
             os.rename(path, _temporary(path))
     for left in (run_path / "checkpoints").glob(".step_*"):
         if left not in paths.values():
@@ -281,7 +281,6 @@ def save(
     extra: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] | None = None,
     keep_last: int = 2,
-    keep_every: int = 0,
     wait: bool = True,
 ) -> Path:
     """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective over ranks.
@@ -289,7 +288,7 @@ def save(
     extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model
     (tokenizer, tags, lineage). wait: False returns as soon as the state is copied to host memory and lets a
     thread write it; errors of the thread are raised by the next `save` or by `settle`.
-    Kept: the newest `keep_last` (0 = all), every multiple of `keep_every`, best and latest. CheckpointError
+    Kept: the newest `keep_last` (0 = all), best and latest. CheckpointError
     where the disk fails: no partial checkpoint stays, and the former ones are untouched.
     """
     global _under_way
@@ -316,7 +315,7 @@ def save(
             return
         write_step(final, contents | {"ranks.pt": ranks}, about, shards)
         try:
-            prune(run_path, step, keep_last, keep_every)
+            prune(run_path, step, keep_last)
         except OSError as e:
             print(f"old checkpoints in {final.parent} cannot be removed ({e})", file=sys.stderr)
 

@@ -68,12 +68,11 @@ class Meter:
         cfg: Any,
         batch: RolloutBatch,
         task: Task,
-        rewards: Tensor | None = None,
         *,
         ratios: Mapping[str, tuple[float, float]] = {},
         **means: float,
     ) -> dict[str, float]:
-        """The step's metrics over all ranks; rewards, ratios and means as `rollout_metrics` takes them. A collective."""
+        """The step's metrics over all ranks; ratios and means as `rollout_metrics` takes them. A collective."""
         differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
         (changed,) = self.read(differ)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
@@ -82,7 +81,6 @@ class Meter:
         row = rollout_metrics(
             batch,
             task.tiers,
-            rewards=rewards,
             means={**means, "mfu": mfu},
             sums={"policy_loss": self.policy_loss / max(1, self.updates)},
             maxima=self.maxima,

@@ -105,7 +105,7 @@ def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[
     if not cfg.eval_task:
         return lambda model, step: {}
     task = tasks.load(cfg.eval_task, **({"source": cfg.eval_task_data} if cfg.eval_task_data else {}))
-    held_out = task.problems("select", limit=cfg.eval_problems)
+    held_out = task.problems("select", limit=cfg.eval_examples)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
 
     def evaluate_now(model: GPT, step: int) -> dict[str, Any]:

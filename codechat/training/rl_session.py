@@ -171,16 +171,14 @@ class RLSession(Session):
     def log(
         self,
         batch: RolloutBatch,
-        paid: Tensor | None = None,
         sums: Mapping[str, float | Tensor] = {},
         **means: float | Tensor,
     ) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
-        DEAD steps in a row. paid: (P, G) rewards that advantages were made of, where those are not the task's; sums: over this rank's tokens. A
-        collective."""
+        DEAD steps in a row. sums: over this rank's tokens. A collective."""
         ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
         plain = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
-        row = self.meter.row(self.cfg, batch, self.task, paid, ratios=ratios, **plain)
+        row = self.meter.row(self.cfg, batch, self.task, ratios=ratios, **plain)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
         row |= self.meter.rates(self.n_tokens)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):

@@ -167,7 +167,6 @@ class Session:
             extra={"lora": lora.adapters(self.model), "counts": dict(self.counts), **parts},
             meta=self.meta,
             keep_last=self.cfg.keep_last,
-            keep_every=self.cfg.keep_every,
             wait=wait,
         )
 

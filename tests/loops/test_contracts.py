@@ -110,7 +110,6 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
     ("grpo", dict(top_k=5), ("top_k", 5, "--old-logprobs")),
     ("ppo", dict(lam=1.2), ("lam", 1.2)),
     ("ppo", dict(gamma=0.0), ("gamma", 0.0)),
-    ("ppo", dict(non_stop_penalty=-1.0), ("non_stop_penalty", -1.0)),
     ("ppo", dict(top_k=5), ("top_k", 5)),
     ("expert_iteration", dict(group_size=1), ("group_size", 1)),
     ("expert_iteration", dict(importance_cap=2.0), ("importance_cap", 2.0)),

@@ -79,29 +79,6 @@ def predict_worth(home: Path, seed: int) -> list[Claim]:
     ]
 
 
-def run_unpaid(home: Path, **changes: object) -> Any:
-    """Metrics of PPO on a task that pays nobody, in which completions may stop."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy.ToyTask, "no_stop", False)
-        patch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(0.0, "none", {}, False))
-        patch.setattr(toy.ToyTask, "prompt", lambda self, problem: [{"role": "user", "content": "a"}])
-        (home / "abcd").write_text("abcd\n")
-        more = dict(allow_dead=True, dead_patience=100, max_steps=12, tokenizer=f"chars:{home / 'abcd'}")
-        return train(toy_run("ppo", **more | changes)).metrics()
-
-
-@lesson()
-def stop_when_paid(home: Path, seed: int) -> list[Claim]:
-    paid = run_unpaid(home, run_name="paid", non_stop_penalty=1.0, seed=seed)
-    cut = paid["truncated_frac"]
-    return [
-        above("gradient", paid["grad_norm"].max(), 0),
-        below("reward", paid[["reward_mean", "reward_std"]].abs().to_numpy().max(), 1e-9),
-        above("first cut off", cut.iloc[0], 0.2),
-        below("last over first", cut.iloc[-1] / cut.iloc[0], 0.5),
-    ]
-
-
 @lesson(*LOSSES, "kto on single completions")
 def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     """The held-out preferences are the training ones here."""
@@ -148,12 +125,6 @@ def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
 @pytest.mark.slow
 def test_the_value_learns_what_a_prompt_is_worth(home: Path) -> None:
     hold(predict_worth(home, seed=0))
-
-
-def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(home: Path) -> None:
-    """Without the penalty nothing moves, with it the only lesson is to stop."""
-    assert (run_unpaid(home, run_name="free", max_steps=2)["grad_norm"] == 0).all()
-    hold(stop_when_paid(home, seed=0))
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "kto on single completions"])

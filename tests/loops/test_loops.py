@@ -146,7 +146,7 @@ def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty(h
     said = [Completion([0] * n, [-1.0] * n, "stop" if n else "context") for n in lengths]
     scores = [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()]
     batch = RolloutBatch(toy.ToyTask().problems("train")[:2], [[1], [1]], said, [""] * 4, scores, 2)
-    found = ppo.token_rewards(small("ppo", home), batch, batch.rewards, batch.logprobs(), None)
+    found = ppo.token_rewards(small("ppo", home), batch, batch.logprobs(), None)
     assert found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.25]]
 
 
