@@ -1,7 +1,6 @@
 """`codechat COMMAND`: runs the `main(argv)` of a module in `core.registry.COMMANDS`.
 
-The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library.
-Exit codes: 0 done; 2 user error (one line on stderr: what was got, what to do); 130 interrupted.
+The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library. Exit codes: `core.command`.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _dispatch(words: list[str]) -> Any:
     lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
     sys.meta_path[:0] = lazy
     try:
-        return getattr(importlib.import_module(command.module), getattr(command, "main", "main"))(rest)
+        return command.load(command.main)(rest)
     finally:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
 

@@ -37,7 +37,9 @@ def train_main(id: str, argv: list[str] | None, doc: str | None) -> int:
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit code."""
-    _escape_what_cannot_be_encoded()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # sampled text may not fit the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
     try:
         code = command(argv)
         sys.stdout.flush()
@@ -47,8 +49,9 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     except KeyboardInterrupt as stop:
         return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", INTERRUPTED, "")
     except BrokenPipeError:
-        # the reader (head, less) has closed the pipe; Python would fail once more when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python fails once more when it flushes at exit
         return 0
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
@@ -57,16 +60,8 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
         return _fail(f"{where}{error.strerror}; mend this, then run the command again", 2)
 
 
-def _escape_what_cannot_be_encoded() -> None:
-    """Sampled text may not fit the terminal's encoding; escaping it is better than a crash within an answer."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
-
-
 def _fail(message: str, code: int, prefix: str = "error: ") -> int:
     sys.stdout.flush()
-    # Ctrl-C leaves the cursor in the middle of a line
-    start = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""
+    start = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""  # Ctrl-C leaves the cursor within a line
     print(f"{start}{prefix}{message}", file=sys.stderr)
     return code
