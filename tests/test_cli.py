@@ -166,9 +166,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_a_module_run_by_itself_ends_the_same_way() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "codechat.grpo", "--lrr"], cwd=ROOT, text=True, capture_output=True
-    )
+    done = subprocess.run([sys.executable, "-m", "codechat.grpo", "--lrr"], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
