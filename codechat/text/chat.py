@@ -215,8 +215,12 @@ def _turns(
         return [first, *later], []
     for number, message in enumerate(messages):
         _check_forged(message, number, tags)
-    head = _tag_ids(tokenizer, tags)[TAG_OF["assistant"]] + _tag_ids(tokenizer, tags)["\n"]
-    return [_turn(message, tokenizer, tags) for message in messages], head if prompt else []
+    turns = [_turn(message, tokenizer, tags) for message in messages]
+    if tags == "text":  # some tokenizers write a blank before a text
+        opened = tokenizer.encode(TAG_OF[messages[0]["role"]])
+        turns[0] = turns[0]._replace(head=opened + _tag_ids(tokenizer, tags)["\n"])
+    asked = _turn({"role": "assistant", "content": ""}, tokenizer, tags).head if prompt else []
+    return turns, asked
 
 
 def _turn(message: Message, tokenizer: Tokenizer, tags: str, previous: str = "") -> Turn:

@@ -215,10 +215,13 @@ def test_a_sampled_answer_keeps_its_leading_blanks(kind: str) -> None:
         for n in range(1, len(sampled) + 1):  # an answer that has not ended yet
             assert CODE.startswith(chat.completion_text(sampled[:n], tok, "template").rstrip("\ufffd"))
         assert chat.completion_text(sampled, tok, "template") == CODE
+    tok, theirs = both(kind, TINYLLAMA)
     for tags in ("raw", "text", "reserved"):
         for content in (CODE, " 5", "5", ""):
             ids = chat.completion_ids(content, tok, tags)
             assert chat.completion_text(ids, tok, tags) == content
+    tags = "".join(f"<|{m['role']}|>\n{m['content']}\n<|end|>\n" for m in TALKS[2])
+    assert chat.render(TALKS[2], tok, "text").ids == theirs(tags, add_special_tokens=False)["input_ids"]
     raw = talk("def f(x):\n", CODE)
     whole = theirs(raw[0]["content"] + CODE, add_special_tokens=False)["input_ids"]
     assert chat.render(raw, tok, "raw").ids == [*whole, tok.eot_id]
