@@ -133,7 +133,8 @@ class XRay:
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
         """(colour, opacity by size); mask and boundaries have one opacity."""
         share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / self._largest
-        return KINDS[self.kind][value < 0], FAINTEST + (STRONGEST - FAINTEST) * share
+        above, below, _ = KINDS[self.kind]
+        return below if value < 0 else above, FAINTEST + (STRONGEST - FAINTEST) * share
 
     @cached_property
     def _largest(self) -> float:
@@ -182,7 +183,8 @@ def visible(text: str) -> str:
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole
     text."""
-    decoder, texts = codecs.getincrementaldecoder("utf-8")("replace"), []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts: list[str] = []
     for token in ids:
         if tag := token >= tokenizer.n_vocab:
             texts[-1:] = [text + decoder.decode(b"", final=True) for text in texts[-1:]]

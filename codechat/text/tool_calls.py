@@ -73,7 +73,7 @@ class Call(NamedTuple):
 # ------------------------------------------------------------------ writing
 
 
-def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
     """The canonical text of a call. A tag inside a string is written with \\u003c for its first character.
 
     Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
