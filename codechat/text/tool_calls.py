@@ -291,7 +291,7 @@ def _object(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, str):
         return dict(value) if isinstance(value, Mapping) else None
     text = value.strip()
-    value, end = _strict(text) or _literal(text, 0, len(text))[:2]
+    value, end = _strict(text) or _literal(text, 0, len(text), quoted=False)[:2]
     return value if isinstance(value, dict) and end == len(text) else None
 
 
@@ -324,10 +324,11 @@ def _strict(text: str, start: int = 0) -> tuple[Any, int] | None:
         return None
 
 
-def _literal(text: str, start: int, stop: int) -> tuple[Any, int, str]:
+def _literal(text: str, start: int, stop: int, quoted: bool = True) -> tuple[Any, int, str]:
     """(value or None, end, form) of a Python literal, of JSON with commas too many, or of a mixture: rewritten as JSON
-    token by token. Equal to `ast.literal_eval` where that reads the text too, or nothing."""
-    out, nesting, at, form, quoted = [""], "", start, "trailing_comma", True
+    token by token. Equal to `ast.literal_eval` where that reads the text too, or nothing. quoted: it is a call, whose
+    arguments may be JSON in single quotes."""
+    out, nesting, at, form = [""], "", start, "trailing_comma"
     while True:
         if not (token := _TOKEN.match(text, at, stop)) or len(nesting) > DEEPEST:
             return None, start, "bad_json"
@@ -336,9 +337,9 @@ def _literal(text: str, start: int, stop: int) -> tuple[Any, int, str]:
         if string:
             form = "python_literal" if form == "trailing_comma" and string[0] == "'" else form
             value = _unescaped(string[1:-1])
-            if string[0] == "'" and out[-1] == ":" and out[-2] in _QUOTED_KEYS and quoted:
+            if quoted and string[0] == "'" and nesting in ("{", "[{") and out[-1] == ":" and out[-2] in _QUOTED_KEYS:
                 value, at, quoted = _quoted_object(text, token.start(2), at, value)
-                form = "single_quoted" if quoted and nesting in ("{", "[{") else form
+                form = "single_quoted" if quoted else form
             if value is None:
                 return None, start, "bad_json"
             out.append(json.dumps(value))

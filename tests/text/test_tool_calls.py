@@ -72,7 +72,20 @@ def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
     pieces = ["a", "é", " ", ",", ":", "}", "{", "'", '"', '\\"', "\\'", "\\\\", "\\n", "\\d", "\\0", "\\101", "\\x41"]
-    pieces += ["\\u00e9", "\\ud83c", "\\U0001f389", "\\N{DASH}", "\\x4", "\\\n", "\n", "#", "\t", "\\8", '{"a": 1}']
+    pieces += [
+        "\\u00e9",
+        "\\ud83c",
+        "\\U0001f389",
+        "\\N{DASH}",
+        "\\x4",
+        "\\\n",
+        "\n",
+        "#",
+        "\t",
+        "\\8",
+        '{"a": 1}',
+        '{"a": "\\"b"}',
+    ]
     prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
     return prefix + quote + "".join(draw.choices(pieces, k=draw.randrange(5))) + quote
 
