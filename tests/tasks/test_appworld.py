@@ -296,16 +296,6 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
         other.shutdown()
 
 
-def test_evaluation_plays_episodes_without_reference_solutions(home: Path, stub: Stub) -> None:
-    """Two problems, one server: one after the other."""
-    saved("new", 1536)
-    task = f"appworld:worlds={stub.url},max_turns=1,source={TASK}+50e1ac9_2"
-    assert cli.main(["evaluate", "--ckpt", "new", "--task", task, *"--n 1 --ks 1 --max-new-tokens 4".split()]) == 0
-    assert [e for e, _ in stub.requests] == ["initialize", "evaluate", "close"] * 2
-    row = Run.open("evaluate").evals().iloc[0]
-    assert (row["n_problems"], row["tier/as_idle"], row["reward_mean"]) == (2, 1.0, pytest.approx(1 / 3))
-
-
 def test_a_task_scores_one_answer_and_rejects_invalid_settings(stub: Stub) -> None:
     task = tasks.load("appworld", source=TASK, worlds=stub.url)
     (one,) = task.problems("test")
@@ -358,7 +348,10 @@ def test_successful_episodes_become_conversations(home: Path, stub: Stub, capsys
     turns = [{"text": says(code)["content"], "told": ["Output: 1"]} for code in (LOOK, COUNT, DONE)]
     for split in ("train", "test"):
         words = f"evaluate --ckpt new --task {task} --split {split} --n 1 --ks 1 --max-new-tokens 4 --run-name {split}"
-        assert cli.main(words.split()) == 0
+        assert cli.main(words.split()) == 0, "three problems, one server: one after the other"
+        assert [e for e, _ in stub.requests[-9:]] == ["initialize", "evaluate", "close"] * 3
+        row = Run.open(split).evals().iloc[0]
+        assert (row["n_problems"], row["tier/as_idle"], row["reward_mean"]) == (3, 1.0, pytest.approx(1 / 3))
         path = home / "runs" / split / "examples.jsonl"
         rows = [row | {"turns": turns} for row in read_rows(path)]  # as a better checkpoint would have them
         for row in rows:

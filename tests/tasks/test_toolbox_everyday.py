@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
 from string import Formatter
 from zlib import crc32
 
@@ -34,20 +33,20 @@ def words(template: str) -> str:
     return " ".join(re.findall(r"[a-z0-9{}]+", template.lower()))
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_service_can_be_asked_for_and_answers(name: str) -> None:
-    tool, rng = SERVICES[name], random.Random(name)
-    assert 1 <= len(tool.slots) <= 3 and len(tool.description.split()) <= 8
-    assert len(set(tool.asks)) == 12 and all(slots(ask) == sorted(tool.slots) for ask in tool.asks)
-    for answer in ROWS[name]["answers"]:
-        assert slots(answer).count("result") == 1 and set(slots(answer)) <= {"result", *tool.slots}
-    shared = not any(slot.unseen for slot in tool.slots.values())
-    for split in ("train", "train" if shared else "test") * 10:
-        arguments = tool.sample(rng, split)
-        assert {k: check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
-        text = tool.ask(rng, arguments)
-        assert all("enum" in tool.slots[k].schema or str(v) in text for k, v in arguments.items())
-        assert tool.call(arguments) == tool.call(arguments) not in (None, "")
+def test_a_service_can_be_asked_for_and_answers() -> None:
+    for name, tool in SERVICES.items():
+        rng = random.Random(name)
+        assert 1 <= len(tool.slots) <= 3 and len(tool.description.split()) <= 8
+        assert len(set(tool.asks)) == 12 and all(slots(ask) == sorted(tool.slots) for ask in tool.asks)
+        for answer in ROWS[name]["answers"]:
+            assert slots(answer).count("result") == 1 and set(slots(answer)) <= {"result", *tool.slots}
+        shared = not any(slot.unseen for slot in tool.slots.values())
+        for split in ("train", "train" if shared else "test") * 10:
+            arguments = tool.sample(rng, split)
+            assert {k: check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
+            text = tool.ask(rng, arguments)
+            assert all("enum" in tool.slots[k].schema or str(v) in text for k, v in arguments.items())
+            assert tool.call(arguments) == tool.call(arguments) not in (None, "")
 
 
 def test_services_are_told_apart_and_leave_the_held_out_tools_unseen() -> None:
@@ -63,16 +62,13 @@ def test_further_wordings_are_of_trained_tools_and_none_of_a_test() -> None:
     """New words for known tools stay new: training has no wording of test_hard, in any case or punctuation."""
     trained = {tool.name: tool for tool in TRAINED}
     assert len(everyday.wordings()) >= 60 and everyday.wordings().keys() <= trained.keys()
-    for name, found in everyday.wordings().items():
+    for name, wordings in everyday.wordings().items():
         tool = trained[name]
-        assert len(set(found)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in found), name
-        assert not {words(ask) for ask in found} & {words(ask) for ask in (*tool.asks, *tool.hard_asks)}
-
-
-def test_a_tool_without_further_wordings_keeps_its_own() -> None:
-    tool = next(tool for tool in TRAINED if tool.name not in everyday.wordings())
-    arguments = tool.sample(random.Random(0), "train")
-    assert everyday.ask(random.Random(1), tool, arguments) == tool.ask(random.Random(1), arguments)
+        assert len(set(wordings)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in wordings), name
+        assert not {words(ask) for ask in wordings} & {words(ask) for ask in (*tool.asks, *tool.hard_asks)}
+    other = next(tool for tool in TRAINED if tool.name not in everyday.wordings())
+    arguments = other.sample(random.Random(0), "train")
+    assert everyday.ask(random.Random(1), other, arguments) == other.ask(random.Random(1), arguments), "its own"
 
 
 def test_tables_reach_the_conversations_in_their_shares() -> None:
@@ -93,11 +89,8 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
 
 def test_recipe_nano_has_the_rows_that_it_had_before_these_tables() -> None:
     """Shares of 0 draw nothing. The sums are those of f4306e0, which knew neither tables nor varied values."""
-    rows = list(
-        reading.dialogues(
-            "train", 400, mix=reading.Mix(**RECIPES["nano"].stage("calls").settings["reading"]), edition=2
-        )
-    )
+    mix = reading.Mix(**RECIPES["nano"].stage("calls").settings["reading"])
+    rows = list(reading.dialogues("train", 400, mix=mix, edition=2))
     assert crc32(json.dumps(rows).encode()) == 558251099
     assert crc32(json.dumps(list(copying.copy_dialogues("train", 200))).encode()) == 768183282
     chats, more = ([r["messages"][0]["content"] for r in synthetic.chat_rows(talk)] for talk in (False, True))
@@ -124,15 +117,13 @@ def test_values_come_from_further_afield_in_their_share(share: float) -> None:
     assert any(name in text.split() for text in texts for name in NAMES) == bool(share)
 
 
-@pytest.mark.parametrize("draw", [values.varied_word, values.varied_name])
-def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests(
-    draw: Callable[[random.Random], str],
-) -> None:
-    rng, slot = random.Random(1), values.Slot({"type": "string"}, draw, values.say_plainly)
-    found = {split: {slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test")}
-    assert not found["train"] & found["test"]
-    asked = {word for p in natural.read_requests() for word in re.findall(r"\w+", p.messages[-1]["content"].lower())}
-    assert not asked & {name.lower() for name in (*NAMES, *PLACES)}
+def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests() -> None:
+    for draw in (values.varied_word, values.varied_name):
+        rng, slot = random.Random(1), values.Slot({"type": "string"}, draw, values.say_plainly)
+        train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
+        assert not train & test
+    natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
+    assert not natural_words & {name.lower() for name in (*NAMES, *PLACES)}
 
 
 def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
