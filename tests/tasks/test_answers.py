@@ -81,7 +81,7 @@ NUMBERS = {  # a text: its last number, equal to the second and to none of the o
     "1e3": ("1000", "3", "1"), "1.5E-2 m": ("0.015", "2", "1.5"), r"2 \times 10^3": ("2000", "3", "10", "2"), "3 x 10^{-2}": ("0.03", "2", "3"), "2**3": ("8", "3"), "10\u00b3": ("1000", "10"),
     "100 000": ("100000", "0", "100"), "1\u202f234\u202f567": ("1234567", "567"), "1'000": ("1000", "0"), "1_000": ("1000", "0"), "$1,234,567.": ("1234567", "567"),
     "**18**.": ("18",), "`18`": ("18",), "__18__ apples": ("18",), "*18*": ("18",), "The answer is 18. That is all.": ("18",), "18 cm^2": ("18", "2"), "18 m2": ("18", "2"), "18 cm\u00b2": ("18", "2"),
-    "1/2": ("0.5", "2"), r"\frac{1}{2}": ("0.5", "2", "1"), "3 1/2 cups": ("3.5", "2"), "2\u00bd": ("2.5", "2"), "18...": ("18",), "(18)": ("18",), "18%": ("18",), "room B12, 18": ("18",),
+    "1/2": ("0.5", "2"), r"\frac{1}{2}": ("0.5", "2", "1"), "3 1/2 cups": ("3.5", "2"), "2\u00bd": ("2.5", "2"), "18...": ("18",), "(18)": ("18",), "18%": ("18",), "room B12, 18": ("18",), "$5 bn": ("5000000000", "5"), "5 lakh": ("500000", "5"),
 }  # fmt: skip
 
 
@@ -121,11 +121,12 @@ def test_a_choice_is_read_in_any_layout_and_an_ambiguous_one_is_none() -> None:
     for text in ("**B**", r"\boxed{B}", r"$\boxed{\text{B}}$", "option B", "Option (B) is correct.", '"B"', "\u201cB\u201d", "B. Paris", "B) Paris", "(B) Paris", "B: Paris", "B \u2014 Paris", "`B`",
                  "The answer is **B**.", "The answer is **(B)** Paris.", 'The answer is "B".', "The answer is option B", "The correct answer is: B. Paris", "Answer: **B. Paris**", "**Answer:** B",
                  "The answer is B, not A.", "Option A is wrong. The answer is B.", "The best choice is B", r"The answer is $\boxed{B}$.", "I think so.\n\n**B) Paris**", "The answer is B - Paris",
-                 "The answer is B.\nA is wrong.", "The answer: B\nC++ is a language"):  # fmt: skip
+                 "The answer is B.\nA is wrong.", "The answer: B\nC++ is a language", "**B.** Paris", "**B**: Paris", "Answer - B", "Choice B", "[B]", r"\textbf{B}",
+                 "The correct letter is B"):  # fmt: skip
         assert choice_letter(text) == "B", text
     for text in ("A or B", "The answer is A or B.", "The answer is A-flat.", "The answer is C++.", "C++", "A-flat", "C#", "The answer is A and B", "The answer is B/C", "Answer: A, B", "A, B", "A & D",
                  "Option A or option B", "The answer is (A) or (B)", "A. Paris\nB. Rome\nC. Oslo\nD. Bonn", "A\nno\nB", "The answer is D'Artagnan", "The answer is either A or C",
-                 "Option A is wrong, option B is right", "The answer is both A and B", "B-", "Apple. Ball.", "Answer: A (or B)", "The answer is A\u266d"):  # fmt: skip
+                 "Option A is wrong, option B is right", "The answer is both A and B", "B-", "Apple. Ball.", "Answer: A (or B)", "The answer is A or maybe B", "The answer is A and possibly C", "The answer is A\u266d"):  # fmt: skip
         assert choice_letter(text) is None, text
 
 

@@ -25,25 +25,25 @@ _OPEN, _CLOSE = r"[\"'“‘(\[{$]*", r"[\"'”’)\]}$]*"
 # Another letter beside it makes a choice ambiguous; A-flat, C++, C# and D'Artagnan are words.
 _ONE = (
     rf"{_OPEN}([ABCD])(?![\w'’+#♭♯*&/-])"
-    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*{_OPEN}[A-D]\b|,[ \t]*{_OPEN}(?-i:[A-D])\b))"
+    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*(?:maybe|perhaps|possibly|also)?[ \t]*{_OPEN}[A-D]\b|,[ \t]*{_OPEN}(?-i:[A-D])\b))"
 )
 _NAMED = r"(?:(?:the\s+)?(?:option|choice|letter)\s+)?"
 _CHOICE = re.compile(
-    rf"answer(?:\s+is)?\s*[:=]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[ABCD]\b|either\b|both\b)", re.I
+    rf"answer(?:\s+is)?\s*[:=–—-]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[ABCD]\b|either\b|both\b)", re.I
 )
-_OPTION = re.compile(rf"\b(?:option|choice)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I)
+_OPTION = re.compile(rf"\b(?:option|choice|letter)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I)
 _ALONE = re.compile(rf"\W*?{_OPEN}([ABCD]){_CLOSE}[.:!]?\s*")
 _LABELLED = re.compile(r"\(?([ABCD])(?:[.):]|\s[-–—])\s+\S.*")
 _MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\S)\1(?![\w(*])")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_LETTER_SCALES = {"k": 3, "K": 3, "M": 6, "bn": 9}
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12, "lakh": 5, "crore": 7}
+_LETTER_SCALES = {"k": 3, "K": 3, "M": 6}
 _PLAIN = r"\d{1,60}(?:\.\d{1,60})?|\.\d{1,60}"
 _GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:([, \u00a0\u2009\u202f'’_])\d{3})(?:\1\d{3})*(?![\w]|,\d)")
 _EXPONENT = re.compile(rf"(?<![\w.])({_PLAIN})[eE]([-+]?\d{{1,2}})(?!\w|\.\d)")
 # The minus in 48-24 is no sign. 1,5 and 3:30 and 2.3.4 are no numbers, and the 2 of CO2 is none.
 _VALUE = re.compile(
-    r"(?:(?<![\w)])-|(?<![\w^])(?<!\d[.,:]))(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
-    r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?(?!\d|[.,:_]\d|[eExX][-+]?\d)"
+    r"(?:(?<![\w)√±])-|(?<![\w^√±])(?<!sqrt[{( ])(?<!\d[.,:]))(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
+    r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?(?!\d|[.,:_]\d|[eExX][-+]?\d| ?pi\b)"
 )
 # One letter after a space is a unit, not a variable.
 _UNITS = frozenset("m g s h l L N J W V A K C F".split())
