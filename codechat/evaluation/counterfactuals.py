@@ -31,9 +31,8 @@ from codechat.core.config import default, opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
 from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
-from codechat.evaluation.evaluate import label
+from codechat.evaluation.evaluate import SamplingSettings, label
 from codechat.evaluation.intervals import wilson_interval
-from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks import toolbox

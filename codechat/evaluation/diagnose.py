@@ -23,8 +23,8 @@ from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
+from codechat.evaluation.evaluate import TaskSettings
 from codechat.evaluation.intervals import estimate_pass_at_k
-from codechat.evaluation.settings import TaskSettings
 from codechat.models import loading
 from codechat.rl import advantages, rollout
 from codechat.runs.run import Run

@@ -24,9 +24,8 @@ from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.evaluation import contamination
-from codechat.evaluation.evaluate import Sampling, evaluate_split, label
+from codechat.evaluation.evaluate import Sampling, ScoringSettings, evaluate_split, label
 from codechat.evaluation.intervals import wilson_interval
-from codechat.evaluation.settings import ScoringSettings
 from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks.base import Problem

@@ -25,7 +25,6 @@ from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Score
 from codechat.tasks.reasoning import task as reasoning
-from codechat.tasks.reasoning import templates
 from codechat.text import chat, tokenizer
 
 CHATML = (
@@ -53,7 +52,7 @@ def write_tokenizer(folder: Path, bos: bool) -> None:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([templates.R1_ZERO + "</answer>\n</answer>"], trainer)
+    made.train_from_iterator([reasoning.R1_ZERO + "</answer>\n</answer>"], trainer)
     if bos:
         made.post_processor = tokenizers.processors.TemplateProcessing(
             "<|endoftext|> $A", special_tokens=[(special[0], 0)]

@@ -26,7 +26,7 @@ from codechat.runs.run import Run
 from codechat.tasks.base import SPLITS, Score
 from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.rewards import GRADERS
-from codechat.tasks.reasoning.templates import TEMPLATES
+from codechat.tasks.reasoning.task import TEMPLATES
 from codechat.text import tokenizer
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
