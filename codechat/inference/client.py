@@ -17,7 +17,8 @@ from codechat.text import chat
 
 
 def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
-    """The project's messages as OpenAI's: readable calls become tool_calls, and function results answer them in order."""
+    """The project's messages as OpenAI's: readable calls become tool_calls, and function results answer them in
+    order."""
     out: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for number, message in enumerate(messages):
@@ -38,7 +39,8 @@ def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
 
 
 class RemoteModel:
-    """Answers of a server. settings: temperature and the like, sent with every request. The seed grows with each answer."""
+    """Answers of a server. settings: temperature and the like, sent with every request. The seed grows with each
+    answer."""
 
     def __init__(
         self, url: str, settings: Mapping[str, Any], *, seed: int = 0, api_key_file: Path | None = None
@@ -80,7 +82,8 @@ class RemoteModel:
         return messages
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The choices of a streamed answer: server-sent events, one JSON object each. RunError where the server gives up."""
+        """The choices of a streamed answer: server-sent events, one JSON object each. RunError where the server gives
+        up."""
         seed, self.seed = self.seed, self.seed + 1
         with self.link.open(path, {**self.settings, "model": self.name, "seed": seed, "stream": True, **body}) as lines:
             for line in lines:
@@ -94,7 +97,8 @@ class RemoteModel:
 
 
 def _call_text(name: str, arguments: str) -> str:
-    """A call as the assistant would have written it; arguments that are no JSON object stay, and count as unreadable."""
+    """A call as the assistant would have written it; arguments that are no JSON object stay, and count as
+    unreadable."""
     try:
         return chat.format_call(name, json.loads(arguments or "{}"))
     except (ValueError, RecursionError):

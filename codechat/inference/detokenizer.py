@@ -31,8 +31,8 @@ class Calls(NamedTuple):
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from text.
-    raw: tags are shown."""
+    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from
+    text. raw: tags are shown."""
 
     tokenizer: Tokenizer
     tags: str | None
@@ -54,7 +54,8 @@ class Detokenizer:
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> Calls:
-        """Text and calls of a finished completion: those before the first unreadable one. If that is the first, all is text."""
+        """Text and calls of a finished completion: those before the first unreadable one. If that is the first, all is
+        text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
         readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))

@@ -4,9 +4,8 @@
         (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
         job.wait(); job.ids
 
-The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do not depend on the
-rest of the batch. New weights come in between two tokens, when no row runs.
-"""
+The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do
+not depend on the rest of the batch. New weights come in between two tokens, when no row runs."""
 
 from __future__ import annotations
 
@@ -71,7 +70,8 @@ class Detail:
 class Job:
     """A submitted request. The engine's thread appends to the lists and sets `end` last; any thread may read.
 
-    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S. It must not block."""
+    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S. It must
+    not block."""
 
     request: Request
     on_progress: Callable[[], None]
@@ -115,7 +115,8 @@ class WeightUpdate:
 
 
 class Engine:
-    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
+    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as
+    "closed"."""
 
     def __init__(self, loaded: LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
@@ -151,7 +152,8 @@ class Engine:
     def submit(
         self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
-        """All of the requests or none. Overloaded where the queue has no room, ConfigError for a bad prompt, RunError after the end."""
+        """All of the requests or none. Overloaded where the queue has no room, ConfigError for a bad prompt, RunError
+        after the end."""
         for request in requests:
             self._check(request)
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]

@@ -1,7 +1,8 @@
-"""What the chat page needs beside OpenAI's API: the toolbox, which of its functions fit a request, and how much of a conversation fits the model.
+"""What the chat page needs beside OpenAI's API: the toolbox, which of its functions fit a request, and how much of a
+conversation fits the model.
 
-GET / is the page; /page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function) serve it.
-"""
+GET / is the page; /page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox
+function) serve it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ToolRequest(Strict):
 
 
 class PrepareRequest(Strict):
-    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those offered `before` it."""
+    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those
+    offered `before` it."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[str] | None = None

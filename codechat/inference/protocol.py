@@ -280,7 +280,8 @@ def requests_of(
     keys: Sequence[int | str] | None = None,
     **common: Any,
 ) -> list[Request]:
-    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys. common: other fields."""
+    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys. common: other
+    fields."""
     n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
     if n * len(prompts) > served.most_choices:
         raise ApiError(400, f"{n * len(prompts)} completions at once; at most {served.most_choices} are possible", "n")

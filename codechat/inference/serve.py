@@ -1,12 +1,12 @@
-"""A checkpoint as a server: OpenAI's API for programs, a chat page for people. Needs the extra: pip install 'codechat[serve]'.
+"""A checkpoint as a server: OpenAI's API for programs, a chat page for people. Needs the extra: pip install
+'codechat[serve]'.
 
-codechat serve --ckpt nano/rl --port 9000 --max-batch 32
-codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
-codechat serve --ckpt nano/sft --reload-from runs/weights     samples for codechat grpo --engine http --engine-dir runs/weights
-codechat chat --server http://127.0.0.1:8000
+codechat serve --ckpt nano/rl --port 9000 --max-batch 32 codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file
+key.txt codechat serve --ckpt nano/sft --reload-from runs/weights     samples for codechat grpo --engine http
+--engine-dir runs/weights codechat chat --server http://127.0.0.1:8000
 
-Only this machine can reach the server unless --host says otherwise, which needs a key. It has no TLS: put a proxy before it.
-"""
+Only this machine can reach the server unless --host says otherwise, which needs a key. It has no TLS: put a proxy
+before it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class ServeConfig(Settings):
 
     ckpt: str = opt(
         config.REQUIRED,
-        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory or checkpoint",
+        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run "
+        "directory or checkpoint",
     )
     host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
     port: int = opt(8000, "TCP port; 0 = any that is free", least=0, most=65535)

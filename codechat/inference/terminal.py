@@ -1,4 +1,5 @@
-"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; answers appear as they are sampled.
+"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; answers appear as they are
+sampled.
 
     codechat chat  --ckpt nano/sft --user "write quicksort"
     codechat chat  --ckpt nano/sft                                a conversation; Ctrl-D ends it
@@ -8,10 +9,10 @@
     codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
-`tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some. Calls
-are held to their schemas by token masks, run, and their results fed back until the model answers in words. What goes wrong
-in a call goes back to the model as {"error": ...}. A file of --executors runs with your rights, like any script.
-"""
+`tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some.
+Calls are held to their schemas by token masks, run, and their results fed back until the model answers in words. What
+goes wrong in a call goes back to the model as {"error": ...}. A file of --executors runs with your rights, like any
+script."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ class ChatConfig(Settings):
     chooses: ClassVar[bool] = False  # offers functions of the toolbox that fit the request
     ckpt: str = opt(
         "",
-        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory "
-        "or checkpoint; or give --server",
+        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run "
+        "directory or checkpoint; or give --server",
     )
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
@@ -169,12 +170,14 @@ def room_for_an_answer(block_size: int, longest: int | None) -> int:
 
 
 def mixes_requests(model: Any) -> bool:
-    """Whether a request that does not go on with the one before is answered better without it: so it is in small models."""
+    """Whether a request that does not go on with the one before is answered better without it: so it is in small
+    models."""
     return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
 def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Callable[[list[M]], bool]) -> list[M]:
-    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last one stays."""
+    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last
+    one stays."""
     kept = list(messages)
     while too_long(kept):
         users = [i for i, m in enumerate(kept) if role(m) == "user"]
@@ -234,7 +237,8 @@ class Toolkit:
 
 
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """Where the arguments break their JSON schema, in words, else "". None of an optional parameter counts as left out."""
+    """Where the arguments break their JSON schema, in words, else "". None of an optional parameter counts as left
+    out."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -250,7 +254,8 @@ def _as_json(key: str, value: Any) -> str:
 def gather(
     cfg: ChatConfig, request: str = "", functions: Sequence[Callable[..., Any]] = (), before: Sequence[str] = ()
 ) -> Toolkit:
-    """The functions given and those of the flags, or else those of the toolbox for the request; before: the last offer."""
+    """The functions given and those of the flags, or else those of the toolbox for the request; before: the last
+    offer."""
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
     yours = (load_executors(cfg.executors, listed) if cfg.executors else {}) | executors_of(functions)
     runs = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in yours.items()}
@@ -267,7 +272,8 @@ def _call_tool(name: str, /, **arguments: Any) -> Any:
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema of a json file: a list of {name, description, parameters}, or of {"type": "function", "function": {...}}."""
+    """name -> schema of a json file: a list of {name, description, parameters}, or of {"type": "function", "function":
+    {...}}."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -327,9 +333,9 @@ class ToolChat:
     def reply(self, messages: list[Message]) -> list[Message]:
         """The conversation with the model's turns and those of the functions that it called.
 
-        Ends with an answer in words, with a call that was already answered, with an unreadable call after an answered one,
-        and with the second unreadable call. A small model for which functions are chosen sees a new request alone, else it
-        answers the one before again."""
+        Ends with an answer in words, with a call that was already answered, with an unreadable call after an answered
+        one, and with the second unreadable call. A small model for which functions are chosen sees a new request alone,
+        else it answers the one before again."""
         request = messages[-1]["content"]
         self.offer(request)
         if self.alone and not goes_on(request):

@@ -19,12 +19,14 @@ def check(cfg: Any) -> None:
     if cfg.importance_cap and not 1 <= cfg.importance_cap < math.inf:
         raise ConfigError(f"importance_cap {cfg.importance_cap}; it must be 0 (no weights) or at least 1")
     if lag < 0 or not cfg.engine_patience_s > 0:
-        raise ConfigError(f"max_off_policy {lag} and engine_patience_s {cfg.engine_patience_s}; at least 0 and above 0 are required")  # fmt: skip
+        given = f"max_off_policy {lag} and engine_patience_s {cfg.engine_patience_s}"
+        raise ConfigError(f"{given}; required are at least 0, and above 0")
     if cfg.sample_ahead and (local or not lag):
         needed = "a server that samples from weights a step old: --engine http or vllm, --max-off-policy 1 or more"
         raise ConfigError(f"sample_ahead with --engine {cfg.engine} and max_off_policy {lag}; it needs {needed}")
     if cfg.engine_weights == "memory" and cfg.engine == "vllm":
-        raise ConfigError("engine_weights memory: vLLM reads an export; set --engine-weights checkpoint, or --engine http")  # fmt: skip
+        remedy = "set --engine-weights checkpoint, or --engine http"
+        raise ConfigError(f"engine_weights memory: vLLM reads an export; {remedy}")
     if local and lag:
         raise ConfigError(f"max_off_policy {lag}, but --engine local samples from the newest weights; set 0")
     if not local:

@@ -1,14 +1,14 @@
 """The engine that samples rollouts: this process, or a server that gets new weights after each step.
 
     local   `generate.sample` on the policy itself
-    http    `codechat serve --reload-from DIR`; it draws the same tokens as `local`, because seed and keys travel with each request
-    vllm    vLLM's OpenAI server on GPUs; it has its own random generator, so the curve differs but has the same distribution
+    http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
+    vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
-Weights travel through --engine-dir, which trainer and server both see: as a checkpoint, as plain tensors in memory (`live_weights`), or as an
-export for vLLM. Our server reports with every completion which weights sampled it; completions of other weights, as after a restart, are
-discarded, and weights and request are sent again. While no server answers, the rest of a batch is retried for --engine-patience-s; then
-EngineLost is raised, on which a loop saves and stops. docs/engines.md has the commands.
-"""
+Weights travel through --engine-dir, which trainer and server both see: as a checkpoint, as plain tensors in memory
+(`live_weights`), or as an export for vLLM. Our server reports with every completion which weights sampled it;
+completions of other weights, as after a restart, are discarded, and weights and request are sent again. While no server
+answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on which a loop saves and
+stops. docs/engines.md has the commands."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Engine:
             yield policy
 
     def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        """Send the weights of `step` if the server's would be more than `max_off_policy` steps old when its samples are learned from, at `step`
-        or later. A collective."""
+        """Send the weights of `step` if the server's would be more than `max_off_policy` steps old when its samples are
+        learned from, at `step` or later. A collective."""
 
     def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Completion]:
         """Completions in the order of `generate.sample`, whose arguments it takes. No collective."""
@@ -159,7 +159,8 @@ class Http(Engine):
 
     def metrics(self, step: int) -> dict[str, float]:
         source = self.step if self.sampled_from is None else self.sampled_from
-        row = dict(off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s, engine_retries=float(self.retries))  # fmt: skip
+        row = dict(off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s)
+        row |= dict(engine_retries=float(self.retries))
         self.pushed_s, self.retries, self.sampled_from = 0.0, 0, None
         return row
 
@@ -246,7 +247,8 @@ def _raised_on_all_ranks() -> Iterator[None]:
 
 
 class VLLM(Http):
-    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
+    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
+    `logprob_mismatch`."""
 
     def _stop_and_top_k(self, stop: Sequence[Sequence[int]], top_k: int | None) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]

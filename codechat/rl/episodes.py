@@ -1,12 +1,14 @@
 """Episodes: a policy and an environment take turns, as token ids.
 
-A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the environment said, with a mask that
-separates the two. Earlier turns are never tokenised again: an answer keeps the ids that were sampled, and each message of the environment is
-encoded once. All running episodes of a batch sample their next turn together. Sampling depends on seed, problem, sample, turn and position,
-so an episode does not depend on the others in its batch, and its first turn is what a task without environments would sample.
+A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the
+environment said, with a mask that separates the two. Earlier turns are never tokenised again: an answer keeps the ids
+that were sampled, and each message of the environment is encoded once. All running episodes of a batch sample their
+next turn together. Sampling depends on seed, problem, sample, turn and position, so an episode does not depend on the
+others in its batch, and its first turn is what a task without environments would sample.
 
-An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut ("length"), and when the
-model's block has no room for what was said and one more token ("context"). It always ends with what the policy wrote.
+An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut
+("length"), and when the model's block has no room for what was said and one more token ("context"). It always ends with
+what the policy wrote.
 
 The prompt of a group is run once per turn for all its episodes, the rest of each episode once per turn.
 """
@@ -28,7 +30,8 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed so far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed
+    so far."""
 
     start: int
     end: int
@@ -68,7 +71,8 @@ def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
     """What ends an answer; nothing for a task with `no_stop`, whose completions have a fixed length.
 
-    Of `stop_texts` the likeliest spellings in tokens, so that sampling ends early; `rollout.collect` cuts at every spelling."""
+    Of `stop_texts` the likeliest spellings in tokens, so that sampling ends early; `rollout.collect` cuts at every
+    spelling."""
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
@@ -90,7 +94,8 @@ def play(
     sampler: Sampler = generate.sample,
     **sampling: Any,
 ) -> list[Episode]:
-    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings of the sampler.
+    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings
+    of the sampler.
 
     A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
     stop = stop_sequences(task, tokenizer, tags)
@@ -130,7 +135,8 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its end are ignored."""
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its
+    end are ignored."""
     running = _Running(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         ids = chat.completion_ids(text, tokenizer, tags)

@@ -1,8 +1,8 @@
-"""The losses of reinforcement learning: masked reductions, policy-gradient and clipped losses, the value loss, and estimators of the KL
-divergence. Pure functions of tensors.
+"""The losses of reinforcement learning: masked reductions, policy-gradient and clipped losses, the value loss, and
+estimators of the KL divergence. Pure functions of tensors.
 
-Every mean over tokens divides by a count that the caller passes: the tokens (or sequences) of the *whole* optimizer step, over all microbatches
-and ranks. So gradient accumulation, padding and the number of ranks change nothing.
+Every mean over tokens divides by a count that the caller passes: the tokens (or sequences) of the *whole* optimizer
+step, over all microbatches and ranks. So gradient accumulation, padding and the number of ranks change nothing.
 
 Shapes: B sequences, T tokens. Log-probabilities in nats. Masks are 1 where a token counts.
 """
@@ -30,18 +30,16 @@ def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) ->
 
 
 def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
-    """Loss aggregation as (B, 1) weights of the tokens of sequences of `lengths` (B,) tokens; n_sequences and n_tokens are those of the whole
-    optimizer step.
+    """Loss aggregation: (B, 1) weights of the tokens of sequences of `lengths` (B,); counts are of the whole step.
 
-    sequence: mean over a sequence's tokens, then over sequences (GRPO, arXiv:2402.03300, eq. 3); tokens of long completions count less.
-    token: mean over all tokens (DAPO, arXiv:2503.14476, eq. 8). constant: sum over tokens / `max_tokens`, mean over sequences (Dr. GRPO,
-    arXiv:2503.20783, section 3.2); the only one of the three that leaves the policy gradient unbiased up to a factor."""
+    sequence: mean over a sequence's tokens, then over sequences (GRPO, arXiv:2402.03300, eq. 3). token: mean over all
+    tokens (DAPO, arXiv:2503.14476, eq. 8). constant: sum over tokens / `max_tokens`, mean over sequences (Dr. GRPO,
+    arXiv:2503.20783, section 3.2); only this one leaves the policy gradient unbiased up to a factor."""
     lengths = lengths if lengths.is_floating_point() else lengths.float()
     if how == "sequence":
         return 1 / (lengths.clamp(min=1)[:, None] * n_sequences)
-    if how == "token":
-        return lengths.new_full((len(lengths), 1), 1 / max(1.0, n_tokens))
-    return lengths.new_full((len(lengths), 1), 1 / (n_sequences * max_tokens))
+    share = 1 / max(1.0, n_tokens) if how == "token" else 1 / (n_sequences * max_tokens)
+    return lengths.new_full((len(lengths), 1), share)
 
 
 def policy_gradient_loss(
@@ -49,15 +47,15 @@ def policy_gradient_loss(
 ) -> Tensor:
     """REINFORCE: -mean over tokens of advantage x log pi, scalar (Williams 1992; Sutton & Barto, 2nd ed., section 13.4).
 
-    logprobs (B, T) carry gradient; advantages (B, T) or (B, 1) do not. Divides by the tokens of the whole step, not by each sequence's length,
-    so every token has the same weight (Dr. GRPO, arXiv:2503.20783, section 3)."""
+    logprobs (B, T) carry gradient; advantages (B, T) or (B, 1) do not. Divides by the tokens of the whole step, so
+    every token has the same weight (Dr. GRPO, arXiv:2503.20783, section 3)."""
     return -masked_mean(logprobs * advantages.detach(), mask, count)
 
 
 def policy_ratio(
     logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"] = "token"
 ) -> Tensor:
-    """(B, T) importance ratio new / old policy: of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
+    """(B, T) new / old policy of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, torch.zeros_like(logprobs))
     if level == "sequence":
         log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
@@ -67,13 +65,12 @@ def policy_ratio(
 def importance_weights(
     logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's probability, without gradient; 1 everywhere if `cap` is 0.
+    """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's probability, no gradient; 1 if
+    `cap` is 0. For a sampler that computes other probabilities than the trainer, or is some steps behind.
 
-    Truncated importance sampling (Ionides 2008, J. Comp. Graph. Stat. 17:295), per token as in Yao et al. 2025 ("Your efficient RL framework
-    secretly brings you off-policy RL training"), for a sampler that computes other probabilities than the trainer or is some steps behind. The
-    cap bounds the variance and biases towards the sampler; weights per token ignore that earlier tokens differ too.
-
-    The statistics are sums over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, the number of capped weights."""
+    Truncated importance sampling (Ionides 2008), per token as in Yao et al. 2025 ("Your efficient RL framework secretly
+    brings you off-policy RL training"). The cap bounds the variance and biases towards the sampler. Statistics are sums
+    over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, the number of capped weights."""
     log_ratio = torch.where(mask.bool(), logprobs.detach() - sampler_logprobs, torch.zeros_like(sampler_logprobs))
     ratio = log_ratio.exp()
     stats = dict(
@@ -84,11 +81,11 @@ def importance_weights(
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, eps_low: float = 0.2, eps_high: float = 0.2) -> Tensor:
-    """Per token -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), (B, T), of ratios (B, T) of new to old policy and advantages (B, T) or (B, 1).
+    """Per token -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), (B, T), of ratios (B, T) and advantages (B, T|1).
 
-    PPO (arXiv:1707.06347, eq. 7), also in GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher (arXiv:2503.14476, eq. 10);
-    ratios of whole sequences are GSPO (arXiv:2507.18071, eq. 5). A token has no gradient only if its ratio has passed the bound in the
-    direction in which A pushes it."""
+    PPO (arXiv:1707.06347, eq. 7) and GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher
+    (arXiv:2503.14476, eq. 10), ratios of whole sequences GSPO (arXiv:2507.18071, eq. 5). A token has no gradient only
+    if its ratio has passed the bound in the direction in which A pushes it."""
     advantages = advantages.detach()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
 
@@ -103,8 +100,8 @@ def clip_statistics(
     eps_low: float,
     eps_high: float,
 ) -> dict[str, Tensor]:
-    """Sums over tokens, so microbatches and ranks can be added: `clipped_low` (A < 0, r < 1 - eps_low), `clipped_high` (A > 0, r > 1 + eps_high),
-    `kl_old` (k3 of KL(old || new)); and `ratio_max`, the maximum."""
+    """Sums over tokens: `clipped_low` (A < 0, r < 1 - eps_low), `clipped_high` (A > 0, r > 1 + eps_high), `kl_old` (k3
+    of KL(old || new)); and `ratio_max`, the maximum."""
     on = mask.bool()
     return dict(
         clipped_low=((ratio < 1 - eps_low) & (advantages < 0) & on).sum(),
@@ -115,8 +112,8 @@ def clip_statistics(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: float | None = 0.2) -> Tensor:
-    """(B, T): half the squared error of values (B, T) against returns (B, T), or that of the values clipped to old_values +- clip_eps if larger
-    (PPO's public implementation, Huang et al. 2022, "The 37 implementation details", 9; not in the paper). clip_eps None = unclipped."""
+    """(B, T): half the squared error of values against returns, or that of values clipped to old_values +- clip_eps if
+    larger (PPO's implementation, Huang et al. 2022, "The 37 implementation details", 9). None = unclipped."""
     error = (values - returns).square()
     if clip_eps is not None:
         clipped = old_values + (values - old_values).clamp(-clip_eps, clip_eps)
@@ -125,15 +122,13 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: fl
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
-    """Per-token estimate (B, T), in nats, of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL divergence").
+    """(B, T) estimates in nats of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating
+    KL divergence").
 
-    With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance; k3 = r - 1 - log r, unbiased and
-    never negative.
-
-    As values these estimate the KL. As a *loss* over tokens, in expectation: k1's gradient is noise of mean zero, k2's is that of the next
-    token's KL at the visited prefixes, k3's that of KL(reference || policy) there; none accounts for the prefixes that a token leads to. As a
-    *reward* of the completion (no gradient through it) k1 has the gradient of the whole KL, k2 and k3 do not. `labs.exact_gradients` computes
-    all of this exactly."""
+    With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance; k3 = r - 1
+    - log r, unbiased and never negative. As a *loss*, k1's gradient is noise of mean zero, k2's is that of the next
+    token's KL, k3's that of KL(reference || policy). As a *reward*, without gradient through it, k1 has the gradient of
+    the whole KL, k2 and k3 do not. `labs.exact_gradients` computes all of this exactly."""
     log_r = ref_logprobs - logprobs
     if kind == "k1":
         return -log_r

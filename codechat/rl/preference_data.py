@@ -1,14 +1,15 @@
-"""Preferences as token ids: pairs (prompt, chosen, rejected) and single completions with a label, from files or from rollouts.
+"""Preferences as token ids: pairs (prompt, chosen, rejected) and single completions with a label, from files or from
+rollouts.
 
 Rows of `preferences.SPLIT.jsonl`, in either form:
 
     {"prompt": "..." or [messages], "chosen": "...", "rejected": "..."}
     {"prompt": "..." or [messages], "completion": "...", "label": true}
 
-chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with it. What a policy answers
-is everything before the last message; it is equal in chosen and rejected. A batch is a `rollout.RolloutBatch` in which a pair is a group of two with
-rewards 1 and 0 (a single completion: a group of one with its label as reward), so that rollouts and preferences share packing and scoring.
-"""
+chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with
+it. What a policy answers is everything before the last message; it is equal in chosen and rejected. A batch is a
+`rollout.RolloutBatch` in which a pair is a group of two with rewards 1 and 0 (a single completion: a group of one with
+its label as reward), so that rollouts and preferences share packing and scoring."""
 
 from __future__ import annotations
 
@@ -30,14 +31,12 @@ from codechat.text.tokenizer import Tokenizer
 def read_preferences(
     directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
 ) -> RolloutBatch:
-    """All rows of a split, at most `limit`. MissingFile without a file; DataError with file and line for a row of neither form, a mix of pairs and
-    single completions, equal completions of a pair, or a row longer than the block."""
+    """All rows of a split, at most `limit`. MissingFile without a file; DataError with file and line for a row of
+    neither form, a mix of pairs and single completions, equal completions of a pair, or a row longer than the block."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
-        raise MissingFile(
-            f"{path} does not exist; it must hold rows of prompt, chosen and rejected, or of prompt, completion and label; "
-            "or train on rollouts: set --task without --data-dir"
-        )
+        needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
+        raise MissingFile(f"{path} does not exist; required: {needed}; or set --task without --data-dir")
     rows: list[Row] = []
     for number, row in read_jsonl(path):
         rows.append(_encoded(row, tokenizer, tags, block_size, f"{path}:{number}"))
@@ -79,9 +78,7 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
     completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
     longest = len(prompt) + max(map(len, completions))
     if longest > block_size:
-        raise DataError(
-            f"{where} takes {longest} tokens; the model's block_size is {block_size}; shorten or delete the row"
-        )
+        raise DataError(f"{where} takes {longest} tokens; block_size is {block_size}; shorten or delete the row")
     return Row(messages, prompt, completions, rewards)
 
 
@@ -110,13 +107,11 @@ def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
-    """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError if no group has any, and
-    for episodes, whose completions hold what an environment said."""
+    """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError
+    if no group has any, and for episodes, whose completions hold what an environment said."""
     if batch.turns:
-        raise DataError(
-            "these completions are episodes of several turns; preferences need answers to one prompt; choose a task without an environment, "
-            "or train on episodes with reinforce or grpo"
-        )
+        needed = "answers to one prompt; choose a task without an environment, or train with reinforce or grpo"
+        raise DataError(f"these completions are episodes of several turns; required: {needed}")
     rows = []
     for p, rewards in enumerate(batch.rewards):
         best, worst = int(rewards.argmax()), int(rewards.argmin())
@@ -124,9 +119,8 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
         if rewards[best] > rewards[worst] and all(ids):
             rows.append(Row(batch.problems[p].messages, batch.prompts[p], ids, [1.0, 0.0]))
     if not rows:
-        raise DataError(
-            f"none of {len(batch.problems)} groups holds two completions of different reward; raise --group-size, or take easier problems"
-        )
+        problem = f"none of {len(batch.problems)} groups holds two completions of different reward"
+        raise DataError(f"{problem}; raise --group-size, or take easier problems")
     return _batch(rows, "train")
 
 

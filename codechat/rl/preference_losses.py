@@ -1,10 +1,11 @@
-"""Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label. Pure functions of tensors.
+"""Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label.
 
-Each pair loss is a function of a margin between the chosen and the rejected completion. The losses differ in the reference of the margin (a
-reference model, or none), in dividing by length, and in an SFT term for the chosen completion. Each returns one loss per pair (B,), not reduced,
-and the implicit rewards whose difference is the margin.
+Each pair loss is a function of a margin between the chosen and the rejected completion. They differ in the reference of
+the margin (a model, or none), in dividing by length, and in an SFT term for the chosen completion. Each returns one
+loss per pair (B,), not reduced, and the implicit rewards whose difference is the margin.
 
-Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference model; *_lengths (B,): tokens.
+Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference
+model; *_lengths (B,): tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.
 
 
 class Losses(NamedTuple):
-    """losses (B,) with gradient; the implicit rewards of chosen and rejected (B,), whose difference is the margin, without."""
+    """losses (B,) with gradient; the implicit rewards (B,), whose difference is the margin, without."""
 
     losses: Tensor
     chosen_rewards: Tensor
@@ -33,21 +34,23 @@ class Losses(NamedTuple):
 
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
-    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7); log 2 if policy = reference."""
+    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7)."""
     good, bad = beta * (chosen - ref_chosen), beta * (rejected - ref_rejected)
     return Losses(-F.logsigmoid(good - bad), good.detach(), bad.detach())
 
 
 def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
-    """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta). The margin has a target, so
-    pairs beyond it are pulled back. h is over sums, as in the paper; the authors later advised to average over tokens."""
+    """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta).
+
+    The margin has a target: pairs beyond it are pulled back. h is over sums, as in the paper."""
     good, bad = chosen - ref_chosen, rejected - ref_rejected
     return Losses((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
 
 
 def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Losses:
-    """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO with a uniform reference. Its behaviour-cloning
-    term is `sft_coef` x `sft_loss`, per token where the paper sums over the sequence."""
+    """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO, uniform reference.
+
+    Its behaviour-cloning term is `sft_coef` x `sft_loss`, per token where the paper sums over the sequence."""
     return Losses(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
 
 
@@ -59,7 +62,8 @@ def simpo_loss(
     beta: float = 2.0,
     margin: float = 1.0,
 ) -> Losses:
-    """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO, arXiv:2405.14734, eq. 6; its gamma is our margin)."""
+    """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO,
+    arXiv:2405.14734, eq. 6; its gamma is our margin)."""
     good, bad = beta * chosen / chosen_lengths, beta * rejected / rejected_lengths
     return Losses(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
 
@@ -67,8 +71,9 @@ def simpo_loss(
 def orpo_loss(
     chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
 ) -> Losses:
-    """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of a completion's token probabilities
-    (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x `sft_loss`."""
+    """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
+    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x
+    `sft_loss`."""
     good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
     return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
 
@@ -89,10 +94,10 @@ def kto_loss(
     liked_weight: float = 1.0,
     disliked_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Losses and implicit rewards of completions, both (B,): weight x (1 - sigmoid(beta (r - kl))) if liked, else weight x (1 - sigmoid(beta
-    (kl - r))), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without its constant lambda_y).
+    """Losses and implicit rewards of completions, both (B,): weight x (1 - sigmoid(beta (r - kl))) if liked (B,) bool,
+    else weight x (1 - sigmoid(beta (kl - r))), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without lambda_y).
 
-    liked (B,) bool. kl: estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`), without gradient."""
+    kl: estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`), no gradient."""
     reward = logprobs - ref_logprobs
     kl = torch.as_tensor(kl, device=reward.device).detach()
     signed = torch.where(liked, reward - kl, kl - reward)
@@ -123,19 +128,21 @@ def pair_loss(
     margin: float = 1.0,
     sft_coef: float = 0.0,
 ) -> Losses:
-    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or if the reference is missing."""
-    if kind in NEEDS_REFERENCE and (ref_chosen is None or ref_rejected is None):
-        raise ConfigError(f"{kind} without log-probabilities of the reference model; pass ref_chosen and ref_rejected")
-    if kind == "dpo":
-        result = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
-    elif kind == "ipo":
-        result = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or without a needed reference."""
+    lengths = (chosen_lengths, rejected_lengths)
+    if kind in ("dpo", "ipo"):
+        if ref_chosen is None or ref_rejected is None:
+            raise ConfigError(
+                f"{kind} needs log-probabilities of the reference model; pass ref_chosen and ref_rejected"
+            )
+        of_pair = dpo_loss if kind == "dpo" else ipo_loss
+        result = of_pair(chosen, rejected, ref_chosen, ref_rejected, beta)
     elif kind == "cpo":
         result = cpo_loss(chosen, rejected, beta)
     elif kind == "simpo":
-        result = simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta, margin)
+        result = simpo_loss(chosen, rejected, *lengths, beta, margin)
     elif kind == "orpo":
-        result = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+        result = orpo_loss(chosen, rejected, *lengths, beta)
     else:
         raise ConfigError(f"preference loss {kind!r} over pairs; required: dpo, ipo, cpo, simpo or orpo")
     return result._replace(losses=result.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else result

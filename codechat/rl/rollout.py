@@ -1,12 +1,12 @@
 """From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. The G completions of a group share their
-prompt: a packed row holds the prompt once, and each completion as a branch that sees only the prompt and itself. That costs P + G x C tokens
-per group instead of G x (P + C). Where the task has environments, a completion is a whole episode (`episodes`): what the environment said is
-input, never a target.
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. The G
+completions of a group share their prompt: a packed row holds the prompt once, and each completion as a branch that sees
+only the prompt and itself. That costs P + G x C tokens per group instead of G x (P + C). Where the task has
+environments, a completion is a whole episode (`episodes`): what the environment said is input, never a target.
 
-Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R rows of T tokens.
-"""
+Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
+rows of T tokens."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from codechat.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judged`. turns: N lists of an episode's
-    turns, empty without environments. longest_row: tokens of the longest training row that this run can need; 0 = unknown."""
+    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judged`. turns:
+    N lists of an episode's turns, empty without environments. longest_row: tokens of the longest training row that this
+    run can need; 0 = unknown."""
 
     problems: list[Problem]
     prompts: list[list[int]]
@@ -96,7 +97,8 @@ class RolloutBatch:
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained` tokens, at the mean length."""
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained`
+        tokens, at the mean length."""
         prompts, completions = sum(map(len, self.prompts)), int(self.lengths().sum())
         per_token = shape.flops_per_token(prompts // len(self.prompts) + completions // len(self.completions))
         return per_token * ((prompts + completions) / 3 + trained)
@@ -140,10 +142,11 @@ def draw(
     sampler: episodes.Sampler = generate.sample,
     **sampling: Any,
 ) -> RolloutBatch:
-    """`group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has environments.
+    """`group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has
+    environments.
 
-    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, seed and keys, one per problem (default: its index), on which
-    the draws depend. sampler: `generate.sample`, or that of an engine."""
+    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, seed and keys, one per problem
+    (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
     if episodes.made_by(task):
         how = sampling | dict(group_size=group_size, sampler=sampler)
         played = episodes.play(policy, task, problems, tokenizer, tags, **how)
@@ -164,7 +167,8 @@ def draw(
 
 
 def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
-    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are not."""
+    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are
+    not."""
     if not batch.scores:
         problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
         batch = replace(batch, scores=list(score_all(task, problems, batch.texts)))
@@ -193,10 +197,11 @@ FIELDS = EMPTY | dict(completion=-1, offset=-1)  # and which token of which comp
 class Packed:
     """R rows of T tokens that hold B completions of a batch with K targets.
 
-    (R, T): ids; targets, -100 where nothing is learned; positions, each branch continues its prompt; docs, the group, -1 = padding; branches,
-    0 = prompt, k = k-th completion of the group. Where the targets lie: flat (K,), ascending indices into the (R T) tokens; row, offset (K,), which
-    of the B completions and which of its tokens; numbers (B,), the completions' indices in the batch, ascending. longest: C of these completions,
-    at least 1. n_tokens: without padding. All of it is computed on the host: a GPU would have to be waited for."""
+    (R, T): ids; targets, -100 where nothing is learned; positions, each branch continues its prompt; docs, the group,
+    -1 = padding; branches, 0 = prompt, k = k-th completion of the group. Where the targets lie: flat (K,), ascending
+    indices into the (R T) tokens; row, offset (K,), which of the B completions and which of its tokens; numbers (B,),
+    the completions' indices in the batch, ascending. longest: C of these completions, at least 1. n_tokens: without
+    padding. All of it is computed on the host: a GPU would have to be waited for."""
 
     ids: Tensor
     targets: Tensor
@@ -211,7 +216,8 @@ class Packed:
     n_tokens: int
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end; differentiable."""
+        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end;
+        differentiable."""
         return x.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), x.flatten()[self.flat])
 
     def mask(self) -> Tensor:
@@ -220,8 +226,8 @@ class Packed:
         return on.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), on)
 
     def where(self) -> dict[str, Any]:
-        """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier tokens of its group's prompt
-        and of its branch."""
+        """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier
+        tokens of its group's prompt and of its branch."""
         kind = packed_attention.Documents if packed_attention.dense(self.ids.device) else packed_attention.flex_mask
         return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
 
@@ -233,11 +239,12 @@ class Packed:
 def pack(
     batch: RolloutBatch, keep: Tensor | None = None, *, row_tokens: int, rows: int, fixed: bool = False
 ) -> Iterator[Packed]:
-    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated. fixed: of exactly
-    `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that compiled code meets one shape.
+    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt
+    repeated. fixed: of exactly `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that
+    compiled code meets one shape.
 
-    keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient and may be left out, so
-    counts that normalise the loss must come from the batch, not from what is packed."""
+    keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient
+    and may be left out, so counts that normalise the loss must come from the batch, not from what is packed."""
     kept = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
     chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, kept, p, row_tokens)]
     bins: list[dict[str, list]] = []
@@ -259,7 +266,8 @@ def _tokens(row: dict[str, list]) -> int:
 
 
 def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
-    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its
+    first."""
     prompt, head = batch.prompts[p], len(batch.prompts[p]) - 1
     opening = {name: [empty] * head for name, empty in FIELDS.items()}
     opening |= dict(ids=prompt[:-1], positions=list(range(head)))
@@ -285,7 +293,8 @@ def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens:
 
 
 def row_length(row_tokens: int, longest_row: int) -> int:
-    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take, in whole blocks of flex attention."""
+    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take,
+    in whole blocks of flex attention."""
     block = packed_attention.BLOCK
     return max(row_tokens, -(-longest_row // block) * block)
 
@@ -317,8 +326,8 @@ def _pad(bins: list[dict[str, list]], length: int, rows: int) -> Packed:
 
 @torch.no_grad()
 def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_tokens: int, rows: int) -> Tensor:
-    """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's autocast, on the
-    model's device."""
+    """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's
+    autocast, on the model's device."""
     device = model.wte.weight.device
     table = torch.zeros(batch.mask().shape, device=device)
     for packed in pack(batch, **row_shapes(batch, row_tokens, rows, device)):

@@ -2,10 +2,11 @@
 
 reward_mean, reward_std    over all completions; the task's own reward, without penalties
 exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
-frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many groups differ, on all ranks
-completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share cut off within an answer
-entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
-                           expectation is the mean entropy of the distributions sampled from, and every engine returns it
+frac_zero_std_groups       share of groups whose rewards are all equal
+effective_groups           how many groups differ, on all ranks
+completion_tokens_mean     tokens that the policy wrote, per completion
+truncated_frac             share of completions that were cut off within an answer
+entropy                    nats per token: mean -log p of the sampled tokens under the sampler
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Pairs = Mapping[str, tuple[float, float]]
 class RankMetrics(NamedTuple):
     """Values of one rank, by the rule that combines ranks.
 
-    means: over equally many items on each rank. sums: added. maxima: the largest, NaN if any is. ratios: (sum, count), the sum of sums over the
-    sum of counts, at least 1. stds: (mean, variance) of equally many items. ends: least and greatest reward where groups have one completion:
-    these are one group of all ranks."""
+    means: over equally many items on each rank. sums: added. maxima: the largest, NaN if any is. ratios: (sum, count),
+    the sum of sums over the sum of counts, at least 1. stds: (mean, variance) of equally many items. ends: least and
+    greatest reward where groups have one completion: these are one group of all ranks."""
 
     means: Values = {}
     sums: Values = {}
@@ -50,10 +51,11 @@ def rollout_metrics(
     maxima: Values = {},
     ratios: Pairs = {},
 ) -> dict[str, float]:
-    """Metrics of the batch that all ranks train on, and the loop's own values, see `RankMetrics`. A collective; every rank passes the same names and
-    equally many groups.
+    """Metrics of the batch that all ranks train on, and the loop's own values, see `RankMetrics`. A collective; every
+    rank passes the same names and equally many groups.
 
-    rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which groups differ."""
+    rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which
+    groups differ."""
     own = rank_metrics(batch, tiers, rewards)
     added = own._replace(
         means={**own.means, **means}, sums={**own.sums, **sums}, maxima=maxima, ratios={**own.ratios, **ratios}
@@ -84,8 +86,8 @@ def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | No
 
 
 def live_completions(rewards: Tensor) -> Tensor:
-    """(P, G) bool, all equal: whether rewards (P, G) differ within any group of this rank. Groups of one completion are one group of all ranks; a
-    collective there."""
+    """(P, G) bool, all equal: whether rewards (P, G) differ within any group of this rank. Groups of one completion are
+    one group of all ranks; a collective there."""
     if rewards.shape[1] > 1:
         differ = bool((~zero_variance(rewards)).any())
     else:

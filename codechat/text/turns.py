@@ -1,4 +1,5 @@
-"""Conversations with calls and results apart, as APIs and public rows have them, as messages of the chat format: training and serving render alike."""
+"""Conversations with calls and results apart, as APIs and public rows have them, as messages of the chat format:
+training and serving render alike."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
 
 
 def in_call_order(turns: Sequence[Turn]) -> list[Turn]:
-    """Results in the order of their calls, found by id where results name one; Unreadable where ids do not match one to one."""
+    """Results in the order of their calls, found by id where results name one; Unreadable where ids do not match one to
+    one."""
     ordered: list[Turn] = []
     while len(ordered) < len(turns):
         turn = turns[len(ordered)]

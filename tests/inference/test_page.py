@@ -1,5 +1,5 @@
-"""The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a full context, a server that leaves, kept conversations,
-a phone's width."""
+"""The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a full context, a server that
+leaves, kept conversations, a phone's width."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_an_error_is_shown_and_the_text_comes_back(page: Browser) -> None:
 
 
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
-    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the export."""
+    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the
+    export."""
     page.ask("$('auto').checked = true, $('max_tokens').value = 8")
     assert page.ask("$('alone').checked"), "tiny/sft is small"
 

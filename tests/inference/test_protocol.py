@@ -1,4 +1,5 @@
-"""Requests and answers without a server: conversations are rendered as in training, any text can be answered, offsets are those of the text."""
+"""Requests and answers without a server: conversations are rendered as in training, any text can be answered, offsets
+are those of the text."""
 
 from __future__ import annotations
 
@@ -266,7 +267,8 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
-    """One half of a character, which UTF-8 cannot hold: json can, escaped. The other choices are answered as they are."""
+    """One half of a character, which UTF-8 cannot hold: json can, escaped. The other choices are answered as they
+    are."""
     odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
     fine = chat.format_call("f", {"x": "日本 🎉"})
     named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'

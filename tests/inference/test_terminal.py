@@ -396,7 +396,8 @@ def test_schemas_come_from_hints_and_docstrings() -> None:
 
 
 def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
-    """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function gives."""
+    """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function
+    gives."""
     ledger = Ledger("my_rows.jsonl", dict.fromkeys(public_rows.CALL_REASONS, 0.0))
     rows = list(
         public_rows.call_rows(local_rows(EXAMPLE.with_name("my_rows.jsonl")), "my_rows.jsonl", ledger, "compact")

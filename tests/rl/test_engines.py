@@ -1,4 +1,5 @@
-"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and weighed."""
+"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and
+weighed."""
 
 from __future__ import annotations
 
@@ -204,7 +205,8 @@ def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
 
 
 def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
+    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights;
+    a busy server is asked again."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 0)
     ask, busy = engine.link.ask, iter([429, 503])  # whether the queue does overflow depends on how fast the machine is
@@ -318,7 +320,8 @@ def test_a_server_that_stays_away_stops_the_run_where_it_is(
 
 @pytest.mark.slow
 def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real process, killed after the first answer of the second step and started again: the same curve as without a server."""
+    """A real process, killed after the first answer of the second step and started again: the same curve as without a
+    server."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
 
@@ -459,7 +462,8 @@ def test_a_server_lost_while_it_samples_ahead_stops_the_run_in_order(
 
 
 class StubVLLM(ThreadingHTTPServer):
-    """What of vLLM's OpenAI server `--engine vllm` uses: its fields and no others, weights from a directory, draws of its own."""
+    """What of vLLM's OpenAI server `--engine vllm` uses: its fields and no others, weights from a directory, draws of
+    its own."""
 
     def __init__(self, folder: Path, *, deaf: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), StubHandler)
@@ -469,9 +473,8 @@ class StubVLLM(ThreadingHTTPServer):
 
 class StubHandler(BaseHTTPRequestHandler):
     server: StubVLLM
-    FIELDS = set(
-        "model prompt n seed temperature top_k max_tokens logprobs stop_token_ids ignore_eos logit_bias return_token_ids".split()
-    )
+    FIELDS = {"model", *"prompt n seed temperature top_k max_tokens logprobs stop_token_ids".split()}
+    FIELDS |= {"ignore_eos", "logit_bias", "return_token_ids"}
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -31,7 +31,8 @@ def policy() -> GPT:
 
 
 class Counting:
-    """Says how many even bytes an answer had; ends when an answer has a `!` or after `turns` answers. Reward: share of even bytes, summed."""
+    """Says how many even bytes an answer had; ends when an answer has a `!` or after `turns` answers. Reward: share of
+    even bytes, summed."""
 
     def __init__(self, ends_after: int) -> None:
         self.ends_after = ends_after
@@ -94,7 +95,8 @@ def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: A
 
 @contextmanager
 def closing_answers() -> Iterator[None]:
-    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own log-probability."""
+    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own
+    log-probability."""
 
     def draw(logits: torch.Tensor, how: generate.Truncation, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = logits.log_softmax(-1)
@@ -252,7 +254,8 @@ def test_values_pass_over_what_the_environment_said() -> None:
 
 
 class Secret(Counting):
-    """Whatever is said first is answered with a line of one letter; reward 1 for that letter. Who does not read what was said cannot pass 0.25."""
+    """Whatever is said first is answered with a line of one letter; reward 1 for that letter. Who does not read what
+    was said cannot pass 0.25."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
         self.letter = problem.gold
@@ -268,7 +271,8 @@ class Secret(Counting):
 
 
 def line_of(letter: str) -> Message:
-    """30 times the letter: of one letter so little is left after averaging over the context that a new model does not find it, even if taught it."""
+    """30 times the letter: of one letter so little is left after averaging over the context that a new model does not
+    find it, even if taught it."""
     return {"role": "function", "content": letter * 30}
 
 
@@ -279,10 +283,11 @@ class Guess(Talk):
 
 @lesson()
 def read_what_was_said(home: Path, seed: int) -> list[Claim]:
-    """40 steps of SFT for the form, 90 of REINFORCE for the letter. Muon, since AdamW needs hundreds of steps to attend to anything.
+    """40 steps of SFT for the form, 90 of REINFORCE for the letter. Muon, since AdamW needs hundreds of steps to attend
+    to anything.
 
-    One layer of eight heads: with two layers of two heads, 1 of 20 seeds stays at 0.24, and a larger group does not help it.
-    """
+    One layer of eight heads: with two layers of two heads, 1 of 20 seeds stays at 0.24, and a larger group does not
+    help it."""
     letters, model = "abcd", GPT(GPTConfig(depth=1, n_embd=64, n_head=8, block_size=64, vocab_size=BYTES.n_vocab), seed)
     problems = [Problem(letter, [{"role": "user", "content": "?"}], letter, "train") for letter in letters]
     say = lambda text: {"role": "assistant", "content": text}  # noqa: E731
@@ -314,5 +319,6 @@ def update(optimizers: list[torch.optim.Optimizer]) -> None:
 
 @pytest.mark.slow
 def test_a_policy_learns_to_read_what_the_environment_said(tmp_path: Path) -> None:
-    """SFT on conversations whose last letter is drawn at random teaches the form alone; REINFORCE on whole episodes teaches to read."""
+    """SFT on conversations whose last letter is drawn at random teaches the form alone; REINFORCE on whole episodes
+    teaches to read."""
     hold(read_what_was_said(tmp_path, seed=0))

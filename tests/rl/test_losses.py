@@ -125,7 +125,8 @@ def test_estimators_by_hand_their_signs_and_spread() -> None:
 
 
 def test_clipped_loss_by_hand_and_its_gradient() -> None:
-    """A token has no gradient only where its ratio has passed the bound in the direction in which its advantage pushes it."""
+    """A token has no gradient only where its ratio has passed the bound in the direction in which its advantage pushes
+    it."""
     logprobs = LOGPROBS.clone().requires_grad_()
     ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
     loss = clipped_policy_loss(ratio, ADVANTAGES)
@@ -158,7 +159,8 @@ def test_importance_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("cap, exact", [(0.0, False), (1.0, False), (100.0, True)])
 def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: bool) -> None:
-    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own gradient."""
+    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own
+    gradient."""
     rng = torch.Generator().manual_seed(0)
     logits, other, reward = (torch.randn(1, 6, generator=rng) for _ in range(3))
     logits.requires_grad_()

@@ -143,7 +143,8 @@ def test_group_order_changes_nothing(policy: GPT, batch: RolloutBatch) -> None:
 
 
 def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: RolloutBatch) -> None:
-    """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch equal the sampled ones."""
+    """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch
+    equal the sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
         for packed in rollout.pack(batch, **how):
             at, C = packed.numbers, packed.longest
@@ -198,7 +199,8 @@ def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
 def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
     policy: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they need to be."""
+    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they
+    need to be."""
     task, tok = ToyTask(), tokenizer.load("bytes")
     short = task.problems("train")
     long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
