@@ -410,17 +410,10 @@ def val_windows(
         raise DataError(f"{have}; at least 2 are needed; prepare more text")
     count = count if limit is None else min(limit, count)
     for first in range(rank * batch, count, batch * world):
-        rows = range(first, min(first + batch, count))
-        ids, targets = _val_rows(stream, rows, T, corpus.manifest["eot_id"])
-        n_bytes = int(lengths[targets[targets != IGNORE]].sum())
-        yield torch.from_numpy(ids), torch.from_numpy(targets), n_bytes
-
-
-def _val_rows(stream: np.ndarray, rows: range, T: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.full((len(rows), T), pad, dtype=np.int64)  # (B, T)
-    targets = np.full((len(rows), T), IGNORE, dtype=np.int64)  # (B, T)
-    for i, row in enumerate(rows):
-        part = stream[row * T : row * T + T + 1].astype(np.int64)
-        ids[i, : len(part) - 1] = part[:-1]
-        targets[i, : len(part) - 1] = part[1:]
-    return ids, targets
+        rows = min(batch, count - first)
+        part = stream[first * T : (first + rows) * T + 1].astype(np.int64)
+        ids = np.full(rows * T, corpus.manifest["eot_id"], dtype=np.int64)
+        targets = np.full(rows * T, IGNORE, dtype=np.int64)
+        ids[: len(part) - 1], targets[: len(part) - 1] = part[:-1], part[1:]
+        ids, targets = (torch.from_numpy(array.reshape(rows, T)) for array in (ids, targets))
+        yield ids, targets, int(lengths[part[1:]].sum())

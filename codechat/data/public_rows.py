@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,8 @@ INSTRUCTION_COLUMNS = (
 )
 CALL_COLUMNS = (glaive.COLUMNS, ("question", "functions", "ground_truth"), *CONVERSATION_COLUMNS)
 CALL_REASONS = tuple(dict.fromkeys((*glaive.REASONS, *chat_formats.REASONS, "bad_row")))
+READ = {*REQUESTS, *ANSWERS, *INPUTS, *chat_formats.SYSTEM_COLUMNS, *(c for columns in CALL_COLUMNS for c in columns)}
+READ |= {"history", "tools", "functions", "id", "domain", "source", "task_id", "test_list"}
 NO_CALL = "I have no function for that."
 DOCUMENT_REASONS = ("not_utf8", "unreadable", "no_text")
 INSTRUCTION_REASONS = ("no_instruction", "no_answer", *chat_formats.REASONS)
@@ -188,6 +191,8 @@ def _unique(
     """The conversations of rows, each once. convert: a row and its place -> a conversation, or the reason of a loss."""
     seen: set[str] = set()
     for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
+        if number == 1 and (unread := sorted(map(str, row.keys() - READ))):
+            print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
         converted = convert(row, f"{origin}, row {number}")
         if isinstance(converted, str):
             ledger.lose(converted, f"row {number}")
@@ -218,7 +223,8 @@ def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") 
         if not user or not answer:
             return "no_answer" if user else "no_instruction"
         messages = [*turns_before(row, where), *conversation(user, answer, "")["messages"]]
-        row = {"tools": row.get("tools"), "domain": "" if row.get("tools") else domain_of(answer), "messages": messages}
+        tools = row.get("tools") or row.get("functions")
+        row = {"tools": tools, "domain": "" if tools else domain_of(answer), "messages": messages}
     messages = chat_formats.messages_of(row, where, tools_style)
     return messages if isinstance(messages, str) else _of_messages(row, messages)
 
@@ -259,7 +265,7 @@ def _of_messages(row: Row, messages: Messages) -> Row | str:
     return conversation(turns[0]["content"], "\n".join(answers), domain, **meta) | {"messages": messages}
 
 
-def _offers_tools(messages: list[dict[str, str]]) -> bool:
+def _offers_tools(messages: Messages) -> bool:
     return messages[0]["role"] == "system" and bool(chat.offered_names(messages[0]["content"]))
 
 
@@ -295,9 +301,8 @@ def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str
             return messages
         if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
             return "no_assistant"
-        tools = bool(row.get("functions")) or "{" in str(row.get("system")) or _offers_tools(messages)
         split = split_of(digest(request_of({"messages": messages})))
-        meta = {"tools_present": tools, "asked": "tool", "split": split}
+        meta = {"tools_present": _offers_tools(messages), "asked": "tool", "split": split}
         return {"id": f"calls-{digest(repr(messages))[:16]}", "messages": messages, "domain": "calls", "meta": meta}
 
     return _unique(rows, origin, ledger, CALL_COLUMNS, convert)
@@ -336,9 +341,9 @@ def _loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-def _answer_at(messages: list[dict[str, str]]) -> int:
-    """Index of the assistant turn to predict: the first that calls a function, else the first."""
-    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+def _answer_at(messages: Messages) -> int:
+    """Index of the assistant turn to predict: the first that calls a function, else the first; one that is taught."""
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
     return next((i for i in answers if glaive.CALL in messages[i]["content"]), answers[0])
 
 

@@ -228,6 +228,12 @@ def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
         assert row["messages"][:3] == [SYSTEM, *EARLIER] and row["messages"][4]["content"].startswith("if x:\n    x")
 
 
+def test_columns_that_are_not_read_are_said(capsys):
+    list(public_rows.instruction_rows([PLAIN | {"category": "sums", "rating": 5}] * 2, "x", Ledger("x", {})))
+    list(public_rows.instruction_rows([PLAIN], "y", Ledger("y", {})))
+    assert capsys.readouterr().err == "x: columns that are not read: category, rating\n"
+
+
 def test_rows_that_differ_in_the_system_text_alone_are_two():
     rows = [PLAIN | {"system": text} for text in ("a", "b", "b")]
     assert len(list(public_rows.instruction_rows(rows, "x", Ledger("x", {})))) == 2
