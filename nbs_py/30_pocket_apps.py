@@ -68,8 +68,8 @@ task = apps.AppsTask()
 # %% [markdown]
 # ## Apps, tools, requests
 #
-# Mail, calendar, contacts, notes, shop and files share one in-memory database per episode. A tool is a
-# method; its type hints and docstring are its JSON schema. `task_answer` and `task_decline` belong to no app;
+# Mail, calendar, contacts, notes, shop and files share one in-memory database per episode. A tool is an SQL
+# statement with a JSON schema, a line of `tools.jsonl`. `task_answer` and `task_decline` belong to no app;
 # they end an episode.
 
 # %%
