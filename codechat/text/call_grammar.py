@@ -36,7 +36,7 @@ BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes
 ANY: Schema = {"type": ["string", "number", "boolean", "null"], **BOUNDS}
 NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
-NAMED = ("properties", "$defs", "definitions")
+NAMED = ("properties", "patternProperties", "$defs", "definitions")
 # what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever
 CLOSERS = (b'"', b"}", b"]", b",", b"1", b"0")
 
@@ -187,44 +187,31 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
     """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which
     pointers within it begin with."""
-    parameters = _bounded({"type": "object", "properties": {}, **(tool.get("parameters") or {})})
-    if problem := _problem(parameters):
+    parameters = {"type": "object", "properties": {}, **(tool.get("parameters") or {})}
+    if problem := _problem(_bounded(parameters)):
         if strict:
             raise ConfigError(f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it")
-        parameters = _bounded({"type": "object"})
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": tool["name"]},
-            "arguments": _moved(parameters, f"{place}/properties/arguments"),
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+        parameters = {"type": "object"}
+    arguments = _bounded(parameters, f"{place}/properties/arguments")
+    properties = {"name": {"const": tool["name"]}, "arguments": arguments}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """The schema with its own pointers ("#/$defs/Item") as they are where it stands in a larger one."""
+def _bounded(schema: Any, place: str = "#") -> Any:
+    """The schema with bounds for numbers, without further keys in objects whose keys are listed, and with its pointers
+    ("#/$defs/Item") as they are where it stands at `place` of a larger one."""
     if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
+        return [_bounded(one, place) for one in schema]
     if not isinstance(schema, dict):
-        return schema
-    out = {key: _moved(value, place) for key, value in schema.items()}
-    if isinstance(pointer := schema.get("$ref"), str) and pointer.startswith("#"):
-        out["$ref"] = place + pointer[1:]
-    return out
-
-
-def _bounded(schema: Any) -> Any:
-    """The schema with bounds for numbers, and without further keys in objects whose keys are listed."""
-    if not isinstance(schema, dict):
-        return [_bounded(one) for one in schema] if isinstance(schema, list) else ANY if schema is True else schema
+        return ANY if schema is True else schema
     if not {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", *NAMED} & schema.keys():
         return ANY
-    out = {key: _bounded(value) if key in NESTED else value for key, value in schema.items()}
+    out = {key: _bounded(value, place) if key in NESTED else value for key, value in schema.items()}
     for key in NAMED:
         if isinstance(schema.get(key), dict):
-            out[key] = {name: _bounded(value) for name, value in schema[key].items()}
+            out[key] = {name: _bounded(value, place) for name, value in schema[key].items()}
+    if isinstance(pointer := schema.get("$ref"), str) and pointer.startswith("#"):
+        out["$ref"] = place + pointer[1:]
     kinds = schema.get("type")
     kinds = set(map(str, kinds if isinstance(kinds, list) else [kinds]))
     if "object" in kinds or "properties" in schema:
@@ -290,9 +277,7 @@ class _Vocabulary:
         return json.dumps(chat.decode(ids, self.tokenizer), ensure_ascii=False)
 
 
-@lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Tokenizer, tags: str) -> _Vocabulary:
-    return _Vocabulary(tokenizer, tags)
+_vocabulary = lru_cache(maxsize=4)(_Vocabulary)
 
 
 def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
