@@ -11,9 +11,8 @@ contents, with an empty line before one that follows another person's, and the e
 inline <functioncall> is a tag too, in assistant turns only.
 
 Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole
-conversation. A stop is a
-sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line
-end after it and <|end|>. The names of `tool_calls` are available here too.
+conversation. A stop is a sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries
+loss: content, the line end after it and <|end|>. The names of `tool_calls` are available here too.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     if tags == TEMPLATE:
         hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
         return sum(hf_chat_template.encode_answer(hf_chat_template.answer(content, tokenizer), tokenizer), [])
-    _check_forged(message := {"role": "assistant", "content": content}, 0, tags)
-    turn = _turn(message, tokenizer, tags, "user")
+    _check(messages := [{"role": "assistant", "content": content}], tags)
+    turn = _turn(messages[0], tokenizer, tags)
     return turn.body + turn.closing
 
 
@@ -205,7 +204,7 @@ def _turns(
     is asked for."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
-    _check_roles(messages)
+    _check(messages, tags)
     if tags == TEMPLATE:
         return hf_chat_template.encode(messages, tokenizer, prompt=prompt)
     if tags == RAW:
@@ -213,8 +212,6 @@ def _turns(
         first = _turn(messages[0], tokenizer, tags, "assistant")._replace(body=begun)
         later = [_turn(m, tokenizer, tags, last["role"]) for last, m in zip(messages, messages[1:])]
         return [first, *later], []
-    for number, message in enumerate(messages):
-        _check_forged(message, number, tags)
     turns = [_turn(message, tokenizer, tags) for message in messages]
     if tags == "text":  # some tokenizers write a blank before a text
         opened = tokenizer.encode(TAG_OF[messages[0]["role"]])
@@ -244,19 +241,14 @@ def _joined(turns: Sequence[Turn]) -> list[int]:
     return [i for turn in turns for part in turn for i in part]
 
 
-def _check_forged(message: Message, number: int, tags: str) -> None:
-    role, forbidden = message["role"], TAGS if tags == "text" else ()
-    for tag in forbidden:
-        if tag in message["content"] and (tag != CALL_TAG or role != "assistant"):
-            raise DataError(
-                f'message {number} ({role}) holds {tag}, which forges a turn; remove it or use tags="reserved"'
-            )
-
-
-def _check_roles(messages: Sequence[Message]) -> None:
+def _check(messages: Sequence[Message], tags: str) -> None:
     for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), str):
             raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
         if (role := message.get("role")) not in ROLES:
             remedy = f"rename it to {OTHER_NAMES.get(str(role), 'one of them')}"
             raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
+        forged = [tag for tag in TAGS if tag in content and (tag != CALL_TAG or role != "assistant")]
+        if tags == "text" and forged:
+            remedy = 'which forges a turn; remove it or use tags="reserved"'
+            raise DataError(f"message {number} ({role}) holds {forged[0]}, {remedy}")

@@ -29,6 +29,7 @@ Messages = Sequence[Mapping[str, str]]
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")  # transformers' marks for masks; nothing for the text
 _MARK = "\ue000{}\ue001"
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
+CHANGED = "changes contents of this conversation; remove what it treats specially, such as reasoning"
 # what a template may raise, being somebody else's program
 _FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -69,14 +70,13 @@ def form(tokenizer: ImportedTokenizer) -> Form:
     among = _fill([USER, ANSWER, USER], tokenizer, True)
     opening, content, rest = among.removeprefix(asked).partition(ANSWER["content"])
     tail = last.rpartition(ANSWER["content"])[2]
-    refused = f"the chat template of {tokenizer.spec} is refused: %s; use --tags text"
     if not content or not among.startswith(asked):
-        raise DataError(refused % "an answer does not stand behind its generation prompt")
+        raise _fault(tokenizer, "writes no answer behind its generation prompt, where it is sampled; use --tags text")
     if not (stop := _specials(tokenizer).search(tail)):
-        raise DataError(refused % "an answer ends without special token")
+        raise _fault(tokenizer, "ends an answer without special token; use --tags text")
     closing = tail[: stop.end()]
     if not rest.startswith(closing):
-        raise DataError(refused % f"the last answer ends with {closing!r}, others with {rest[:40]!r}")
+        raise _fault(tokenizer, f"ends the last answer with {closing!r}, others with {rest[:40]!r}; use --tags text")
     before = asked.rpartition(USER["content"])[2]
     before = before[max((special.start() for special in _specials(tokenizer).finditer(before)), default=0) :]
     sample = f"{opening}x{closing}"
@@ -124,7 +124,7 @@ def answer(content: str, tokenizer: ImportedTokenizer) -> Turn:
         for written in _ways(content):
             if text == form_.asked + form_.opening + written + rest:
                 return Turn("", form_.opening, written, form_.closing, form_.after)
-    raise _changed(tokenizer)
+    raise _fault(tokenizer, CHANGED)
 
 
 def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[Turn], str]:
@@ -139,7 +139,7 @@ def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = 
             _, opening, written, closing, _ = answer(message["content"], tokenizer)
             asked = _fill(known[:number], tokenizer, True)
             if text[:at] != asked + opening or content != written or not between.startswith(closing):
-                raise _moved(number, tokenizer)
+                raise _fault(tokenizer, f"writes answer {number} elsewhere than it is sampled")
             head = head[: len(head) - len(opening)]
         stop = None if closing else _specials(tokenizer).search(between)
         end = stop.end() if stop else len(closing)
@@ -153,7 +153,7 @@ def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = 
     sampled = text + turn.opening + turn.body + turn.closing
     as_last = _fill(messages, tokenizer, False).startswith(sampled)
     if not as_last and not _fill([*messages, USER], tokenizer, True).startswith(sampled):
-        raise _moved(len(known), tokenizer)
+        raise _fault(tokenizer, "writes the last answer elsewhere than it is sampled")
     space = turn.after[: len(turn.after) - len(turn.after.lstrip())]
     return [*turns, turn._replace(head=head, after=space)], turn.after[len(space) :]
 
@@ -164,14 +164,14 @@ def _pieces(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> t
     layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
     pieces = _MARKED.split(layout)
     if [int(i) for i in pieces[1::2]] != list(range(len(messages))):
-        raise DataError(f"the chat template of {tokenizer.spec} drops or moves messages; give roles in its order")
+        raise _fault(tokenizer, "drops or moves messages; give roles in its order")
     at = len(pieces[0])
     for i, message in enumerate(messages):
         ways = (way for way in _ways(message["content"]) if text.startswith(way + pieces[2 * i + 2], at))
         pieces[2 * i + 1] = next(ways, message["content"])
         at += len(pieces[2 * i + 1] + pieces[2 * i + 2])
     if "".join(pieces) != text:
-        raise _changed(tokenizer)
+        raise _fault(tokenizer, CHANGED)
     return text, pieces
 
 
@@ -181,13 +181,8 @@ def _ways(content: str) -> tuple[str, ...]:
     return content, content.strip(), content.strip("\n"), content.lstrip("\n"), quoted
 
 
-def _changed(tokenizer: ImportedTokenizer) -> DataError:
-    changed = f"the chat template of {tokenizer.spec} changes contents of this conversation"
-    return DataError(f"{changed}; remove what it treats specially, such as reasoning")
-
-
-def _moved(number: int, tokenizer: ImportedTokenizer) -> DataError:
-    return DataError(f"the chat template of {tokenizer.spec} writes answer {number} elsewhere than it is sampled")
+def _fault(tokenizer: ImportedTokenizer, fault: str) -> DataError:
+    return DataError(f"the chat template of {tokenizer.spec} {fault}")
 
 
 def check_content(content: str, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
@@ -227,7 +222,7 @@ def _compiled(tokenizer: ImportedTokenizer) -> Any:
     try:
         return environment.from_string(text)
     except jinja2.TemplateError as error:
-        raise DataError(f"the chat template of {tokenizer.spec} is no jinja ({error}); use --tags text") from None
+        raise _fault(tokenizer, f"is no jinja ({error}); use --tags text") from None
 
 
 def _raise(message: str) -> None:
@@ -245,4 +240,4 @@ def _fill(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> str
     except DataError:
         raise
     except (jinja2.TemplateError, *_FAULTS) as error:
-        raise DataError(f"the chat template of {tokenizer.spec} cannot render the conversation ({error})") from None
+        raise _fault(tokenizer, f"cannot render the conversation ({error})") from None
