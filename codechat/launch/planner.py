@@ -6,18 +6,18 @@
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
     codechat plan --list                                       the GPUs
 
-Memory is that of the training step itself, run eagerly on fake tensors (`step_memory`), and of an evaluation between two steps,
-plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per
-token over a stated share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases, and no time:
-the policy decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
+Memory is that of a training step of one device on fake tensors (`step_memory`), divided by shards, and of an evaluation, plus a stated
+reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per token over a
+stated share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases, and no time: the policy
+decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
 """
 
 from __future__ import annotations
 
 import html
 import math
-import sys
 import time
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -49,78 +49,78 @@ HEADROOM = 0.08  # of the usable memory: predictions may be that far below what 
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
 RL_LOOPS = ("reinforce", "grpo", "ppo")
+PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
 STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
 RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig:
+class PlanConfig(config.Settings):
     """What to plan: the settings of a loop that cost memory or time, and the machines."""
 
     loop: Literal["pretrain", "sft", "rl"] = opt(
         "pretrain", "the loop; sft and rl pack rows; rl also samples", positional=True
     )
     run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
-    gpus: int = opt(8, "GPUs in all")
+    gpus: int = opt(8, "GPUs in all", least=1)
     gpu: str = opt("a800-80gb", "name of the GPU; --list shows them")
     model: GPTConfig = opt(GPTConfig(), "architecture")
-    seq_len: int | None = opt(None, "tokens per row; none = the model's block size")
-    device_batch_size: int = opt(8, "rows per microbatch and GPU")
-    grad_accum: int = opt(1, "microbatches per step")
-    max_steps: int = opt(1000, "optimizer steps")
+    seq_len: int | None = opt(None, "tokens per row; none = the model's block size", least=1)
+    device_batch_size: int = opt(8, "rows per microbatch and GPU; rl: problems", least=1)
+    grad_accum: int = opt(1, "microbatches per step", least=1)
+    max_steps: int = opt(1000, "optimizer steps", least=1)
     optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
-    shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node")
+    shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
     mfu: float | None = opt(
-        None, f"share of the stated peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}"
+        None,
+        f"share of the stated peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}",
+        least=0.01,
+        most=1,
     )
-    group_size: int = opt(16, "rl: completions per problem; device_batch_size counts problems")
-    prompt_tokens: int = opt(256, "rl: longest prompt, tokens")
-    max_new_tokens: int = opt(64, "rl: longest completion, tokens")
-    row_tokens: int = opt(512, "rl: tokens of a packed training row; more where a prompt and completion need it")
-    rows: int = opt(8, "rl: packed rows per forward pass")
+    group_size: int = opt(16, "rl: completions per problem", least=1)
+    max_new_tokens: int = opt(64, "rl: longest completion, tokens", least=1)
+    row_tokens: int = opt(
+        512, "rl: tokens of a packed training row; more where a prompt and completion need it", least=1
+    )
+    rows: int = opt(8, "rl: packed rows per forward pass", least=1)
     reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
     search: bool = opt(True, "look for the largest microbatch that fits, or for a setting that makes it fit")
     list: bool = opt(False, "list the GPUs")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         gpu_specs.find(self.gpu)
-        counts = ("group_size", "prompt_tokens", "max_new_tokens", "row_tokens", "rows")
-        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps", "seq_len", "shard_over", *counts):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"mfu {self.mfu}; a share of the peak lies above 0 and is at most 1, such as {MFU}")
-        if (self.seq_len or 1) > self.model.block_size and self.loop == "pretrain":
-            raise ConfigError(
-                f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; set --seq-len {self.model.block_size} or less"
-            )
+        if (self.seq_len or 1) > (block := self.model.block_size) and self.loop == "pretrain":
+            raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {block}; set --seq-len {block} or less")
         if self.gpus % self.over:
             raise ConfigError(f"shard_over {self.over} does not divide {self.gpus} GPUs; set --shard-over to a divisor")
 
     @property
     def share(self) -> float:
         """MFU: as set, or what is known of the GPU."""
-        if self.mfu is not None:
-            return self.mfu
-        return HOPPER_MFU if self.gpu.lower().startswith(HOPPER) else MFU
+        return self.mfu or (HOPPER_MFU if self.gpu.lower().startswith(HOPPER) else MFU)
 
     @property
     def length(self) -> int:
         """Tokens of a training row."""
         if self.loop == "rl":
-            return rollout.row_length(self.row_tokens, self.prompt_tokens - 1 + self.max_new_tokens)
+            return rollout.row_length(self.row_tokens, PROMPT_TOKENS - 1 + self.max_new_tokens)
         return self.seq_len or self.model.block_size
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a GPU."""
+        return gpu_specs.find(self.gpu).usable_gib * GIB
 
     @property
     def sharded(self) -> bool:
         """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
-        rule, usable = sharding, gpu_specs.find(self.gpu).usable_gib * GIB
-        return rule.BYTES_PER_WEIGHT * self.model.n_params > rule.SHARE_FOR_WEIGHTS * usable
+        return sharding.BYTES_PER_WEIGHT * self.model.n_params > sharding.SHARE_FOR_WEIGHTS * self.usable
 
     @property
     def over(self) -> int:
@@ -129,10 +129,11 @@ class PlanConfig:
 
     @property
     def step(self) -> step_memory.Step:
-        batch = self.rows if self.loop == "rl" else self.device_batch_size
-        memory = int(gpu_specs.find(self.gpu).usable_gib * GIB)
-        return step_memory.Step(model=self.model, batch=batch, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
-                    ranks=self.gpus, over=self.over, packed=self.loop != "pretrain", gpu_bytes=memory, logprobs=self.loop == "rl")  # fmt: skip
+        rl = self.loop == "rl"
+        return step_memory.Step(
+            model=self.model, batch=self.rows if rl else self.device_batch_size, length=self.length, grad_accum=self.grad_accum, ranks=self.gpus,
+            optimizer=self.optimizer, over=self.over, packed=self.loop != "pretrain", gpu_bytes=int(self.usable), logprobs=rl,
+        )  # fmt: skip
 
     @property
     def reference_bytes(self) -> int:
@@ -146,13 +147,27 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class Sampling:
-    """GiB per GPU while sampling. rows: sampled at a time; batches: of a step, which samples `wanted` rows."""
+    """GiB per GPU while RL samples, beside the weights and states of training: a whole copy in the compute dtype, keys and values of the
+    rows that fit into what is left. rows: sampled at a time; wanted: of a step."""
 
     held: float
     copy: float
     kept: float
     rows: int
     wanted: int
+
+    @classmethod
+    def beside(cls, training: Mapping[str, int], cfg: PlanConfig) -> Sampling:
+        model, held = cfg.model, sum(training.get(name, 0) for name in STAYS)
+        copy = sampling_memory.weight_bytes(model, BF16)
+        if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
+            copy += 4 * model.padded_vocab * model.n_embd
+        how = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
+        free, wanted = cfg.usable - CONTEXT_GIB * GIB - held - copy, cfg.device_batch_size * cfg.group_size
+        fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
+        rows = min(fit, sampling_memory.bucket(wanted))
+        kept = rows * sampling_memory.row_bytes(model, BF16, **how)
+        return cls(held / GIB, copy / GIB, kept / GIB, rows, wanted)
 
     @property
     def batches(self) -> int:
@@ -172,23 +187,6 @@ class Sampling:
         ]
 
 
-def sampling(cfg: PlanConfig, training: Mapping[str, int]) -> Sampling:
-    """The sampling phase of RL beside what a training step holds: weights and states, a whole copy in the compute dtype, keys and values
-    of the rows that fit into what is left."""
-    model = cfg.model
-    held = sum(training.get(name, 0) for name in STAYS)
-    copy = sampling_memory.weight_bytes(model, BF16)
-    if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
-        copy += 4 * model.padded_vocab * model.n_embd
-    how = dict(prompt_tokens=cfg.prompt_tokens, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
-    free = (gpu_specs.find(cfg.gpu).usable_gib - CONTEXT_GIB) * GIB - held - copy
-    wanted = cfg.device_batch_size * cfg.group_size
-    fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
-    rows = min(fit, sampling_memory.bucket(wanted))
-    kept = rows * sampling_memory.row_bytes(model, BF16, **how)
-    return Sampling(held / GIB, copy / GIB, kept / GIB, rows, wanted)
-
-
 @dataclass(frozen=True)
 class Plan:
     """The result. Memory in GiB per GPU, with the reserve; `knobs`: settings tried where it does not fit, {flags: GiB}."""
@@ -198,10 +196,6 @@ class Plan:
     largest_batch: int | None = None
     knobs: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0  # that planning took
-
-    @property
-    def gpu(self) -> gpu_specs.Gpu:
-        return gpu_specs.find(self.cfg.gpu)
 
     @property
     def memory(self) -> dict[str, float]:
@@ -218,22 +212,28 @@ class Plan:
 
     @property
     def buffers_gib(self) -> float:
-        """Of gathers and reductions beside the computation, which fake ranks run one after another."""
-        return buffers(self.cfg) / GIB
+        """Of gathers and reductions beside the computation, which FSDP overlaps: the next block, gathered twice (the flat buffer and the weights
+        copied out of it), and the gradients of the block before, which are still being reduced in float32."""
+        return (2 * BF16 + 4) * self.cfg.model.block_matmul_params / GIB if self.cfg.over > 1 else 0.0
 
     @property
     def room_gib(self) -> float:
         """What a plan may take."""
-        return self.gpu.usable_gib * (1 - HEADROOM) - self.buffers_gib
+        return self.cfg.usable / GIB * (1 - HEADROOM) - self.buffers_gib
 
     @property
     def sampling(self) -> Sampling | None:
         """The other phase of RL; None for other loops."""
-        return sampling(self.cfg, self.peaks.training) if self.cfg.loop == "rl" else None
+        return Sampling.beside(self.peaks.training, self.cfg) if self.cfg.loop == "rl" else None
 
     @property
     def tokens_per_s(self) -> float:
-        return self.cfg.share * self.cfg.gpus * self.gpu.bf16_flops / self.cfg.model.flops_per_token(self.cfg.length)
+        return (
+            self.cfg.share
+            * self.cfg.gpus
+            * gpu_specs.find(self.cfg.gpu).bf16_flops
+            / self.cfg.model.flops_per_token(self.cfg.length)
+        )
 
     @property
     def hours(self) -> float:
@@ -248,23 +248,10 @@ class Plan:
         return None if self.cfg.price is None else self.gpu_hours * self.cfg.price
 
     @property
-    def host_gib(self) -> dict[str, float]:
-        """Host memory of a node: an export holds one tensor at a time, in float32 and in what it is written as; a checkpoint in the
-        background holds a copy of the node's weights and optimizer states."""
-        shape, cfg = self.cfg.model, self.cfg
-        heads = (shape.n_head + 2 * shape.kv_heads) * shape.head_dim
-        largest = max(shape.padded_vocab, shape.hidden_width, heads) * shape.n_embd
-        states = 12 * shape.n_params
-        if cfg.optimizer == "muon":
-            states -= 4 * shape.depth * shape.block_matmul_params
-        copies = min(cfg.gpus, 8) / cfg.over if cfg.over > 1 else 1
-        return {"export": 8 * largest / GIB, "checkpoint": states * copies / GIB}
-
-    @property
     def verdict(self) -> str:
         """One line: does it fit, how long, which setting to change."""
-        cfg, usable = self.cfg, self.gpu.usable_gib
-        memory = f"{self.total_gib:.1f} of {usable:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
+        cfg = self.cfg
+        memory = f"{self.total_gib:.1f} of {cfg.usable / GIB:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if self.fits:
             cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             larger = (self.largest_batch or 0) > cfg.device_batch_size
@@ -283,15 +270,14 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """What the table shows."""
-        cfg, host = self.cfg, self.host_gib
+        cfg = self.cfg
         training = self.peaks.largest is self.peaks.training
         at = "a training step" if training else "an evaluation, which gathers a whole copy of the weights"
         rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
-        rows += [("peak per GPU", f"{self.total_gib:.2f} of {self.gpu.usable_gib:.1f} GiB, in {at}"),
+        rows += [("peak per GPU", f"{self.total_gib:.2f} of {cfg.usable / GIB:.1f} GiB, in {at}"),
                  ("buffers of gathers ahead", f"{self.buffers_gib:.2f} GiB"), ("left free", f"at least {HEADROOM:.0%}"),
                  ("copies of the weights", f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU"),
                  ("largest microbatch", str(self.largest_batch) if self.largest_batch is not None else "not searched"),
-                 ("host memory", f"{host['export']:.1f} GiB to export, {host['checkpoint']:.1f} GiB per node to save in the background"),
                  ]  # fmt: skip
         if self.sampling:
             return rows + self.sampling.table()
@@ -321,14 +307,6 @@ class Plan:
         return f"<p>{html.escape(self.verdict)}</p><table>{body}</table>"
 
 
-def buffers(cfg: PlanConfig) -> int:
-    """Bytes that FSDP holds for overlap: the next block, gathered twice (the flat buffer and the weights copied out of it), and the gradients of
-    the block before, which are still being reduced in float32."""
-    if cfg.over == 1:
-        return 0
-    return (2 * 2 + 4) * cfg.model.block_matmul_params
-
-
 def gib_with_reserve(n_bytes: float) -> float:
     return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
@@ -340,18 +318,15 @@ def with_reserve(categories: dict[str, int]) -> dict[str, float]:
 
 
 def make(cfg: PlanConfig) -> Plan:
-    """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
+    """The plan of these settings."""
     began = time.perf_counter()
-    first = Plan(cfg, with_reference(cfg, step_memory.measure(cfg.step)))
-    searches = cfg.search and cfg.loop != "rl"  # of RL, rows and row_tokens decide, which its losses do not depend on
-    found = with_knobs(replace(first, largest_batch=largest_batch(first))) if searches else first
-    return replace(found, seconds=time.perf_counter() - began)
-
-
-def with_reference(cfg: PlanConfig, peaks: step_memory.Peaks) -> step_memory.Peaks:
-    """The peaks beside a reference model, where there is one."""
-    more = {"reference": cfg.reference_bytes} if cfg.reference_bytes else {}
-    return step_memory.Peaks(peaks.training | more, peaks.evaluation | more)
+    peaks, reference = step_memory.measure(cfg.step), cfg.reference_bytes
+    if reference:
+        peaks = step_memory.Peaks(*({**held, "reference": reference} for held in (peaks.training, peaks.evaluation)))
+    plan = Plan(cfg, peaks)
+    if cfg.search and cfg.loop != "rl":  # of RL, rows and row_tokens decide, which its losses do not depend on
+        plan = with_knobs(plan)
+    return replace(plan, seconds=time.perf_counter() - began)
 
 
 def with_knobs(plan: Plan) -> Plan:
@@ -365,24 +340,15 @@ def _total(cfg: PlanConfig) -> float:
 
 
 def largest_batch(plan: Plan) -> int:
-    """Most rows per microbatch that fit; 0 where one does not. Every row adds nearly the same, so two points predict the rest. The predicted
-    size is measured; that one row more would not fit is only predicted."""
-    limit, own = plan.room_gib, plan.cfg.device_batch_size
-    if own == 1 and not plan.fits:
-        return 0
-    gib = {own: plan.total_gib}
-    guess = 2 * own if plan.fits else 1
-    while guess not in gib:
-        gib[guess] = _total(replace(plan.cfg, device_batch_size=guess))
-        if guess == 1 and gib[1] > limit:
-            return 0
-        low = max((b for b in gib if gib[b] <= limit), default=1)
-        near = min((b for b in gib if b != low), key=lambda b: abs(b - low))
-        slope = (gib[near] - gib[low]) / (near - low)
-        too_many = min((b for b in gib if gib[b] > limit), default=None)
-        guess = low + int((limit - gib[low]) / slope) if slope > 0 else 2 * low
-        guess = guess if too_many is None else min(guess, too_many - 1)
-    return guess
+    """Most rows per microbatch that fit; 0 where one does not."""
+
+    def fails(rows: int) -> bool:
+        return _total(replace(plan.cfg, device_batch_size=rows)) > plan.room_gib
+
+    most = 1
+    while not fails(most):
+        most *= 2
+    return bisect_left(range(most), True, lo=most // 2 + 1, key=fails) - 1 if most > 1 else 0
 
 
 def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
@@ -418,19 +384,15 @@ def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
 
 def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     """The plan's settings for a configuration of a loop; more: mfu, price, search."""
-    loop = registry.entry_of(cfg).id
+    loop = registry.entry_of(cfg, registry.ENTRIES).id
     if loop not in (*PLANNED_LOOPS, *RL_LOOPS):
-        known = ", ".join((*PLANNED_LOOPS, *RL_LOOPS))
-        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {known}")
-    settings = {
-        name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if loop in RL_LOOPS else ())) if hasattr(cfg, name)
-    }
-    if loop in RL_LOOPS:
-        settings["reference"] = getattr(cfg, "kl_coef", 0) > 0
-    loop = "rl" if loop in RL_LOOPS else loop
+        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}")
+    rl = loop in RL_LOOPS
+    settings = {name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if rl else ())) if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
         settings["model"] = _parent_model(cfg.init_from) or cfg.model
-    return PlanConfig(loop=loop, gpus=gpus, gpu=gpu, **settings, **more)
+    reference = rl and getattr(cfg, "kl_coef", 0) > 0
+    return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
 
 
 def _parent_model(ref: str) -> GPTConfig | None:
@@ -444,12 +406,8 @@ def _parent_model(ref: str) -> GPTConfig | None:
 def of_run(cfg: PlanConfig) -> PlanConfig:
     """The same machines, with the settings that a run's config.json holds."""
     path = find_run(cfg.run)
-    kind = read_json(path / "status.json")["kind"]
-    if kind not in (*PLANNED_LOOPS, *RL_LOOPS):
-        raise ConfigError(
-            f"run {cfg.run} is of kind {kind}; what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}"
-        )
-    settings = config.from_dict(registry.LOOPS[kind].config_class, read_json(path / "config.json"))
+    entry = registry.find(read_json(path / "status.json")["kind"], registry.ENTRIES)
+    settings = config.from_dict(entry.config_class, read_json(path / "config.json"))
     return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)
 
 
@@ -464,9 +422,8 @@ def gpu_table() -> Table:
 PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
-    argv = sys.argv[1:] if argv is None else argv
     cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
     console = Console()
     if cfg.list:
@@ -474,17 +431,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     plan = make(of_run(cfg) if cfg.run else cfg)
     console.print(plan)
-    source = (
-        {MFU: f", {MFU_SOURCE}", HOPPER_MFU: f", {HOPPER_SOURCE}"}.get(plan.cfg.share, "")
-        if plan.cfg.mfu is None
-        else ""
-    )
-    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {plan.cfg.share:g}{source}"
-                  + f"; peak of {cfg.gpu} from {plan.gpu.source}. Planned in {plan.seconds:.0f} s.", highlight=False)  # fmt: skip
+    sources = {} if plan.cfg.mfu else {MFU: f", {MFU_SOURCE}", HOPPER_MFU: f", {HOPPER_SOURCE}"}
+    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {plan.cfg.share:g}{sources.get(plan.cfg.share, '')}"
+                  f"; peak of {plan.cfg.gpu} from {gpu_specs.find(plan.cfg.gpu).source}. Planned in {plan.seconds:.0f} s.", highlight=False)  # fmt: skip
     return 0 if plan.fits else 1
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

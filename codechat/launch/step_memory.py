@@ -1,33 +1,71 @@
-"""What one rank holds at the peak of a training step, from the step itself run on fake tensors: seconds for any size, and no GPU.
+"""What one rank holds at the peak of a training step: the step of one device, run on fake tensors (seconds for any size, and no GPU), then divided
+by the ranks that share the weights.
 
-The loops' own functions build, shard and train the model, on a fake process group of the requested ranks; only the data are missing. Every token
-counts as supervised, the most that a batch can cost. Where code depends on the processor, the CPU's path runs with the GPU's numeric types.
-
-Left out: `torch.compile`, which keeps less than the eager step that is measured here, and rollouts.
-"""
+The loops' own functions build and train the model; only the data are missing. Every token counts as supervised, the most that a batch
+can cost. Where code depends on the processor, the CPU's path runs with the GPU's numeric types. `torch.compile` keeps less than
+the eager step that is measured here."""
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 from unittest import mock
 
 import torch
-import torch.distributed as td
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from codechat.core.errors import RunError
-from codechat.distributed import dist, hardware, sharding
-from codechat.launch.memory_tape import CATEGORIES, Tape
+from codechat.distributed import dist, hardware
 from codechat.models import head, layers, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+
+aten = torch.ops.aten
+CATEGORIES = ("weights", "gradients", "optimizer states", "gathered weights", "activations", "optimizer temporaries")
+Bytes = dict[str, int]
+SHALLOW = (3, 4)  # blocks are alike: every moment of a step grows by the same bytes with each of them
+
+
+class Tape(TorchDispatchMode):
+    """Bytes of the tensors that were made within it: `now`, and the `peak` since it was last set. Also of fake tensors; enter it after
+    FakeTensorMode. Of those, results that depend on data are every place of `nonzero`, and 1 as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}  # address of a living storage -> bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(fake := args[0] if args else None, FakeTensor):
+            if func is torch.ops.prim.device.default:
+                return fake.fake_device  # more than half of all calls, and answered at once
+            if func is aten._local_scalar_dense.default:
+                return True if fake.dtype == torch.bool else 1.0 if fake.dtype.is_floating_point else 1
+            if func is aten.nonzero.default:
+                func, args = aten.new_empty.default, (fake, [fake.numel(), fake.dim()])
+                kwargs = {"dtype": torch.int64}
+        out = func(*args, **(kwargs or {}))
+        for t in tree_iter(out):
+            if isinstance(t, Tensor) and (storage := t.untyped_storage())._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._died, storage._cdata).atexit = False
+                self.add(storage.nbytes())
+        return out
+
+    def _died(self, address: int) -> None:
+        self.now -= self._sizes.pop(address)
+
+    def add(self, n_bytes: int) -> None:
+        self.now += n_bytes
+        self.peak = max(self.peak, self.now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,137 +91,96 @@ class Step:
 class Peaks:
     """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
 
-    training: dict[str, int]
-    evaluation: dict[str, int]
+    training: Bytes
+    evaluation: Bytes
 
     @property
     def total(self) -> int:
         return sum(self.largest.values())
 
     @property
-    def largest(self) -> dict[str, int]:
+    def largest(self) -> Bytes:
         """The larger one of the two."""
-        return max(self.training, self.evaluation, key=lambda categories: sum(categories.values()))
-
-
-@contextmanager
-def fake_ranks(ranks: int) -> Iterator[None]:
-    """A process group of `ranks` with only the first rank present; its collectives do nothing. RunError inside a real group."""
-    if td.is_initialized():
-        raise RunError(
-            "a plan needs a process without a process group; run it before training begins, not under torchrun"
-        )
-    if ranks == 1:
-        yield
-        return
-    import torch.distributed._tools.fake_collectives  # noqa: F401  (gives collectives on fake tensors their shapes)
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    td.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        yield
-    finally:
-        td.destroy_process_group()
-
-
-# Blocks are alike: what each moment of a step holds grows by the same bytes with every block. Two blocks are special, the first and the
-# last, and FSDP gathers one ahead, so that three are the fewest of a deep model.
-SHALLOW = (3, 4)  # one more block
-Bytes = dict[str, int]
-
-
-class Moments(NamedTuple):
-    """Bytes by category: at the peak of forward and backward passes, after the last forward pass, after the last backward pass, at the
-    peak of the optimizer, and of an evaluation."""
-
-    passes: Bytes
-    kept: Bytes
-    after: Bytes
-    update: Bytes
-    evaluation: Bytes
+        return max(self.training, self.evaluation, key=lambda held: sum(held.values()))
 
 
 @cache
 def measure(step: Step, whole: bool = False) -> Peaks:
-    """The peaks of a step and of an evaluation on this rank. whole: run every block of a deep model too. Results are cached.
-
-    Of a deep model, passes and evaluation are those of two shallow ones, continued to its depth. That is exact while the largest moment
-    is the same one: a backward pass begins with all activations and ends with all gradients, and where either grows faster with depth
-    than the peak of the shallow models, or that moved from one moment to another between them, the whole model is run."""
-    if whole or step.model.depth <= 2 * SHALLOW[1]:
-        return _peaks(_run(step))
-    few, more = (_run(replace(step, model=replace(step.model, depth=depth))) for depth in SHALLOW)
-    growth = [_growth(a, b) for a, b in zip(few, more)]
-    passes, kept, after, *_ = (sum(g.values()) for g in growth)
-    if passes < max(kept, after) or min(*growth[0].values(), *growth[4].values()) < 0:
-        return _peaks(_run(step))
-    plain = replace(step.model, recompute="nothing")
-    update = _run_update(replace(step, model=plain, batch=1, length=1, grad_accum=1, packed=False))
-    blocks = step.model.depth - SHALLOW[1]
-    deep = [{c: n + blocks * grows[c] for c, n in found.items()} for found, grows in zip(more, growth)]
-    return _peaks(Moments(*deep)._replace(update=update))
+    """The peaks of a step and of an evaluation on this rank. Those of a deep model are continued from two shallow ones, unless `whole`."""
+    depth = step.model.depth
+    if whole or depth <= SHALLOW[1]:
+        return _peaks(step, _run(step))
+    few, more = (_run(replace(step, model=replace(step.model, depth=d))) for d in SHALLOW)
+    return _peaks(step, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()})
 
 
-def _peaks(found: Moments) -> Peaks:
-    return Peaks(max(found.passes, found.update, key=lambda some: sum(some.values())), found.evaluation)
+def _peaks(step: Step, one: Bytes) -> Peaks:
+    """Of the moments of one device's step, the largest on a rank that holds 1 / over of weights, gradients and states, and gathers the
+    rest as FSDP does: what is outside of blocks throughout; a block while it computes; in a backward pass also the one before,
+    and a block's gradients in float32."""
+    blocks, size = step.model.depth * step.model.block_matmul_params, 4 if step.dtype == "float32" else 2
+    weights, states = one["weights"] // step.over, one["states"] // step.over
+    outside, block = 4 * (one["weights"] // 4 - blocks), size * step.model.block_matmul_params
+    reduced = 2 * block + 4 * step.model.block_matmul_params
+    # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
+    mine = -(-step.model.depth // (step.over if step.over > 1 else step.ranks)) / step.model.depth
+    share = 1 if step.ranks == 1 else 0.5 + 0.6 * mine if step.over == 1 else 1.95 * mine
+
+    def held(gathered: int, **more: int) -> Bytes:
+        found = {"weights": weights, "optimizer states": states, "gathered weights": gathered if step.over > 1 else 0}
+        found |= {name.replace("_", " "): n for name, n in more.items()}
+        return {name: found[name] for name in CATEGORIES if found.get(name)}
+
+    kept = weights if step.grad_accum > 1 else 0  # gradients of the microbatch before
+    training = (
+        held(outside + block, gradients=kept, activations=one["forward"]),
+        held(outside + reduced, gradients=kept, activations=one["begins"]),
+        held(outside + reduced, gradients=weights, activations=one["ends"] + kept - weights),
+        held(0, gradients=weights, optimizer_temporaries=int(share * one["update"])),
+    )
+    evaluation = held(outside + size * blocks, activations=one["evaluation"])
+    return Peaks(max(training, key=lambda moment: sum(moment.values())), evaluation)
 
 
-def _growth(few: Bytes, more: Bytes) -> Bytes:
-    """Bytes that one more block adds."""
-    return {c: more.get(c, 0) - few.get(c, 0) for c in CATEGORIES}
+def _run(step: Step) -> Bytes:
+    """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
+    beginning and the end of a backward pass, and of an evaluation, and beyond gradients at the peak of the optimizer."""
+    with _as_on_a_gpu(step.dtype, step.gpu_bytes), FakeTensorMode(), Tape() as tape:
+        model = GPT(step.model)
+        hardware.leave_out_eager(GPT)  # as in training, where these calls keep the last hidden states alive
+        one = {"weights": tape.now}
+        optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
+        _update(model, optimizers)  # so that optimizer states exist, as they do in every step but the first
+        one["states"] = tape.now - one["weights"]
+        one["update"] = _update(model, optimizers, tape)
+        if step.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
+            for p in model.blocks.parameters():
+                p.data = p.data.to(getattr(torch, step.dtype))
+        shards, middle = [], next(model.blocks[step.model.depth // 2].parameters())
 
+        def reduce(p: Tensor) -> None:
+            """A gradient is summed over ranks, which keep their shards of it, as soon as it is there."""
+            if step.over > 1 and step.grad_accum == 1:
+                shards.append(torch.zeros(p.numel() // step.over))
+            if step.over > 1 or step.grad_accum > 1:
+                p.grad = None
+            if p is middle:
+                one["begins"], tape.peak = tape.peak - start, tape.now
 
-@contextmanager
-def _stepping(step: Step) -> Iterator[tuple[GPT, list[torch.optim.Optimizer], Tape]]:
-    """(model, optimizers with their states, tape) on fake tensors, as they are between two steps of training."""
-    with fake_ranks(step.ranks), _as_on_a_gpu(step.dtype, step.gpu_bytes):
-        mesh = sharding.mesh(step.over) if step.over > 1 else None  # made of real tensors
-        with FakeTensorMode(), Tape() as tape:
-            with torch.device("cpu" if mesh is None else "meta"):
-                model = GPT(step.model)
-                hardware.leave_out_eager(GPT)  # as in training, where these calls keep the last hidden states alive
-            if mesh is not None:
-                sharding.shard(model, mesh, getattr(torch, step.dtype))
-                model.to_empty(device="cpu")
-            optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
-            for p in model.parameters():
-                p.grad = torch.zeros_like(p)
-            _update(model, optimizers)  # so that optimizer states exist, as they do in every step but the first
-            yield model, optimizers, tape
-
-
-def _run(step: Step) -> Moments:
-    """The whole step, then an evaluation."""
-    with _stepping(step) as (model, optimizers, tape):
-        tape.reset_peak()
-        for _ in range(min(step.grad_accum, 2)):  # a third microbatch adds nothing
-            loss = _loss(model, step) / (step.batch * step.length)
-            kept = list(tape.now.items())
-            loss.backward()
-            del loss
-        passes = tape.reset_peak()
-        after = list(tape.events)
-        dist.sum_gradients(model)
-        _update(model, optimizers)
-        update = tape.reset_peak()
-        with sharding.whole(model) as reader, torch.no_grad():
-            for p in reader.parameters():
-                tape.see(p, "weights" if reader is model else "gathered weights", sure=True)
-            _loss(reader, step)
-        return Moments(*map(tape.peak, (passes, kept, after, update, tape.events)))
-
-
-@cache
-def _run_update(step: Step) -> Bytes:
-    """The optimizer's part alone, which knows neither the batch nor what the passes keep."""
-    with _stepping(step) as (model, optimizers, tape):
         for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-            tape.see(p.grad, "gradients", sure=True)
-        tape.reset_peak()
-        dist.sum_gradients(model)
-        _update(model, optimizers)
-        return tape.peak()
+            p.register_post_accumulate_grad_hook(reduce)
+        start = tape.peak = tape.now
+        loss = _loss(model, step) / (step.batch * step.length)
+        one["forward"], tape.peak = tape.peak - start, tape.now
+        loss.backward()
+        del loss
+        one["ends"] = tape.peak - start
+        shards.clear()
+        model.zero_grad(set_to_none=True)
+        start = tape.peak = tape.now
+        with torch.no_grad():
+            _loss(model, step)
+        return one | {"evaluation": tape.peak - start}
 
 
 def _loss(model: GPT, step: Step) -> Tensor:
@@ -196,21 +193,28 @@ def _loss(model: GPT, step: Step) -> Tensor:
         if not step.logprobs:
             return model.loss(ids, targets, reduction="sum", **where)
         # every token by its place: which ones a mask leaves is not known of fake tensors
-        found, *_ = model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)
-        return found.sum()
+        logprobs, *_ = model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)
+        return logprobs.sum()
 
 
-def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
+def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape | None = None) -> int:
+    """A step of the optimizers; on a tape, the bytes at its peak beyond gradients and what was there before."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    start = tape.now if tape else 0
+    if tape:
+        tape.peak = start
     dist.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    return tape.peak - start if tape else 0
 
 
 @contextmanager
 def _as_on_a_gpu(dtype: str, gpu_bytes: int) -> Iterator[None]:
-    """The numeric types, the norms and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates twice: further
-    iterations hold what the second one does."""
+    """The numeric types, the norms and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates
+    twice: further iterations hold what the second one does."""
     written_out = layers.written_out
     with (
         mock.patch.object(layers, "written_out", lambda x: not gpu_bytes and written_out(x)),

@@ -11,18 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import on_ranks
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from codechat import cli
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError
 from codechat.data import corpus
 from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
 from codechat.launch import launcher, planner, step_memory
-from codechat.launch.memory_tape import Tape
 from codechat.launch.planner import GIB, PlanConfig
-from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.launch.step_memory import Peaks, Step, Tape, measure
 from codechat.models import head
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -36,7 +33,11 @@ TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
 
 
-# ---- the tape
+# ---- fake against real
+
+
+def total(step: Step) -> int:
+    return sum(measure(step).training.values())
 
 
 def test_a_tape_counts_each_storage_once_while_it_lives() -> None:
@@ -44,104 +45,87 @@ def test_a_tape_counts_each_storage_once_while_it_lives() -> None:
         a = torch.zeros(1000)  # 4000 bytes
         b = a.view(10, 100)[2:]
         c = a + 1
-        assert sum(tape.now.values()) == 8000
+        assert tape.now == 8000
         del a, c
-        assert sum(tape.now.values()) == 4000, "a view keeps its storage"
+        assert tape.now == 4000, "a view keeps its storage"
         del b
-        assert sum(tape.now.values()) == 0 and sum(tape.peak().values()) == 8000
-        tape.reset_peak()
-        assert tape.peak() == {}
-        d = torch.zeros(10)
-        d.untyped_storage().resize_(400)
-        assert sum(tape.now.values()) == 400
-        d.untyped_storage().resize_(0)
-        assert sum(tape.now.values()) == 0
-
-
-def test_a_tape_leaves_nothing_behind() -> None:
-    resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
-    hooks = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
-    with pytest.raises(ZeroDivisionError), Tape():
-        1 / 0
-    assert torch.UntypedStorage.resize_ is resize and ShardingPropagator._propagate_tensor_meta_non_cached is propagate
-    assert (len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)) == hooks
-
-
-def test_categories_by_hand() -> None:
-    """One matrix, one SGD step with momentum: 400 bytes each of weights, gradients and states."""
-    w = torch.nn.Parameter(torch.ones(10, 10))
-    sgd = torch.optim.SGD([w], lr=0.1, momentum=0.9)
-    with Tape() as tape:
-        for _ in range(2):
-            tape.reset_peak()
-            y = w @ torch.ones(10, 5)  # 200 bytes in, 200 out
-            y.sum().backward()
-            sgd.step()
-            peak = tape.peak()
-            del y
-            sgd.zero_grad(set_to_none=True)
-    assert peak["weights"] == 400 and peak["gradients"] == 400 and peak["optimizer states"] == 400
-    assert peak["activations"] >= 400
-
-
-# ---- fake against real
+        assert tape.now == 0 and tape.peak == 8000
 
 
 def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
-    fake = measure(Step(model=TINY, batch=2, length=128, dtype="float32")).training
+    step = Step(model=TINY, batch=2, length=128, dtype="float32")
+    planned = total(step)
     gc.collect()
     with Tape() as tape:
         model = GPT(TINY)
         optimizers = step_memory.optim.build(model, lr=1e-3)
         for _ in range(2):
-            tape.reset_peak()
-            loss = step_memory._loss(model, Step(model=TINY, batch=2, length=128, dtype="float32")) / (2 * 128)
+            tape.peak = tape.now
+            loss = step_memory._loss(model, step) / (2 * 128)
             loss.backward()
             del loss
-            step_memory._update(model, optimizers)
-        assert tape.peak() == fake
+            step_memory.dist.clip_gradients(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        assert tape.peak == planned
 
 
-DEEP, BIG = replace(TINY, depth=12), GPTConfig(**PRESETS["8b"])
+DEEP = replace(TINY, depth=12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "step, depths",
+    "step",
     [
-        (Step(model=DEEP, batch=2, length=128, optimizer="muon"), [3, 4]),
-        (Step(model=DEEP, batch=2, length=128, grad_accum=2, packed=True), [3, 4]),
-        (Step(model=DEEP, batch=4, length=64, ranks=4, over=2, optimizer="muon", dtype="float32"), [3, 4]),
-        (Step(model=replace(DEEP, recompute="blocks"), batch=4, length=128, ranks=2, over=2), [3, 4]),
+        Step(model=DEEP, batch=2, length=128, optimizer="muon"),
+        Step(model=DEEP, batch=2, length=128, grad_accum=2, packed=True),
+        Step(model=DEEP, batch=4, length=64, ranks=4, over=2, optimizer="muon", dtype="float32"),
+        Step(model=replace(DEEP, recompute="blocks"), batch=4, length=128, ranks=2, over=2),
         # the end of the backward pass holds most in a shallow model, its beginning in a deep one
-        (Step(model=replace(BIG, depth=10), batch=2, length=512, ranks=8, over=8, optimizer="muon"), [3, 4, 10]),
+        Step(model=GPTConfig(**PRESETS["8b"] | {"depth": 10}), batch=2, length=512, ranks=8, over=8, optimizer="muon"),
     ],
 )
-def test_a_deep_model_is_planned_from_two_shallow_ones_to_the_byte(
-    step: Step, depths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, seen = step_memory._run, []
-    monkeypatch.setattr(step_memory, "_run", lambda step: seen.append(step.model.depth) or run(step))
-    step_memory.measure.cache_clear()
-    assert measure(step) == step_memory._peaks(run(step)) and seen == depths
+def test_a_deep_model_is_planned_from_two_shallow_ones(step: Step) -> None:
+    quick, whole = measure(step), measure(step, whole=True)
+    for few, all in ((quick.training, whole.training), (quick.evaluation, whole.evaluation)):
+        assert few.keys() == all.keys() and sum(few.values()) == pytest.approx(sum(all.values()), rel=2e-3)
 
 
 REAL = """
 import json, os, pathlib, sys
 from codechat import pretrain
 from codechat.core import config
-from codechat.launch.memory_tape import Tape
+import torch
+from torch.distributed.tensor import DTensor
+from codechat.launch.step_memory import Tape
 from codechat.models import optim
 from codechat.runs import paths
 from codechat.runs.run import Run
+
+class OfShards(Tape):
+    # also storages that FSDP empties and fills again
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # it first becomes operators on local tensors
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+def resize(storage, size, resize=torch.UntypedStorage.resize_):
+    out = resize(storage, size)
+    if (before := tape._sizes.get(storage._cdata)) is not None:
+        tape._sizes[storage._cdata] = storage.nbytes()
+        tape.add(storage.nbytes() - before)
+    return out
+
+torch.UntypedStorage.resize_ = resize
 paths.ROOT = root = pathlib.Path(sys.argv[1])
 cfg = config.from_dict(pretrain.PretrainConfig, json.loads(sys.argv[2]))
-tape, seen, set_lr, log = Tape(), [], optim.set_lr, Run.log
+tape, seen, set_lr, log = OfShards(), [], optim.set_lr, Run.log
 def begin(*a, **k):
     set_lr(*a, **k)
-    tape.reset_peak()
+    tape.peak = tape.now
 def end(self, *a, **k):
-    seen.append(tape.peak())
+    seen.append(tape.peak)
     log(self, *a, **k)
 optim.set_lr, Run.log = begin, end
 with tape:
@@ -164,10 +148,10 @@ def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
         ["the quick brown fox jumps over the lazy dog. " * 400] * 3, tmp_path / "corpus", tokenizer.load("bytes")
     )
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
-    run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=3, log_every=1, eval_every=0, save_every=0, compile=False,
+    run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=5, log_every=1, eval_every=0, save_every=0, compile=False,
                eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip
     on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
-    real = json.loads((tmp_path / "peaks.json").read_text())[-1]
+    real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])  # FSDP's threads may free a buffer later
     step = Step(
         model=GPTConfig(**model),
         batch=2,
@@ -177,24 +161,17 @@ def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
         optimizer=settings.get("optimizer", "muon"),
         grad_accum=settings.get("grad_accum", 1),
     )
-    fake = measure(step).training
-    assert real.keys() == fake.keys()
-    for category, found in fake.items():
-        assert abs(found - real[category]) <= 0.03 * real[category], (category, found, real[category])
+    assert total(step) == pytest.approx(real, rel=0.03)
 
 
-def test_sharding_divides_weights_and_states_and_nothing_is_counted_at_its_global_shape() -> None:
-    """The trap: DTensor's propagation allocates global shapes under the fake mode."""
+def test_sharding_divides_weights_and_states() -> None:
     step = Step(model=TINY, batch=1, length=128, optimizer="adamw", ranks=4, over=4)
     alone, shared = measure(replace(step, ranks=1, over=1)).training, measure(step).training
     n_bytes = 4 * TINY.n_params
-    assert (
-        alone["weights"] == n_bytes and n_bytes / 4 <= shared["weights"] < n_bytes / 4 * 1.02
-    )  # rows are padded to four ranks
+    assert alone["weights"] == n_bytes and shared["weights"] == n_bytes // 4
     assert 2 * shared["weights"] <= shared["optimizer states"] < 2.01 * shared["weights"]
     assert sum(shared.values()) < sum(alone.values())
-    hybrid = measure(replace(step, over=2)).training
-    assert abs(hybrid["weights"] - n_bytes / 2) < 0.02 * n_bytes
+    assert measure(replace(step, over=2)).training["weights"] == n_bytes // 2
 
 
 @pytest.mark.slow
@@ -202,7 +179,7 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_packed_rows_no_mask()
     step = Step(model=replace(TINY, depth=8), batch=4, length=128)
 
     def held(**changed: object) -> int:
-        return sum(measure(replace(step, **changed)).training.values())
+        return total(replace(step, **changed))
 
     assert held(model=replace(step.model, recompute="blocks")) < 0.5 * held()
     assert held(length=64) < held() < held(batch=5)
@@ -216,22 +193,7 @@ def test_a_plan_takes_whole_chunks_of_logits_as_a_gpu_does(monkeypatch: pytest.M
     held = step_memory._run(step)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # a row at a time
     assert step_memory._run(step) == held
-
-
-def test_planning_needs_no_memory_and_leaves_no_group() -> None:
-    measure(
-        Step(
-            model=replace(TINY, n_embd=4096, n_head=32, depth=1, vocab_size=50257),
-            batch=64,
-            length=128,
-            ranks=8,
-            over=8,
-        )
-    )
     assert not torch.distributed.is_initialized()
-    measure.cache_clear()
-    with step_memory.fake_ranks(2), pytest.raises(RunError):
-        measure(Step(model=TINY, batch=1, length=128))
 
 
 # ---- the numbers
@@ -277,7 +239,7 @@ def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(monkeypatc
         found = planner.make(replace(BIG, device_batch_size=batch))
         rows = [LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"] for b in range(1, 100)]
         truth = sum(planner.gib_with_reserve(gib * GIB) <= found.room_gib for gib in rows)
-        assert found.largest_batch == truth == 12 and found.fits == (batch <= truth) and len(calls) <= 5
+        assert found.largest_batch == truth == 12 and found.fits == (batch <= truth) and len(calls) <= 9
 
 
 def test_a_share_of_memory_stays_free_or_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +250,7 @@ def test_a_share_of_memory_stays_free_or_it_does_not_fit(monkeypatch: pytest.Mon
     )  # the next block twice in bf16, gradients of one in float32
     found = planner.make(replace(BIG, device_batch_size=13, search=False))
     assert found.buffers_gib == buffers == pytest.approx(1.5) and found.room_gib == pytest.approx(0.92 * 79.2 - buffers)
-    assert found.room_gib < found.total_gib < found.gpu.usable_gib and not found.fits
+    assert found.room_gib < found.total_gib < found.cfg.usable / GIB and not found.fits
     assert planner.make(replace(BIG, device_batch_size=12, search=False)).fits
     assert planner.make(replace(BIG, gpus=1, shard=False, device_batch_size=1, search=False)).buffers_gib == 0
     assert "does not fit: " in found.verdict and ("left free", "at least 8%") in found.rows()
@@ -303,14 +265,14 @@ def test_both_phases_of_rl_are_planned() -> None:
     """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows fill what is left."""
     model = GPTConfig(**PRESETS["2b"], recompute="blocks")
     cfg = PlanConfig(loop="rl", model=model, gpus=1, gpu="h200-141gb", optimizer="adamw", device_batch_size=64, group_size=16,
-                     prompt_tokens=512, max_new_tokens=512, rows=4, row_tokens=1024)  # fmt: skip
+                     max_new_tokens=512, rows=4, row_tokens=1024)  # fmt: skip
     found = planner.make(cfg)
     phase = found.sampling
     assert phase.held == pytest.approx(12 * model.n_params / GIB, rel=0.01) and phase.copy == pytest.approx(
         2 * model.n_params / GIB, rel=0.01
     )
     assert phase.wanted == 1024 and phase.rows < 1024 and phase.batches == -(-1024 // phase.rows) and found.fits
-    assert phase.held + phase.copy + phase.kept < 0.95 * found.gpu.usable_gib
+    assert phase.held + phase.copy + phase.kept < 0.95 * found.cfg.usable / GIB
     assert replace(found, cfg=replace(cfg, max_new_tokens=1024)).sampling.rows < phase.rows
     small = replace(found, cfg=replace(cfg, gpu="a100-40gb"))
     assert not small.fits and "does not fit" in small.verdict
@@ -403,7 +365,7 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
     words = "--model.depth 2 --model.n-embd 64 --model.n-head 2 --model.block-size 128 --gpus 2 --device-batch-size 2".split()
     assert cli.main(["plan", "pretrain", *words, "--gpu", "a800-80gb", "--price", "2", "--no-search"]) == 0
     text = capsys.readouterr().out
-    shown = ("weights", "activations", "reserve", "peak per GPU", "host memory", "tokens per second", "cost", "MFU")
+    shown = ("weights", "activations", "reserve", "peak per GPU", "tokens per second", "cost", "MFU")
     assert all(word in text for word in shown)
     cfg = SFTConfig(run_name="x", model=replace(TINY, block_size=128), max_steps=7)
     written = launcher.write(cfg, nproc=2, gpu="a800-80gb")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
 from codechat.distributed import hardware
-from codechat.launch.memory_tape import Tape
+from codechat.launch.step_memory import Tape
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache
@@ -255,7 +255,7 @@ def cost(model: GPT, ids: torch.Tensor) -> tuple[int, int]:
     pass."""
     with Tape() as tape:
         loss = model.loss(ids, ids)
-        held = sum(tape.now.values())
+        held = tape.now
     loss.backward()
     with CountProducts() as count:
         model.loss(ids, ids).backward()
