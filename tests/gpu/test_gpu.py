@@ -202,14 +202,14 @@ def test_a_batch_prepared_ahead_waits_for_nothing() -> None:
 
 
 def test_what_waits_for_the_backward_pass_falls_with_recomputation() -> None:
-    from codechat.launch.memory_tape import Tape
+    from codechat.launch.step_memory import Tape
 
     def held(**changed: Any) -> int:
         trainer = Trainer(replace(deep(4), **changed), 2, CFG.block_size)
         with contextlib.nullcontext() if CUDA else Tape() as tape, dist.autocast(DEVICE):
             before = torch.cuda.memory_allocated() if CUDA else 0
             loss = trainer.loss("pretrain")
-            found = torch.cuda.memory_allocated() - before if CUDA else sum(tape.now.values())
+            found = torch.cuda.memory_allocated() - before if CUDA else tape.now
         del loss
         return found
 
@@ -223,7 +223,9 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
 
     cfg = GPTConfig(**PRESETS["2b"])
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
-    plan = step_memory.measure(step_memory.Step(cfg, 2, cfg.block_size, optimizer="adamw", dtype=dtype))
+    plan = step_memory.measure(
+        step_memory.Step(model=cfg, batch=2, length=cfg.block_size, optimizer="adamw", dtype=dtype)
+    )
     torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(cfg, 2, cfg.block_size, optimizer="adamw")
     hardware.compile_blocks(trainer.model)

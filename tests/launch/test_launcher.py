@@ -42,7 +42,7 @@ CONFIGS = [
     ReinforceConfig(run_name="r", ks=(1, 8), top_k=50, init_from="big/pre.train-1@1200", temperature=0.9),
     EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
     DiagnoseConfig(run_name="d", ckpt="nano/sft"),
-    PasskConfig(run_name="p", ckpt="nano/sft"),
+    PasskConfig(run_name="p", ckpt=("nano/sft",)),
 ]  # fmt: skip
 
 
