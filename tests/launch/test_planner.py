@@ -335,12 +335,11 @@ def test_a_replica_is_kept_where_it_fits_as_the_loops_decide() -> None:
 def test_impossible_plans_are_rejected() -> None:
     for changed, named in (
         (dict(gpu="a900"), "a100-40gb"),
-        (dict(gpu="a800"), "'a800-80gb'"),
-        (dict(gpus=0), "gpus is 0"),
-        (dict(mfu=1.4), "mfu 1.4"),
+        (dict(gpus=0), "gpus"),
+        (dict(mfu=1.4), "mfu"),
         (dict(gpus=12, shard=True), "shard_over 8 .* 12"),
         (dict(seq_len=4096), "block_size"),
-        (dict(shard=True, shard_over=-2), "shard_over is -2"),
+        (dict(shard=True, shard_over=-2), "shard_over"),
     ):
         with pytest.raises(ConfigError, match=named):
             replace(BIG, **changed)
