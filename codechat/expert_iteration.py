@@ -14,9 +14,10 @@ each group that disagrees (RAFT, arXiv:2304.06767; needs only that rewards diffe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
@@ -77,12 +78,7 @@ def train(cfg: ExpertConfig) -> Run:
     return r.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat expert`, `python -m codechat.expert_iteration` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("expert_iteration", argv, __doc__)
-
+main = partial(train_main, "expert_iteration", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

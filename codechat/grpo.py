@@ -20,9 +20,10 @@ A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. A
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.presets import LORA_RUN, TOY_ONE_UPDATE
@@ -195,12 +196,7 @@ def train(cfg: GRPOConfig) -> Run:
     return r.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat grpo`, `python -m codechat.grpo` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("grpo", argv, __doc__)
-
+main = partial(train_main, "grpo", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

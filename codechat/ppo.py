@@ -15,9 +15,10 @@ A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.presets import LORA_RUN, TOY_RUN
@@ -131,12 +132,7 @@ def train(cfg: PPOConfig) -> Run:
     return r.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat ppo`, `python -m codechat.ppo` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("ppo", argv, __doc__)
-
+main = partial(train_main, "ppo", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

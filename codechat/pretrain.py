@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import PRESETS, GPTConfig
@@ -115,12 +116,7 @@ def train(cfg: PretrainConfig) -> Run:
     return session.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat pretrain`, `python -m codechat.pretrain` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("pretrain", argv, __doc__)
-
+main = partial(train_main, "pretrain", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

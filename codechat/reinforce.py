@@ -14,9 +14,10 @@ Shapes: P problems with G completions each; B completions of a microbatch, C tok
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import RLSettings, run_presets
@@ -65,12 +66,7 @@ def train(cfg: ReinforceConfig) -> Run:
     return r.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat reinforce`, `python -m codechat.reinforce` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("reinforce", argv, __doc__)
-
+main = partial(train_main, "reinforce", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

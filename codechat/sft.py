@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
@@ -199,12 +200,7 @@ def train(cfg: SFTConfig) -> Run:
     return session.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat sft`, `python -m codechat.sft` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("sft", argv, __doc__)
-
+main = partial(train_main, "sft", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

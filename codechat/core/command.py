@@ -27,8 +27,8 @@ def run_main(command: Callable[[list[str] | None], Any]) -> None:
     sys.exit(guarded(command, sys.argv[1:]))
 
 
-def train_main(id: str, argv: list[str] | None, doc: str | None) -> int:
-    """The `main` of a loop: parse its settings, train; 0 when the run finished, 130 when it was stopped early."""
+def train_main(id: str, argv: list[str] | None = None, *, doc: str | None) -> int:
+    """The `main` of a loop (`codechat grpo`, torchrun): parse its settings, train; 0 when the run finished, 130 when it was stopped early."""
     entry = registry.find(id, registry.LOOPS)
     words = sys.argv[1:] if argv is None else argv
     cfg = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat {entry.command}", epilog=doc)

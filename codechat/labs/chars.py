@@ -20,9 +20,10 @@ Left out: sharded weights, sampling temperatures, a stop symbol.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.command import train_main
+from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import GPTConfig
@@ -172,12 +173,7 @@ def train(cfg: CharsConfig) -> Run:
     return session.run
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat chars`, `python -m codechat.labs.chars` and torchrun; 0 when finished, 130 when stopped early."""
-    return train_main("chars", argv, __doc__)
-
+main = partial(train_main, "chars", doc=__doc__)
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
     run_main(main)

@@ -11,13 +11,13 @@ import torch
 from contracts import PAIRS, assert_close_curves, small, train, write_rows
 from raising import raising
 
-from codechat import preference
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.models.gpt import GPT
 from codechat.rl import preference_data, rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint, run
 from codechat.text import tokenizer
+from codechat.training.preference_loss import PreferenceLoss
 
 SIDES = ("chosen", "rejected")
 SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
@@ -114,7 +114,7 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
 def test_more_rows_than_the_longest_pairs_need_are_several_passes_of_the_same_sums(home: Path) -> None:
     """First-fit may need a row more for shorter pairs; the sums come back in the order of the completions."""
     cfg, pairs = small("preference", home, row_tokens=32), read(home, PAIRS)
-    judge = preference.PreferenceLoss(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
+    judge = PreferenceLoss(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
     part, found = pairs.take([5, 2, 7, 0]), []
     for judge.rows in (1 << 30, 1):
         judge.model.zero_grad()

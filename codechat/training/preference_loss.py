@@ -1,0 +1,197 @@
+"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's log-probabilities, and what is logged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.distributed import dist, sharding
+from codechat.evaluation import diagnose
+from codechat.models.gpt import GPT
+from codechat.rl import engines, preference_data, preference_losses, rollout
+from codechat.rl.rollout import RolloutBatch
+from codechat.tasks.base import Task
+from codechat.text.tokenizer import Tokenizer
+from codechat.training.meters import Meter
+from codechat.training.sampling import RolloutSampler
+from codechat.training.session import Session, totals
+
+SCORED_ROWS = 8  # of a pass without gradients, at most
+
+
+class PreferenceLoss:
+    """The loss on some of the preferences of a batch.
+
+    The reference model is the policy before its first step. It is asked once about everything that it will ever be asked."""
+
+    def __init__(self, cfg: Any, model: GPT, *batches: RolloutBatch | None) -> None:
+        self.cfg, self.model = cfg, model
+        known = [batch for batch in batches if batch is not None]
+        self.rows = max(map(self.rows_of, known))
+        self.refs = {id(batch): self.totals(batch) for batch in known if cfg.loss in preference_losses.NEEDS_REFERENCE}
+        mismatched = preference_data.mismatched
+        self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
+        self.other_refs = {at: self.totals(batch) for at, batch in self.others.items()}
+
+    def totals(self, batch: RolloutBatch) -> Tensor:
+        """(P, G) summed log-probabilities, without gradient."""
+        how = dict(temperature=1.0, row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
+        with sharding.whole(self.model) as reader, dist.autocast():
+            return rollout.score_logprobs(reader, batch, **how).sum(1).view_as(batch.rewards)
+
+    def rows_of(self, batch: RolloutBatch) -> int:
+        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need; else as many as there are."""
+        shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
+        if not shapes["fixed"]:
+            return shapes["rows"]
+        sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
+        longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
+        (packed,) = rollout.pack(longest, **shapes | dict(fixed=False))
+        return len(packed.ids)
+
+    def summed(self, part: RolloutBatch) -> Tensor:
+        """(B, G) summed log-probabilities of the completions under the policy."""
+        device, sums, numbers = dist.device(), [], []
+        for packed in rollout.pack(part, **rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)):
+            packed = packed.to(device)
+            with dist.autocast():
+                logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **packed.where())
+            sums.append(packed.unpack(logprobs).sum(1))
+            numbers.append(packed.numbers)
+        in_order = sums[0] if len(sums) == 1 else torch.cat(sums)[torch.cat(numbers).argsort()]
+        return in_order.view(part.rewards.shape)
+
+    def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
+        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads."""
+        part = batch.take(rows)
+        with torch.set_grad_enabled(learns):
+            summed = self.summed(part)  # (B, G)
+        lengths = dist.send(part.lengths(), summed.device).view(part.rewards.shape)
+        total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
+        return total, sums | dict(loss=total.detach(), pairs=len(rows))
+
+    def kto(
+        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        cfg, other = self.cfg, self.others[id(batch)].take(rows)
+        drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
+        ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
+        kl = preference_losses.kto_reference_point(total, count)
+        liked = dist.send(part.rewards.bool().flatten(), summed.device)
+
+        def over(chosen: Tensor, x: Tensor) -> Tensor:
+            """Sum over these completions; a selection by a mask would have to be waited for."""
+            return torch.where(chosen, x, 0.0).sum()
+
+        refs = picked(self.refs[id(batch)], rows).flatten()
+        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, cfg.beta)
+        sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
+        reward = reward.detach()
+        return losses.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
+            chosen_rewards=over(liked, reward),
+            rejected_rewards=over(~liked, reward),
+            accuracy=((reward > 0) == liked).sum() / part.group_size,
+            chosen_logprob=over(liked, summed.detach().flatten()),
+            liked=liked.sum(),
+        )
+
+    def pairs(
+        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        cfg, ref = self.cfg, picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
+        result = preference_losses.pair_loss(
+            cfg.loss,
+            summed[:, 0],
+            summed[:, 1],
+            chosen_lengths=lengths[:, 0],
+            rejected_lengths=lengths[:, 1],
+            beta=cfg.beta,
+            margin=cfg.margin,
+            sft_coef=cfg.sft_coef,
+            **(dict(ref_chosen=ref[:, 0], ref_rejected=ref[:, 1]) if ref is not None else {}),
+        )
+        return result.losses.sum(), dict(
+            chosen_rewards=result.chosen_rewards.detach().sum(),
+            rejected_rewards=result.rejected_rewards.detach().sum(),
+            accuracy=(result.chosen_rewards > result.rejected_rewards).sum(),
+            chosen_logprob=summed.detach()[:, 0].sum(),
+            liked=len(rows),
+        )
+
+
+def picked(table: Tensor, rows: list[int]) -> Tensor:
+    """These rows of a table that may lie on a GPU."""
+    return table[dist.send(torch.tensor(rows), table.device)]
+
+
+def held_out_means(cfg: Any, loss_of: PreferenceLoss, held_out: RolloutBatch) -> dict[str, float]:
+    """Metrics of the held-out pairs, all of which every rank judges."""
+    at, meter = list(range(len(held_out.prompts))), Meter()
+    for i in range(0, len(at), cfg.device_batch_size):
+        meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], learns=False)[1])
+    meter.read()
+    return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.group_size).items()}
+
+
+def log_step(session: Session, meter: Meter, before: list[Tensor], group_size: int, epoch: float) -> None:
+    """Write the step's metrics, over all ranks. A collective."""
+    differ, n_weights = diagnose.count_changed_bf16(before, session.model)
+    (changed,) = meter.read(differ)
+    row = pair_means(dist.mean(dict(meter.sums)), group_size)
+    row |= dict(epoch=epoch, lr=session.lr, grad_norm=session.grad_norm, step_s=time.perf_counter() - meter.began)
+    row |= dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, session.model))
+    session.run.log(session.step + 1, row)
+    session.bar.update(1)
+    loss, margin, accuracy = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
+    session.bar.set_postfix(loss=f"{loss:.3f}", margin=f"{margin:.2f}", accuracy=f"{accuracy:.2f}")
+
+
+def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> tuple[RolloutBatch, RolloutBatch | None]:
+    """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
+    block = cfg.model.block_size
+    if cfg.data_dir is None:
+        assert task is not None
+        problems, local = task.problems("train", seed=cfg.seed), engines.Engine()
+        sample = RolloutSampler(cfg, local, model, task, problems, tok)
+        return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
+    read = preference_data.read_preferences
+    pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)
+    try:
+        return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
+    except MissingFile:
+        return pairs, None
+
+
+def check_pairs(cfg: Any, **splits: RolloutBatch | None) -> None:
+    """ConfigError where a split holds single completions and the loss is one of pairs."""
+    for split, batch in splits.items():
+        if batch is not None and batch.group_size == 1 and cfg.loss != "kto":
+            raise ConfigError(
+                f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions "
+                "with a label; set --loss kto, or write pairs"
+            )
+
+
+def place(i: int, size: int, seed: int) -> int:
+    """Which pair comes i-th: a fresh order for every epoch, a function of i alone."""
+    rng = torch.Generator().manual_seed(seed * 1_000_003 + i // size)
+    return int(torch.randperm(size, generator=rng)[i % size])
+
+
+def pair_means(sums: dict[str, float], group_size: int) -> dict[str, float]:
+    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its own count."""
+    liked, n = sums["liked"], sums["pairs"]
+    disliked = n * group_size - liked
+    good, bad = sums["chosen_rewards"] / max(1e-9, liked), sums["rejected_rewards"] / max(1e-9, disliked)
+    return dict(
+        preference_loss=sums["loss"] / n,
+        preference_margin=good - bad,
+        preference_accuracy=sums["accuracy"] / n,
+        chosen_reward=good,
+        rejected_reward=bad,
+        chosen_logprob=sums["chosen_logprob"] / max(1e-9, liked),
+    )
