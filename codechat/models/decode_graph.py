@@ -126,15 +126,6 @@ def compiled_region(region: Callable[..., Any], backend: str) -> Callable[..., A
     return torch.compile(region, fullgraph=True, dynamic=True, backend=backend)
 
 
-def _compiling(compiled: str | None) -> ExitStack:
-    """While regions run: as many sizes as there are, and sizes that happen to be equal are not taken for one."""
-    stack = ExitStack()
-    if compiled is not None:
-        stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
-        stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
-    return stack
-
-
 def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
     """A step whose tensors stay where they are; on a GPU captured behind WARM_UP calls, and replayed as one graph."""
     if not on_gpu:
@@ -270,7 +261,10 @@ class Decoder:
 
     def run(self) -> list[tuple[list[int], list[float], bool]]:
         """(ids, log-probabilities, whether a stop sequence ended it) of each row."""
-        with _compiling(self.compiled):
+        with ExitStack() as stack:
+            if self.compiled:  # as many sizes as there are; sizes that happen to be equal are not taken for one
+                stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+                stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
             step = replayed(self.step, self.owner.is_cuda)
             while self.steps < self.most:
                 todo = min(CHUNK, self.most - self.steps)

@@ -14,6 +14,7 @@ stop_strings=["<|end|>"] and its tokenizer.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError
@@ -23,43 +24,16 @@ from codechat.text.imported_tokenizer import ImportedTokenizer, byte_letters
 from codechat.text.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer
 from codechat.text.tool_calls import CALL_TAG, TAGS
 
-# Settings of the BPE model, all off.
-_DEFAULTS = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
-_DEFAULTS |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
 CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
 
-TEMPLATE = """\
-{%- set tag_of = HEADS -%}
-{%- for message in messages -%}
-{%- if message['role'] not in tag_of -%}
-{{- raise_exception('role ' ~ message['role'] ~ '; roles are ROLES') -}}
-{%- endif -%}
-{%- for tag in TURN_TAGS -%}
-{%- if tag in message['content'] -%}{{- raise_exception('content holds the tag ' ~ tag ~ ', which would forge a turn') -}}{%- endif -%}
-{%- endfor -%}
-{%- if message['role'] != 'assistant' and 'CALL_TAG' in message['content'] -%}
-{{- raise_exception('only the assistant may write CALL_TAG') -}}
-{%- endif -%}
-{{- tag_of[message['role']] ~ '\\n' ~ message['content'] ~ '\\nEND_TAG\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- tag_of['assistant'] ~ '\\n' -}}{%- endif -%}
-"""
 
-
-RAW_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if not loop.first and message['role'] != 'assistant' and messages[loop.index0 - 1]['role'] != 'assistant' -%}{{- '\\n\\n' -}}{%- endif -%}
-{{- message['content'] -}}{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
-{%- endfor -%}
-"""
-
-
-def chat_template() -> str:
-    """The jinja template of `chat`'s layout: one text for both tag modes, since only the tokenizer tells them apart."""
-    heads = json.dumps({**TAG_OF, "tool": TAG_OF["function"]})
-    text = TEMPLATE.replace("HEADS", heads).replace("ROLES", ", ".join(TAG_OF))
-    text = text.replace("TURN_TAGS", json.dumps([t for t in TAGS if t != CALL_TAG]))
-    return text.replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
+def chat_template(tags: str = "text") -> str:
+    """The jinja template of `chat`'s layout: one text for both tag modes, since only the tokenizer tells them apart; of
+    raw text that without tags."""
+    text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
+    heads, turns = {**TAG_OF, "tool": TAG_OF["function"]}, [t for t in TAGS if t != CALL_TAG]
+    text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))
+    return text.replace("TURN_TAGS", json.dumps(turns)).replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
 
 
 def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
@@ -88,48 +62,42 @@ def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dic
     generation = {"bos_token_id": eot, "eos_token_id": end_ids(tokenizer, tags), "pad_token_id": eot}
     if named < rows:
         generation["suppress_tokens"] = list(range(named, rows))
+    theirs = tags == chat.TEMPLATE
+    values = {"tokenizer_config.json": config, "generation_config.json": generation}
     return {
         "tokenizer.json": tokenizer.saved["json"] if imported else _text(tokenizer_json(tokenizer, tags)),
-        "tokenizer_config.json": _text(config),
-        "chat_template.jinja": _template(tokenizer, tags),
-        "generation_config.json": _text(generation),
+        "chat_template.jinja": (getattr(tokenizer, "template", None) or "") if theirs else chat_template(tags),
+        **{name: _text(value) for name, value in values.items()},
     }
-
-
-def _template(tokenizer: Tokenizer, tags: str) -> str:
-    if tags == chat.TEMPLATE:
-        return getattr(tokenizer, "template", None) or ""
-    return RAW_TEMPLATE if tags == chat.RAW else chat_template()
 
 
 def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
     """The `tokenizers` package's own file."""
     if not isinstance(tokenizer, (BpeTokenizer, TableTokenizer)):
         raise ConfigError(f"tokenizer {tokenizer.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do")
-    letters = isinstance(tokenizer, TableTokenizer) and tokenizer.alphabet is not None
     bpe = isinstance(tokenizer, BpeTokenizer)
+    letters, merges = not bpe and tokenizer.alphabet is not None, tokenizer.merges if bpe else []
+    alphabet = sorted(byte_letters()) if bpe else tokenizer.alphabet or byte_letters()
+    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges)]
     special = [(tokenizer.eot_id, END_OF_TEXT), *(enumerate(TAGS, tokenizer.n_vocab) if tags == "reserved" else ())]
+    # normalized: matched after the normaliser ran, which looks for tags beside line ends
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    marks = [{"type": "Replace", "pattern": {"String": text}, "content": by} for text, by in _cuts(tags)]
     cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": bpe}
+    nothing = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    off = dict.fromkeys(nothing) | dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(i, content) for i, content in special],
-        "normalizer": {"type": "Sequence", "normalizers": [_replace(*pair) for pair in _cuts(tags)]},
+        "added_tokens": [{"id": i, "content": content, **flags} for i, content in special],
+        "normalizer": {"type": "Sequence", "normalizers": marks},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut] if letters else [cut, byte_level]},
         "post_processor": None,
         "decoder": {"type": "Fuse"} if letters else byte_level,
-        "model": {"type": "BPE", **_DEFAULTS, **_vocabulary(tokenizer)},
+        "model": {"type": "BPE", **off, "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
     }
-
-
-def _vocabulary(tokenizer: BpeTokenizer | TableTokenizer) -> dict[str, Any]:
-    if isinstance(tokenizer, TableTokenizer):
-        letters = tokenizer.alphabet or byte_letters()
-        return {"vocab": {letter: i for i, letter in enumerate(letters)}, "merges": []}
-    tokens = [*sorted(byte_letters()), *(merge.replace(" ", "") for merge in tokenizer.merges)]
-    return {"vocab": {token: i for i, token in enumerate(tokens)}, "merges": tokenizer.merges}
 
 
 def _cuts(tags: str) -> list[tuple[str, str]]:
@@ -140,16 +108,6 @@ def _cuts(tags: str) -> list[tuple[str, str]]:
         return [*((f"{tag}\n", f"{tag}\n{CUT}") for tag in TAG_OF.values()), (f"\n{END_TAG}", f"{CUT}\n{END_TAG}")]
     heads = [(f"{tag}\n", f"{CUT}{tag}{CUT}\n{CUT}") for tag in TAG_OF.values()]
     return [*heads, (f"\n{END_TAG}", f"{CUT}\n{CUT}{END_TAG}{CUT}"), (CALL_TAG, f"{CUT}{CALL_TAG}{CUT}")]
-
-
-def _added(token: int, content: str) -> dict[str, Any]:
-    # normalized: matched after the normaliser ran, which looks for tags beside line ends
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    return {"id": token, "content": content, **flags}
-
-
-def _replace(text: str, by: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
 def _text(value: Any) -> str:
