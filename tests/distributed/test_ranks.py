@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from raising import raising
 from ranks import on_ranks, train_on_ranks, written
 
 from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
@@ -32,49 +33,21 @@ TINY = GPTConfig(
 
 def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     """A configuration of each loop whose global batch is `batch` rows or problems."""
-    common = dict(device_batch_size=batch, max_steps=4, save_every=2, warmup_steps=2, **changes)
+    common = dict(device_batch_size=batch, max_steps=4, save_every=2, warmup_steps=2, eval_every=2, **changes)
+    text = dict(model=TINY, log_every=1, compile=False, **common)
+    toy_model = GPTConfig(**toy.TOY_MODEL, vocab_size=257)
+    rl = dict(task="toy", tokenizer="bytes", model=toy_model, group_size=4, max_new_tokens=toy.COMPLETION_LENGTH)
+    rl |= dict(lr=4e-3, eval_examples=5, diagnose_groups=0)
+    corpus, dialogues = (str(home / name) for name in ("corpus", "dialogues"))
     return {
-        "pretrain": pretrain.PretrainConfig(
-            data_dir=str(home / "corpus"),
-            model=TINY,
-            seq_len=32,
-            eval_every=2,
-            eval_tokens=1000,
-            log_every=1,
-            compile=False,
-            **common,
-        ),
-        "sft": sft.SFTConfig(
-            data_dir=str(home / "dialogues"),
-            model=TINY,
-            tokenizer="bytes",
-            eval_every=2,
-            probe_examples=0,
-            log_every=1,
-            compile=False,
-            **common,
-        ),
-        "reinforce": reinforce.ReinforceConfig(
-            task="toy",
-            tokenizer="bytes",
-            model=GPTConfig(**toy.TOY_MODEL, vocab_size=257),
-            group_size=4,
-            max_new_tokens=toy.COMPLETION_LENGTH,
-            lr=4e-3,
-            eval_every=2,
-            eval_examples=5,
-            diagnose_groups=0,
-            **common,
-        ),
+        "pretrain": pretrain.PretrainConfig(data_dir=corpus, seq_len=32, eval_tokens=1000, **text),
+        "sft": sft.SFTConfig(data_dir=dialogues, tokenizer="bytes", probe_examples=0, **text),
+        "reinforce": reinforce.ReinforceConfig(**rl | common),
     }
 
 
 TRAIN = {"pretrain": pretrain.train, "sft": sft.train, "reinforce": reinforce.train}
-COLUMNS = {
-    "pretrain": ("train_loss", "grad_norm"),
-    "sft": ("train_loss", "grad_norm"),
-    "reinforce": ("reward_mean", "grad_norm"),
-}
+COLUMNS = {kind: ("reward_mean" if kind == "reinforce" else "train_loss", "grad_norm") for kind in TRAIN}
 
 
 def losses(name: str, *columns: str) -> list[list[float]]:
@@ -107,13 +80,10 @@ def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[
         ]
 
 
-OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean
-    "grpo": (
-        grpo,
-        grpo.GRPOConfig,
-        dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0),
-        "policy_loss",
-    ),
+# With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean.
+DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
+OTHER_LOOPS = {
+    "grpo": (grpo, grpo.GRPOConfig, DAPO, "policy_loss"),
     "expert": (
         expert_iteration,
         expert_iteration.ExpertConfig,
@@ -185,10 +155,7 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
         TRAIN[kind](replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
             assert_same_curve(f"{kind}-one", f"{kind}-{name}", kind)
-    with pytest.raises(
-        RunError,
-        match=r"8 \(.*4 x 1 x 2\).*4 \(4 x 1 x 1\).*--device-batch-size",
-    ):
+    with pytest.raises(RunError, match=r"8 \(.*4 x 1 x 2\).*4 \(4 x 1 x 1\).*--device-batch-size"):
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
 
 
@@ -302,27 +269,15 @@ def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
     assert samples[0] == samples[1] and len(samples[0]) == 15
 
 
-def test_a_mesh_divides_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "world_size", lambda: 6)
-    for over in (4, 12):
-        with pytest.raises(
-            ConfigError,
-            match=f"{over} ranks.* 6 ranks.*--shard-over.*1, 2, 3, 6",
-        ):
-            sharding.mesh(over)
-
-
-def test_a_model_is_sharded_where_a_replica_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.device("meta"):
-        model = GPT(TINY)
+def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, plain = sharding.build(lambda: GPT(TINY), seed=5), GPT(TINY, seed=5)
+    assert not sharding.is_sharded(built), "one process never shards"
+    assert all(torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True))
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
     for memory, answer in ((need, True), (need - 1, False)):
         monkeypatch.setattr(sharding, "device_memory", lambda device, memory=memory: memory)
-        assert sharding.fits(model, torch.device("cpu")) is answer
-
-
-def test_building_on_the_meta_device_gives_the_weights_of_the_seed() -> None:
-    built, plain = sharding.build(lambda: GPT(TINY), seed=5), GPT(TINY, seed=5)
-    assert not sharding.is_sharded(built), "one process never shards"
-    for (name, a), b in zip(built.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b), name
+        assert sharding.fits(plain, torch.device("cpu")) is answer
+    monkeypatch.setattr(dist, "world_size", lambda: 6)
+    for over in (4, 12):
+        with raising(ConfigError, over, 6, "--shard-over", "1, 2, 3, 6"):
+            sharding.mesh(over)

@@ -76,6 +76,11 @@ def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: 
     return model
 
 
+def resave(model: GPT, tok: Any = None, tags: str = "reserved") -> None:
+    meta = {"tokenizer": (tok or tokenizer.load(SPEC)).to_dict(), "tags": tags}
+    checkpoint.save(paths.find_run("r"), 2, model=model, meta=meta)
+
+
 def exported(tmp_path: Path, ckpt: str = "r", **more: Any) -> Path:
     return export.export(export.ExportConfig(**(dict(ckpt=ckpt, out=tmp_path / "out", dtype="float32") | more)))
 
@@ -109,21 +114,17 @@ def test_transformers_computes_the_same_logits_from_the_same_ids(
 
 
 @torch.no_grad()
-def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
+def test_padding_rows_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
     model = saved()
     model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far
-    checkpoint.save(
-        paths.find_run("r"), 2, model=model, meta={"tokenizer": tokenizer.load(SPEC).to_dict(), "tags": "reserved"}
-    )
+    resave(model)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
     assert torch.equal(theirs.model.embed_tokens.weight, model.wte.weight) and len(model.wte.weight) == 448
     assert theirs.generation_config.suppress_tokens == list(range(406, 448))
-    prompt = chat.prompt([{"role": "user", "content": "hi"}], tokenizer.load(SPEC))
-    found = theirs.generate(
-        torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    (ours,) = generate.sample(model, [prompt], max_new_tokens=20, temperature=0)
-    assert found[0, len(prompt) :].tolist() == ours.ids and max(ours.ids) < 406
+    prompt = torch.tensor([chat.prompt([{"role": "user", "content": "hi"}], tokenizer.load(SPEC))])
+    found = theirs.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    (ours,) = generate.sample(model, prompt.tolist(), max_new_tokens=20, temperature=0)
+    assert found[0, prompt.shape[1] :].tolist() == ours.ids and max(ours.ids) < 406
 
 
 REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé 漢字"]
@@ -141,7 +142,7 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
     (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
     model.wte.weight[stop[0][-1]] *= 3
     model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]  # both make some answers end
-    checkpoint.save(paths.find_run("r"), 2, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
+    resave(model, tok, tags)
     out = exported(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
     reader = transformers.AutoTokenizer.from_pretrained(out)
@@ -162,72 +163,55 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
 # ---------------------------------------------------------------- export: ids and conversations
 
 
-AWKWARD = [
-    "",
-    "\n",
-    "  ",
-    "\n\n  def f():\n    return 1\n",
-    "a<b | c>",
-    ")\n\n)",
-    "'s 'll\t\t x  ",
-    "héé 漢字 🙂 \u00a0\u2028",
-    "12345 67",
-    "<|endof",
-    "|>",
-    "<",
-]
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
+# the dtype of a sum or how attention is computed, and the last need attention mla.
+
+
+AWKWARD = ["", "\n", "  ", "\n\n  def f():\n    return 1\n", "a<b | c>", ")\n\n)", "'s 'll\t\t x  ", "12345 67"]
+AWKWARD += ["héé 漢字 🙂 \u00a0\u2028", "<|endof", "|>", "<"]
+
+
+def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
 
 
 def conversations() -> list[list[dict[str, str]]]:
     rng = random.Random(0)
     calls = ['<functioncall> {"name": "f"}', "well: <functioncall>", ">><functioncall>x<functioncall>\n"]
-    out = [
-        [{"role": r, "content": c} for r, c in zip(("system", "user", "assistant"), ("s", text, text))]
-        for text in AWKWARD
-    ]
+    out = [turns(("system", "s"), ("user", text), ("assistant", text)) for text in AWKWARD]
     for _ in range(60):
         roles = rng.choices(chat.ROLES, k=rng.randrange(1, 6)) + ["assistant"]
-        out.append(
-            [{"role": r, "content": "".join(rng.choices(AWKWARD + calls * (r == "assistant"), k=2))} for r in roles]
-        )
+        texts = ("".join(rng.choices(AWKWARD + calls * (role == "assistant"), k=2)) for role in roles)
+        out.append(turns(*zip(roles, texts)))
     return out
 
 
 @pytest.mark.parametrize("spec", ["gpt2:400", "gpt2", "bytes", "chars"])
 @pytest.mark.parametrize("tags", chat.MODES)
 def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path: Path, spec: str, tags: str) -> None:
-    letters = "".join(sorted({*"".join(AWKWARD), *"".join(chat.TAGS), *'{"name": "f"} well:s'}))
+    """Content that would forge a turn raises."""
+    letters = "".join(sorted({*"".join(AWKWARD), *"".join(chat.TAGS), *'{"name": "f"} well:s7'}))
     (tmp_path / "letters.txt").write_text(letters, encoding="utf-8", newline="")
     spec = f"chars:{tmp_path / 'letters.txt'}" if spec == "chars" else spec
     saved(tags, spec)
     ours, theirs = tokenizer.load(spec), transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
+
+    def ids(messages: list[dict[str, str]], **how: bool) -> list[int]:
+        return theirs.apply_chat_template(messages, return_dict=True, **how)["input_ids"]
+
     for text in [*AWKWARD, "".join(AWKWARD)]:
         assert theirs(text)["input_ids"] == ours.encode(text), repr(text)
         assert theirs.decode(ours.encode(text)) == text
     for messages in conversations():
-        rendered = theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
+        rendered = ids(messages)
         assert rendered == chat.render(messages, ours, tags).ids, messages
         assert theirs.decode(rendered) == chat.decode(rendered, ours)
-        begun = (
-            theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
-            if messages[1:]
-            else None
-        )
-        assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
-
-
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
-# the dtype of a sum or how attention is computed, and the last need attention mla.
-@pytest.mark.parametrize("tags", chat.MODES)
-def test_the_template_raises_where_a_turn_would_be_forged(transformers: Any, tmp_path: Path, tags: str) -> None:
-    saved(tags)
-    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
-    for role, content in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
+        if messages[1:] and messages[-2]["role"] != "assistant":
+            assert ids(messages[:-1], add_generation_prompt=True) == chat.prompt(messages[:-1], ours, tags)
+    for turn in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
         with pytest.raises(TemplateError):
-            theirs.apply_chat_template([{"role": role, "content": content}])
-    for role in ("tool", "function"):
-        text = theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False)
-        assert text == "<|function_response|>\n7\n<|end|>\n"
+            ids(turns(turn))
+    assert ids(turns(("tool", "7"))) == ids(turns(("function", "7")))
 
 
 # ---------------------------------------------------------------- export: errors
@@ -324,35 +308,23 @@ TRIMMING = (
     "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
 )
-SHAPE = dict(
-    vocab_size=411,
-    hidden_size=32,
-    intermediate_size=56,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=128,
-    bos_token_id=0,
-    eos_token_id=2,
-)
-SCALED = dict(
-    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
-)
+
+
+SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4)
+SHAPE |= dict(max_position_embeddings=128, bos_token_id=0, eos_token_id=2)
+SCALED = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+SCALED |= dict(original_max_position_embeddings=32)
 FOREIGN = {
     "llama": dict(kind="Llama", num_key_value_heads=2),
-    "llama3": dict(
-        kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=SCALED
-    ),
+    "llama3": dict(kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=5e5, rope_scaling=SCALED),
     "qwen2": dict(kind="Qwen2", num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6),
     "qwen2-grouped": dict(kind="Qwen2", num_key_value_heads=1),
     "qwen3": dict(kind="Qwen3", num_key_value_heads=2, head_dim=16),
     "qwen3-tied": dict(kind="Qwen3", num_key_value_heads=4, head_dim=8, tie_word_embeddings=True),
     "arcee": dict(kind="Arcee", num_key_value_heads=2),
 }
-
-
-QWEN_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+QWEN_PATTERN += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
@@ -465,12 +437,7 @@ def as_theirs(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return [m | {"role": "tool"} if m["role"] == "function" else m for m in messages]
 
 
-TALK = [
-    {"role": "user", "content": "user a"},
-    {"role": "assistant", "content": "assistant"},
-    {"role": "function", "content": "7\n"},
-    {"role": "assistant", "content": "so: 7 "},
-]
+TALK = turns(("user", "user a"), ("assistant", "assistant"), ("function", "7\n"), ("assistant", "so: 7 "))
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING], ids=["chatml", "trimming"])
@@ -509,7 +476,7 @@ def test_templates_that_cannot_be_masked_raise(transformers: Any, tmp_path: Path
     tok = imported(tmp_path / "in").tokenizer
     for role in ("user", "assistant"):
         with pytest.raises(DataError):
-            chat.render([{"role": role, "content": "x<|im_end|>"}, *TALK], tok, "template")
+            chat.render([*turns((role, "x<|im_end|>")), *TALK], tok, "template")
     for template in (
         "{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
         "{% for m in messages[-2:] %}{{ m.content + '<|im_end|>' }}{% endfor %}",
@@ -527,7 +494,7 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     loaded = imported(tmp_path / "in", overwrite=True, tags="reserved")
     assert (loaded.model.cfg.n_tags, loaded.model.cfg.n_ids, loaded.model.cfg.padded_vocab) == (6, 406, 411)
     assert max(chat.prompt(TALK[:1], loaded.tokenizer, loaded.tags)) == 404
-    with pytest.raises(ConfigError, match="template"):
+    with pytest.raises(ConfigError):
         imported(tmp_path / "in", "other", tags="template")
     assert not paths.exists("other")
 
@@ -593,7 +560,7 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in")
     imported(tmp_path / "in")
-    talks = [[{"role": "user", "content": f"say {i % 3}"}, {"role": "assistant", "content": "ok"}] for i in range(40)]
+    talks = [turns(("user", f"say {i % 3}"), ("assistant", "ok")) for i in range(40)]
     rows = [{"id": str(i), "domain": "code", "meta": {}, "messages": talk} for i, talk in enumerate(talks)]
     for split in ("train", "select"):
         (tmp_path / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -23,31 +23,24 @@ GPT2_NAMES = {
     "tok_emb": "transformer.wte",
     "pos_emb": "transformer.wpe",
     "blocks.": "transformer.h.",
-    "ln1": "ln_1",
-    "ln2": "ln_2",
-    "attn.qkv": "attn.c_attn",
-    "attn.proj": "attn.c_proj",
-    "mlp.fc": "mlp.c_fc",
-    "mlp.proj": "mlp.c_proj",
-    "ln_f": "transformer.ln_f",
     "head": "lm_head",
+}
+GPT2_NAMES |= {"ln1": "ln_1", "ln2": "ln_2", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj"}
+GPT2_NAMES |= {"mlp.fc": "mlp.c_fc", "mlp.proj": "mlp.c_proj", "ln_f": "transformer.ln_f"}
+BLOCK = {
+    "ln1": (16,),
+    "attn.qkv": (48, 16),
+    "attn.proj": (16, 16),
+    "ln2": (16,),
+    "mlp.fc": (64, 16),
+    "mlp.proj": (16, 64),
 }
 
 
-def original(cfg: dict[str, Any] = CFG, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def original(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """A random state under the original's names."""
-    D, rng = cfg["n_embd"], torch.Generator().manual_seed(0)
-    shapes = {"tok_emb": (cfg["vocab_size"], D), "pos_emb": (cfg["block_size"], D), "ln_f": (D,)}
-    for i in range(cfg["depth"]):
-        block = {
-            "ln1": (D,),
-            "attn.qkv": (3 * D, D),
-            "attn.proj": (D, D),
-            "ln2": (D,),
-            "mlp.fc": (4 * D, D),
-            "mlp.proj": (D, 4 * D),
-        }
-        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+    rng, shapes = torch.Generator().manual_seed(0), {"tok_emb": (257, 16), "pos_emb": (24, 16), "ln_f": (16,)}
+    shapes |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in BLOCK.items()}
     state = {f"{k}.weight": (torch.randn(v, generator=rng) * 0.3 + (len(v) == 1)).to(dtype) for k, v in shapes.items()}
     return state | {"head.weight": state["tok_emb.weight"]}
 
@@ -61,26 +54,21 @@ def logits(state: dict[str, Tensor], ids: Tensor, heads: int = 2, depth: int = 2
         w = {k.removeprefix(f"blocks.{i}.").removesuffix(".weight"): v for k, v in state.items()}
         q, k, v = (F.rms_norm(x, (D,), w["ln1"]) @ w["attn.qkv"].T).split(D, dim=2)
         q, k, v = (y.view(B, T, heads, D // heads).transpose(1, 2) for y in (q, k, v))
-        x = (
-            x
-            + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D)
-            @ w["attn.proj"].T
-        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D)
+        x = x + y @ w["attn.proj"].T
         x = x + F.gelu(F.rms_norm(x, (D,), w["ln2"]) @ w["mlp.fc"].T) @ w["mlp.proj"].T
     return F.rms_norm(x, (D,), state["ln_f.weight"]) @ state["tok_emb.weight"].T
 
 
 def imported(path: Path, **more: Any) -> loading.LoadedModel:
-    import_weights.import_model(
-        import_weights.ImportConfig(**(dict(source=path, run_name="old", tokenizer="bytes") | more))
-    )
+    how = dict(source=path, run_name="old", tokenizer="bytes") | more
+    import_weights.import_model(import_weights.ImportConfig(**how))
     return loading.load_model("old")
 
 
 def write(path: Path, state: dict[str, Tensor] | None = None, **changes: Any) -> Path:
-    torch.save(
-        {"model": original() if state is None else state, "cfg": CFG, "step": 70, "optimizer": None} | changes, path
-    )
+    saved = {"model": original() if state is None else state, "cfg": CFG, "step": 70, "optimizer": None}
+    torch.save(saved | changes, path)
     return path
 
 
@@ -108,10 +96,9 @@ def test_it_computes_what_it_computed(tmp_path: Path, naming: str) -> None:
 @torch.no_grad()
 def test_norms_use_the_epsilon_of_torch(tmp_path: Path) -> None:
     """On activations near zero: an epsilon of 1e-5 would give other logits."""
-    state = original()
+    state, ids = original(), torch.arange(20)[None]
     state["tok_emb.weight"].mul_(1e-3)
     state["pos_emb.weight"].mul_(1e-3)
-    ids = torch.arange(20)[None]
     found = imported(write(tmp_path / "a.pt", state)).model(ids)[..., :257]
     torch.testing.assert_close(found, logits(state, ids), atol=1e-7, rtol=1e-4)
 
