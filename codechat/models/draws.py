@@ -63,11 +63,10 @@ class Truncation:
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
+    """One token per row from (B, V) float32 logits, which are overwritten, and (B,) uniforms: (ids, logprobs), (B,) each.
 
-    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution:
-    first the block of the vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are
-    float64: float32 would lose the tail."""
+    Inverts the cumulative distribution: first the block of the vocabulary, then the token in it; of a truncated
+    distribution, the candidate. Sums are float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]

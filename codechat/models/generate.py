@@ -44,11 +44,10 @@ Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
+    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended: at a stop sequence, at
+    `max_new_tokens`, where the model's block was full, or at an episode's last turn (`rl.episodes`).
 
-    "stop": a stop sequence; "length": `max_new_tokens`; "context": the model's block was full; "turns": an episode's
-    last turn was used (`rl.episodes`). In an episode ids also hold the environment's text: mask is False there, and the
-    log-probability 0."""
+    In an episode ids also hold the environment's text: mask is False there, and the log-probability 0."""
 
     ids: list[int]
     logprobs: list[float]
@@ -88,20 +87,17 @@ def sample(
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
-    temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1.
-    Otherwise log-probabilities are of the distribution sampled from, after temperature and truncation.
+    temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1. Otherwise
+    log-probabilities are of the distribution sampled from, after temperature and truncation (and under a grammar).
     stop: token sequences, each matched whole at the end of the completion (never the prompt) and kept in it.
     seed: none takes one from torch's global generator.
     keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    batch_size: rows that are decoded together; default: as many as keep cache and logits under a GiB, on a GPU as its
-    free memory holds.
+    batch_size: rows decoded together; default: cache and logits under a GiB, on a GPU what its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
-    grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked
-    distribution.
-    progress: called with the number of rows after each batch.
+    grammars: one per prompt, which its completions follow, or none. progress: called with the rows of each batch.
 
     ConfigError for an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
@@ -114,7 +110,7 @@ def sample(
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
     if prefix_tokens is not None and not all(0 < n < len(p) for n, p in zip(cuts, prompts)):
         raise ConfigError(f"prefix_tokens {cuts[:8]}; required is at least 1 and less than each prompt's length")
-    seed = _fresh_seed() if seed is None else seed
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
     if not rows or not max(budgets):
         return [Completion([], [], "context") for _ in rows]
@@ -158,7 +154,7 @@ def stream(
     Arguments and errors as in `sample`; errors are raised with the first token."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
-    draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
+    draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
     if not budget:
         return
@@ -197,8 +193,9 @@ class Reader:
 
 @contextmanager
 def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Iterator[Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU.
-    new_tokens: so many are to come, for which a GPU compiles or not."""
+    """The reader of these weights, copied once for all batches; they must not change meanwhile.
+
+    graph: none = on a GPU. new_tokens: so many are to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
     on_cpu = packed_attention.dense(device)
     if on_cpu and not graph:
@@ -321,10 +318,6 @@ def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     """(B, T, D) -> (B, D): the state of each row's last real token."""
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
-
-
-def _fresh_seed() -> int:
-    return int(torch.randint(2**62, ()))
 
 
 # ---------------------------------------------------------------- checks

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codechat.core import config
-from codechat.core.atomic_files import read_json, write_atomic
+from codechat.core.atomic_files import read_json, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.models import hf_format
@@ -58,8 +58,7 @@ class LoRALinear(nn.Module):
 def attach(
     model: GPT, rank: int, alpha: float = LORA_ALPHA, targets: Sequence[str] = LORA_CHOSEN, seed: int = 0
 ) -> GPT:
-    """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 changes
-    nothing."""
+    """Freeze `model` and give the target matrices of every block an adapter, in place; rank 0 changes nothing."""
     check_lora(rank, alpha, targets)
     if not rank:
         return model
@@ -73,10 +72,8 @@ def attach(
                 if isinstance(base := getattr(parent, name, None), nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):
-        kind = f"a model with attention {model.cfg.attention} and mlp {model.cfg.mlp}"
-        raise ConfigError(
-            f"lora_targets {' '.join(targets)} fit no matrix of {kind}; choose others, such as out up down"
-        )
+        got = f"lora_targets {' '.join(targets)} with attention {model.cfg.attention} and mlp {model.cfg.mlp}"
+        raise ConfigError(f"{got}; required is a matrix of this model, such as out, up or down")
     return model
 
 
@@ -86,15 +83,14 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has
-    none."""
-    layers = dict(adapted(model))
+    """The same function as a plain GPT, which shares every weight without an adapter; the model itself without any."""
+    layers = {f"{name}.weight": layer.merged() for name, layer in adapted(model)}
     if not layers:
         return model
     base = {n.replace(".base.", "."): p for n, p in model.state_dict().items() if not n.endswith((".a", ".b"))}
     with torch.device("meta"):
         plain = GPT(model.cfg)
-    plain.load_state_dict(base | {f"{name}.weight": layer.merged() for name, layer in layers.items()}, assign=True)
+    plain.load_state_dict(base | layers, assign=True)
     return plain.requires_grad_(False)
 
 
@@ -129,8 +125,7 @@ def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
 
 
 def of_checkpoint(ref: str | Path) -> GPT:
-    """The adapters that a run trained, on a model without other weights, for `save_peft`. CheckpointError where it
-    trained none."""
+    """The adapters that a run trained, on a model without other weights, for `save_peft`; CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     saved = ckpt.extra.get("lora", {})
     if not saved:
@@ -148,17 +143,14 @@ def of_checkpoint(ref: str | Path) -> GPT:
 def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Path:
     """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). base: name of the
     exported base model."""
-    directory, layers = Path(directory), dict(adapted(model))
-    places = {n: p for n, p in _places(model.cfg).items() if p.ours.removesuffix(".weight") in layers}
+    directory, layers = Path(directory), {f"{name}.weight": layer for name, layer in adapted(model)}
+    places = {name: place for name, place in _places(model.cfg).items() if place.ours in layers}
     if not places:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
-    directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, place in places.items():
-        layer = layers[place.ours.removesuffix(".weight")]
+        layer = layers[place.ours]
         tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[place.start : place.stop]}
-    hf_format.save(directory / f"{ADAPTER}.tmp", tensors, "float32")
-    (directory / f"{ADAPTER}.tmp").replace(directory / ADAPTER)
     rank = layer.a.shape[0]
     about: dict[str, Any] = {
         "peft_type": "LORA",
@@ -172,7 +164,10 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
         "inference_mode": True,
         "base_model_name_or_path": base,
     }
-    write_atomic(directory / ABOUT, json.dumps(about, indent=2) + "\n")
+    directory.mkdir(parents=True, exist_ok=True)
+    hf_format.save(directory / f"{ADAPTER}.tmp", tensors, "float32")
+    (directory / f"{ADAPTER}.tmp").replace(directory / ADAPTER)
+    write_json(directory / ABOUT, about)
     return directory
 
 
