@@ -147,7 +147,7 @@ def by_hand(messages):
 
 # %%
 torch.testing.assert_close(by_hand(messages), tuple(map(torch.tensor, rendered[:2])))
-print(inspect.getsource(chat._turns))
+print(inspect.getsource(chat._turn))
 
 # %% [markdown]
 # ## The gradient follows the mask

@@ -137,7 +137,8 @@ def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = 
         opening = closing = ""
         if message["role"] == "assistant":
             _, opening, written, closing, _ = answer(message["content"], tokenizer)
-            asked = _fill(known[:number], tokenizer, True)
+            # nothing is sampled before the first message
+            asked = _fill(known[:number], tokenizer, True) if number else text[: at - len(opening)]
             if text[:at] != asked + opening or content != written or not between.startswith(closing):
                 raise _fault(tokenizer, f"writes answer {number} elsewhere than it is sampled")
             head = head[: len(head) - len(opening)]

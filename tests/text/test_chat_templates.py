@@ -183,6 +183,12 @@ def test_templates_whose_answers_cannot_be_sampled_are_refused() -> None:
                 pytest.fail(why)
 
 
+def test_an_answer_before_any_question_is_no_fault() -> None:
+    tok, theirs = both("bytes", "{% if messages[0]['role'] != 'user' %}{{ 'Hello.' }}{% endif %}" + CHATML)
+    begun = talk("hello", "hi", "yes", roles="aua")
+    assert chat.render(begun, tok, "template").ids == their_ids(theirs, begun)
+
+
 def test_tools_and_documents_are_none_where_none_are_offered() -> None:
     tok, theirs = both("bytes", TOOLS_NONE)
     assert chat.render(TALKS[0], tok, "template").ids == their_ids(theirs, TALKS[0])
