@@ -16,7 +16,7 @@ from codechat.tasks import natural
 from codechat.tasks.toolbox import conversations, copying, everyday, reading, values
 from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
 from codechat.tasks.toolbox.tool import check, say
-from codechat.tasks.toolbox.words import NAMES, PLACES
+from codechat.tasks.toolbox.values import NAMES, PLACES
 from codechat.text import chat
 from codechat.text.tokenizer import load
 

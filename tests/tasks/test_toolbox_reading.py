@@ -15,7 +15,7 @@ from codechat.core.errors import ConfigError
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox import generated, lookups, prepare, reading
 from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
-from codechat.tasks.toolbox.words import WORDS
+from codechat.tasks.toolbox.values import WORDS
 from codechat.text import chat
 
 MIX = reading.Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)

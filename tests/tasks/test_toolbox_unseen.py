@@ -18,8 +18,7 @@ from codechat.tasks.toolbox import everyday, generated
 from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
 from codechat.tasks.toolbox.tool import check
 from codechat.tasks.toolbox.unseen_functions import DOMAINS
-from codechat.tasks.toolbox.values import COMMON
-from codechat.tasks.toolbox.words import WORDS
+from codechat.tasks.toolbox.values import COMMON, WORDS
 
 TRAINED, UNSEEN = toolbox.tools_of(2, held_out=False), toolbox.tools_of(2, held_out=True)
 LEVELS = (1, 1, 1, 2, 3)  # of the recipes

@@ -17,8 +17,8 @@ from codechat.tasks.toolbox.tool import Tool, ToolError
 
 # Edition -> the tools that it adds.
 _ADDED: dict[int, dict[str, Tool]] = {
-    edition: {t.name: t for t in vars(module).values() if isinstance(t, Tool)}
-    for edition, module in {1: functions, 2: unseen_functions}.items()
+    1: {t.name: t for t in functions.TOOLS},
+    2: {t.name: t for t in unseen_functions.TOOLS},
 }
 EDITIONS = tuple(_ADDED)
 # Of all editions.

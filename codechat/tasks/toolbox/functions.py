@@ -1,4 +1,4 @@
-"""The tools that run: each decorated function is a tool of the first edition; tools.json has their words."""
+"""The tools of the first edition: what each computes, and its parameters; tools.json has their words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from codechat.tasks.toolbox.tool import Tool, ToolError, neat, tool
+from codechat.tasks.toolbox.tool import Tool, ToolError, made, neat
 from codechat.tasks.toolbox.values import (
     choice,
     clock,
@@ -31,28 +31,18 @@ from codechat.tasks.toolbox.values import (
     word,
 )
 
-# ---- arithmetic
 
-
-@tool(x=number(3, 900))
-def square(x: float) -> float:
-    return neat(x * x)
-
-
-@tool(x=number(3, 9000))
 def sqrt(x: float) -> float:
     if x < 0:
         raise ToolError("x must not be negative")
     return neat(math.sqrt(x))
 
 
-@tool(n=integer(11, 9999))
 def is_prime(n: int) -> bool:
     _need_small(n)
     return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
 
 
-@tool(n=integer(12, 9999))
 def factorize(n: int) -> list[int]:
     _need_small(n)
     if n < 2:
@@ -71,63 +61,22 @@ def _need_small(n: int) -> None:
         raise ToolError("n must be at most 10^12")
 
 
-@tool(n=integer(12, 99999))
-def digit_sum(n: int) -> int:
-    return sum(map(int, str(abs(n))))
-
-
-@tool(a=number(3, 2000), b=number(3, 2000))
-def add(a: float, b: float) -> float:
-    return neat(a + b)
-
-
-@tool(a=number(3, 900), b=number(3, 900))
-def multiply(a: float, b: float) -> float:
-    return neat(a * b)
-
-
-@tool(a=integer(20, 9999), b=integer(2, 99))
-def modulo(a: int, b: int) -> int:
-    return a % b
-
-
-@tool(base=integer(2, 400), exponent=integer(2, 9))
 def power(base: int, exponent: int) -> float:
     if abs(exponent) > 100:
         raise ToolError("exponent must be between -100 and 100")
     return neat(base**exponent)
 
 
-@tool(a=integer(12, 2000), b=integer(12, 2000))
-def gcd(a: int, b: int) -> int:
-    return math.gcd(a, b)
-
-
-@tool(a=integer(12, 900), b=integer(4, 900))
-def lcm(a: int, b: int) -> int:
-    return math.lcm(a, b)
-
-
-@tool(x=number(3, 500))
-def cube(x: float) -> float:
-    return neat(x**3)
-
-
-@tool(value=number(3, 99, 1.0), digits=integer(0, 5))
 def round_to(value: float, digits: int) -> float:
     if abs(digits) > 12:
         raise ToolError("digits must be between -12 and 12")
     return neat(round(value, digits), 12)
 
 
-@tool(value=integer(3, 900), low=integer(2, 90), high=integer(91, 900))
 def clamp(value: int, low: int, high: int) -> int:
     if low > high:
         raise ToolError("low must not be above high")
     return max(low, min(value, high))
-
-
-# ---- units
 
 
 METRES = {"m": 1.0, "km": 1000.0, "cm": 0.01, "mi": 1609.344, "ft": 0.3048, "in": 0.0254}
@@ -155,21 +104,10 @@ DEGREES = {"C": "Celsius", "F": "Fahrenheit", "K": "kelvin"}
 
 def _conversion(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
     """A tool that converts between units. scale: each unit in the base unit."""
-
-    def convert(value: float, unit: str, to: str) -> float:
-        return neat(value * scale[unit] / scale[to])
-
-    convert.__name__ = name
-    return tool(value=number(3, 900), unit=choice(units), to=choice(units))(convert)
+    slots = dict(value=number(3, 900), unit=choice(units), to=choice(units))
+    return made(name, lambda value, unit, to: neat(value * scale[unit] / scale[to]), **slots)
 
 
-convert_length = _conversion("convert_length", LENGTH, METRES)
-convert_weight = _conversion("convert_weight", WEIGHT, KILOGRAMS)
-convert_volume = _conversion("convert_volume", VOLUME, LITRES)
-convert_speed = _conversion("convert_speed", SPEED, METRES_PER_SECOND)
-
-
-@tool(value=number(3, 900), unit=choice(DEGREES), to=choice(DEGREES))
 def convert_degrees(value: float, unit: str, to: str) -> float:
     kelvin = {"C": value + 273.15, "F": (value - 32) / 1.8 + 273.15, "K": value}[unit]
     if kelvin < 0:
@@ -179,20 +117,7 @@ def convert_degrees(value: float, unit: str, to: str) -> float:
 
 def _to_base(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
     """A tool that converts to the base unit."""
-
-    def convert(value: float, unit: str) -> float:
-        return neat(value * scale[unit])
-
-    convert.__name__ = name
-    return tool(value=number(3, 900), unit=choice(units))(convert)
-
-
-to_metres = _to_base("to_metres", {k: v for k, v in LENGTH.items() if k != "m"}, METRES)
-to_seconds = _to_base("to_seconds", TIME, SECONDS)
-to_bytes = _to_base("to_bytes", SIZE, BYTES)
-
-
-# ---- dates
+    return made(name, lambda value, unit: neat(value * scale[unit]), value=number(3, 900), unit=choice(units))
 
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
@@ -221,12 +146,6 @@ def _year(year: int) -> int:
     return year
 
 
-@tool(date=date())
-def weekday(date: str) -> str:
-    return DAYS[_day(date).weekday()]
-
-
-@tool(date=date(), days=integer(3, 900))
 def add_days(date: str, days: int) -> str:
     try:
         return (_day(date) + datetime.timedelta(days=days)).isoformat()
@@ -234,116 +153,45 @@ def add_days(date: str, days: int) -> str:
         raise ToolError("the result is outside the years 1 to 9999") from error
 
 
-@tool(start=date(), end=date())
-def days_between(start: str, end: str) -> int:
-    return (_day(end) - _day(start)).days
-
-
-@tool(year=integer(1600, 2400))
-def is_leap_year(year: int) -> bool:
-    return calendar.isleap(_year(year))
-
-
-@tool(date=date())
-def day_of_year(date: str) -> int:
-    return _day(date).timetuple().tm_yday
-
-
-@tool(date=date())
-def week_number(date: str) -> int:
-    return _day(date).isocalendar().week
-
-
-@tool(month=choice(MONTHS), year=integer(1600, 2400))
-def month_days(month: int, year: int) -> int:
-    return calendar.monthrange(_year(year), month)[1]
-
-
-@tool(time=clock())
 def twelve_hour(time: str) -> str:
     hour, minute = divmod(_minutes(time), 60)
     return f"{(hour - 1) % 12 + 1}:{minute:02d} {'am' if hour < 12 else 'pm'}"
 
 
-@tool(time=clock(), minutes=integer(3, 900))
 def add_minutes(time: str, minutes: int) -> str:
     hour, minute = divmod((_minutes(time) + minutes) % 1440, 60)
     return f"{hour:02d}:{minute:02d}"
 
 
-@tool(start=clock(), end=clock())
-def minutes_between(start: str, end: str) -> int:
-    return (_minutes(end) - _minutes(start)) % 1440
-
-
-@tool(born=integer(1900, 1999), year=integer(2000, 2099))
 def age_in(born: int, year: int) -> int:
     if year < born:
         raise ToolError("year must not be before born")
     return year - born
 
 
-# ---- text
-
-
-@tool(text=word())
-def reverse_text(text: str) -> str:
-    return text[::-1]
-
-
-@tool(text=word())
-def count_letters(text: str) -> int:
-    return sum(map(str.isalpha, text))
-
-
-@tool(text=word())
-def uppercase(text: str) -> str:
-    return text.upper()
-
-
-@tool(word=word())
-def count_vowels(word: str) -> int:
-    return sum(c in "aeiou" for c in word.lower())
-
-
-@tool(word=word())
 def is_palindrome(word: str) -> bool:
     letters = [c for c in word.lower() if c.isalnum()]
     return letters == letters[::-1]
 
 
-@tool(word=word())
-def sort_letters(word: str) -> str:
-    return "".join(sorted(word))
-
-
-@tool(text=word(), times=integer(2, 60))
 def repeat_text(text: str, times: int) -> str:
     if not 0 <= times <= 1000:
         raise ToolError("times must be between 0 and 1000")
     return text * times
 
 
-@tool(text=word(), letter=letter())
 def count_letter(text: str, letter: str) -> int:
     if len(letter) != 1:
         raise ToolError("letter must be one character")
     return text.lower().count(letter.lower())
 
 
-@tool(text=word(), width=integer(8, 80))
 def pad_text(text: str, width: int) -> str:
     if width > 1000:
         raise ToolError("width must be at most 1000")
     return text.ljust(width, ".")
 
 
-@tool(a=word(), b=word())
-def are_anagrams(a: str, b: str) -> bool:
-    return sorted(a.lower()) == sorted(b.lower())
-
-
-@tool(a=word(), b=word())
 def edit_distance(a: str, b: str) -> int:
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
@@ -353,36 +201,10 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-@tool(
-    text=word(),
-    style=choice(
-        {"upper": "capitals|upper case", "lower": "small letters|lower case", "title": "title case|a leading capital"}
-    ),
-)
-def change_case(text: str, style: str) -> str:
-    return {"upper": text.upper(), "lower": text.lower(), "title": text.title()}[style]
-
-
-@tool(text=phrase())
-def count_words(text: str) -> int:
-    return len(text.split())
-
-
-@tool(text=phrase(3, 4))
-def acronym(text: str) -> str:
-    return "".join(w[0].upper() for w in text.split())
-
-
-@tool(text=phrase())
-def slug(text: str) -> str:
-    return "-".join("".join(c for c in w if c.isalnum()) for w in text.lower().split())
-
-
 def _old_from_text(rng: random.Random, arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"old": rng.choice(arguments["text"].split())}
 
 
-@tool(text=phrase(), old=common_word(), new=word(), adjust=_old_from_text)
 def replace_word(text: str, old: str, new: str) -> str:
     if not old:
         raise ToolError("old must not be empty")
@@ -391,73 +213,16 @@ def replace_word(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-@tool(
-    first=word(),
-    second=word(),
-    mark=choice({"-": "a dash|a hyphen", "_": "an underscore", ".": "a dot", "/": "a slash"}),
-)
-def join_words(first: str, second: str, mark: str) -> str:
-    return first + mark + second
-
-
-@tool(text=phrase(3, 4), length=integer(4, 40))
 def cut_text(text: str, length: int) -> str:
     if length < 0:
         raise ToolError("length must not be negative")
     return text[:length]
 
 
-# ---- statistics
-
-
-@tool(numbers=numbers(2, 300))
-def mean(numbers: list[float]) -> float:
-    return neat(statistics.fmean(numbers))
-
-
-@tool(numbers=numbers(2, 300))
-def median(numbers: list[float]) -> float:
-    return neat(statistics.median(numbers))
-
-
-@tool(numbers=numbers(2, 300))
-def total(numbers: list[float]) -> float:
-    return neat(math.fsum(numbers))
-
-
-@tool(numbers=numbers(2, 300))
-def largest(numbers: list[float]) -> float:
-    return neat(max(numbers))
-
-
-@tool(numbers=numbers(2, 300))
-def smallest(numbers: list[float]) -> float:
-    return neat(min(numbers))
-
-
-@tool(numbers=numbers(2, 300))
-def deviation(numbers: list[float]) -> float:
-    return neat(statistics.pstdev(numbers))
-
-
-@tool(numbers=numbers(2, 300), order=choice({"up": "rising order|upward", "down": "falling order|downward"}))
-def sort_numbers(numbers: list[float], order: str) -> list[float]:
-    return sorted(numbers, reverse=order == "down")
-
-
-@tool(part=integer(3, 900), whole=integer(11, 2000))
-def percentage(part: int, whole: int) -> float:
-    return neat(100 * part / whole)
-
-
-@tool(n=integer(10, 400), k=integer(2, 9))
 def combinations(n: int, k: int) -> int:
     if not 0 <= k <= n <= 1000:
         raise ToolError("0 <= k <= n <= 1000 is required")
     return math.comb(n, k)
-
-
-# ---- geometry
 
 
 def _need_positive(**sizes: float) -> None:
@@ -466,67 +231,50 @@ def _need_positive(**sizes: float) -> None:
             raise ToolError(f"{key} must be above 0")
 
 
-@tool(radius=number(3, 900))
 def circle_area(radius: float) -> float:
     _need_positive(radius=radius)
     return neat(math.pi * radius**2)
 
 
-@tool(radius=number(3, 900))
 def circumference(radius: float) -> float:
     _need_positive(radius=radius)
     return neat(2 * math.pi * radius)
 
 
-@tool(radius=number(3, 900))
 def sphere_volume(radius: float) -> float:
     _need_positive(radius=radius)
     return neat(4 / 3 * math.pi * radius**3)
 
 
-@tool(sides=integer(3, 900))
 def polygon_angle(sides: int) -> float:
     if sides < 3:
         raise ToolError("sides must be at least 3")
     return neat((sides - 2) * 180 / sides)
 
 
-@tool(width=number(3, 900), height=number(3, 900))
 def rectangle_area(width: float, height: float) -> float:
     _need_positive(width=width, height=height)
     return neat(width * height)
 
 
-@tool(base=number(3, 900), height=number(3, 900))
 def triangle_area(base: float, height: float) -> float:
     _need_positive(base=base, height=height)
     return neat(base * height / 2)
 
 
-@tool(a=number(3, 900), b=number(3, 900))
 def hypotenuse(a: float, b: float) -> float:
     _need_positive(a=a, b=b)
     return neat(math.hypot(a, b))
 
 
-@tool(radius=number(3, 300), height=number(3, 900))
 def cylinder_volume(radius: float, height: float) -> float:
     _need_positive(radius=radius, height=height)
     return neat(math.pi * radius**2 * height)
 
 
-@tool(length=number(3, 300), width=number(3, 300), height=number(3, 300))
 def box_volume(length: float, width: float, height: float) -> float:
     _need_positive(length=length, width=width, height=height)
     return neat(length * width * height)
-
-
-@tool(x1=integer(2, 300), y1=integer(2, 300), x2=integer(2, 300), y2=integer(2, 300))
-def point_distance(x1: int, y1: int, x2: int, y2: int) -> float:
-    return neat(math.hypot(x2 - x1, y2 - y1))
-
-
-# ---- colours
 
 
 CHANNELS = {"red": 0, "green": 1, "blue": 2}
@@ -545,47 +293,23 @@ def _hex(rgb: list[int]) -> str:
     return "#" + "".join(f"{c:02x}" for c in rgb)
 
 
-@tool(color=colour())
-def hex_to_rgb(color: str) -> list[int]:
-    return _rgb(color)
-
-
-@tool(color=colour())
-def invert_color(color: str) -> str:
-    return _hex([255 - c for c in _rgb(color)])
-
-
-@tool(color=colour())
 def to_gray(color: str) -> str:
     red, green, blue = _rgb(color)
     return _hex([round(0.299 * red + 0.587 * green + 0.114 * blue)] * 3)
 
 
-@tool(color=colour(), channel=choice({c: c for c in CHANNELS}))
-def color_channel(color: str, channel: str) -> int:
-    return _rgb(color)[CHANNELS[channel]]
-
-
-@tool(color=colour(), percent=integer(3, 99))
 def lighten(color: str, percent: int) -> str:
     if not 0 <= percent <= 100:
         raise ToolError("percent must be between 0 and 100")
     return _hex([round(c + (255 - c) * percent / 100) for c in _rgb(color)])
 
 
-@tool(first=colour(), second=colour())
-def mix_colors(first: str, second: str) -> str:
-    return _hex([(a + b) // 2 for a, b in zip(_rgb(first), _rgb(second), strict=True)])
-
-
-@tool(red=integer(2, 255), green=integer(2, 255), blue=integer(2, 255))
 def rgb_to_hex(red: int, green: int, blue: int) -> str:
     if not all(0 <= c <= 255 for c in (red, green, blue)):
         raise ToolError("red, green and blue must be between 0 and 255")
     return _hex([red, green, blue])
 
 
-@tool(first=colour(), second=colour())
 def contrast(first: str, second: str) -> float:
     """WCAG 2 contrast ratio, 1 to 21."""
     lights = sorted(_luminance(_rgb(color)) for color in (first, second))
@@ -595,9 +319,6 @@ def contrast(first: str, second: str) -> float:
 def _luminance(rgb: list[int]) -> float:
     linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-# ---- encodings
 
 
 ROMAN = {
@@ -634,7 +355,6 @@ NATO = (
 ).split()
 
 
-@tool(n=integer(3, 3999))
 def to_roman(n: int) -> str:
     if not 1 <= n <= 3999:
         raise ToolError("n must be between 1 and 3999")
@@ -645,12 +365,6 @@ def to_roman(n: int) -> str:
     return letters
 
 
-@tool(n=integer(3, 9999))
-def to_binary(n: int) -> str:
-    return f"{n:b}"
-
-
-@tool(n=integer(3, 9999), base=choice(BASES))
 def to_base(n: int, base: int) -> str:
     digits, rest = "", abs(n)
     while rest or not digits:
@@ -658,7 +372,6 @@ def to_base(n: int, base: int) -> str:
     return "-" * (n < 0) + digits
 
 
-@tool(word=word())
 def to_morse(word: str) -> str:
     unknown = [c for c in word.lower() if c not in MORSE]
     if unknown:
@@ -666,7 +379,6 @@ def to_morse(word: str) -> str:
     return " ".join(MORSE[c] for c in word.lower())
 
 
-@tool(text=word(), scheme=choice(SCHEMES))
 def encode(text: str, scheme: str) -> str:
     if scheme == "rot13":
         return codecs.encode(text, "rot13")
@@ -674,31 +386,20 @@ def encode(text: str, scheme: str) -> str:
     return data.hex() if scheme == "hex" else base64.b64encode(data).decode()
 
 
-@tool(text=word(), shift=integer(2, 25))
 def caesar(text: str, shift: int) -> str:
     table = {ord(c): LETTERS[(i + shift) % 26] for i, c in enumerate(LETTERS)}
     table |= {ord(k.upper()): v.upper() for k, v in zip(LETTERS, table.values(), strict=True)}
     return text.translate(table)
 
 
-@tool(text=word(), method=choice(CHECKSUMS))
 def checksum(text: str, method: str) -> str:
     data = text.encode(errors="replace")
     return f"{zlib.crc32(data) if method == 'crc32' else zlib.adler32(data):08x}"
 
 
-@tool(text=phrase())
-def url_escape(text: str) -> str:
-    return quote(text, safe="", errors="replace")
-
-
-@tool(word=word())
 def radio_spell(word: str) -> str:
     spoken = {name[0].lower(): name for name in NATO}
     return " ".join(spoken.get(c, c) for c in word.lower())
-
-
-# ---- money
 
 
 def _need_count(**counts: int) -> None:
@@ -707,51 +408,20 @@ def _need_count(**counts: int) -> None:
             raise ToolError(f"{key} must be between 1 and 1000000")
 
 
-@tool(amount=number(5, 900), percent=integer(5, 40))
-def tip(amount: float, percent: int) -> float:
-    return neat(amount * percent / 100, 2)
-
-
-@tool(amount=number(5, 900), people=integer(2, 40))
 def split_bill(amount: float, people: int) -> float:
     _need_count(people=people)
     return neat(amount / people, 2)
 
 
-@tool(price=number(5, 900), percent=integer(5, 90))
-def discount(price: float, percent: int) -> float:
-    return neat(price * (1 - percent / 100), 2)
-
-
-@tool(price=number(5, 900), rate=integer(3, 30))
-def add_tax(price: float, rate: int) -> float:
-    return neat(price * (1 + rate / 100), 2)
-
-
-@tool(amount=integer(50, 5000), rate=integer(2, 15), years=integer(2, 40))
 def savings(amount: int, rate: int, years: int) -> float:
     _need_count(years=years)
     return neat(amount * (1 + rate / 100) ** years, 2)
 
 
-@tool(amount=integer(200, 9000), rate=integer(2, 15), months=integer(6, 90))
 def loan_payment(amount: int, rate: int, months: int) -> float:
     _need_count(months=months)
     monthly = rate / 1200
     return neat(amount / months if not monthly else amount * monthly / (1 - (1 + monthly) ** -months), 2)
-
-
-@tool(amount=number(3, 2000))
-def double(amount: float) -> float:
-    return neat(amount * 2, 2)
-
-
-@tool(amount=number(3, 2000))
-def halve(amount: float) -> float:
-    return neat(amount / 2, 2)
-
-
-# ---- names
 
 
 HELLO = {"en": "Hello", "fr": "Bonjour", "de": "Hallo", "es": "Hola", "it": "Ciao"}
@@ -765,37 +435,184 @@ def _plain(text: str) -> str:
     return letters
 
 
-@tool(name=name())
-def greet(name: str) -> str:
-    return f"Hello, {name.strip()}!"
-
-
-@tool(name=name())
 def user_name(name: str) -> str:
     plain = _plain(name)
     return f"{plain}{sum(map(ord, plain)) % 100:02d}"
 
 
-@tool(name=name())
-def name_tag(name: str) -> str:
-    return f"[ {name.strip().upper()} ]"
-
-
-@tool(name=name(), language=choice(LANGUAGES))
-def greet_in(name: str, language: str) -> str:
-    return f"{HELLO[language]}, {name.strip()}!"
-
-
-@tool(first=name(), last=name())
-def initials(first: str, last: str) -> str:
-    return f"{_plain(first)[0]}{_plain(last)[0]}".upper()
-
-
-@tool(name=name(), domain=word())
-def email_for(name: str, domain: str) -> str:
-    return f"{_plain(name)}@{_plain(domain)}.com"
-
-
-@tool(name=name(), row=integer(2, 90), seat=integer(2, 90))
-def seat_label(name: str, row: int, seat: int) -> str:
-    return f"{row}-{seat} {name.strip()}"
+TOOLS = (
+    # ---- arithmetic
+    made("square", lambda x: neat(x * x), x=number(3, 900)),
+    made("sqrt", sqrt, x=number(3, 9000)),
+    made("is_prime", is_prime, n=integer(11, 9999)),
+    made("factorize", factorize, n=integer(12, 9999)),
+    made("digit_sum", lambda n: sum(map(int, str(abs(n)))), n=integer(12, 99999)),
+    made("add", lambda a, b: neat(a + b), a=number(3, 2000), b=number(3, 2000)),
+    made("multiply", lambda a, b: neat(a * b), a=number(3, 900), b=number(3, 900)),
+    made("modulo", lambda a, b: a % b, a=integer(20, 9999), b=integer(2, 99)),
+    made("power", power, base=integer(2, 400), exponent=integer(2, 9)),
+    made("gcd", lambda a, b: math.gcd(a, b), a=integer(12, 2000), b=integer(12, 2000)),
+    made("lcm", lambda a, b: math.lcm(a, b), a=integer(12, 900), b=integer(4, 900)),
+    made("cube", lambda x: neat(x**3), x=number(3, 500)),
+    made("round_to", round_to, value=number(3, 99, 1.0), digits=integer(0, 5)),
+    made("clamp", clamp, value=integer(3, 900), low=integer(2, 90), high=integer(91, 900)),
+    # ---- units
+    _conversion("convert_length", LENGTH, METRES),
+    _conversion("convert_weight", WEIGHT, KILOGRAMS),
+    _conversion("convert_volume", VOLUME, LITRES),
+    _conversion("convert_speed", SPEED, METRES_PER_SECOND),
+    made("convert_degrees", convert_degrees, value=number(3, 900), unit=choice(DEGREES), to=choice(DEGREES)),
+    _to_base("to_metres", {k: v for k, v in LENGTH.items() if k != "m"}, METRES),
+    _to_base("to_seconds", TIME, SECONDS),
+    _to_base("to_bytes", SIZE, BYTES),
+    # ---- dates
+    made("weekday", lambda date: DAYS[_day(date).weekday()], date=date()),
+    made("add_days", add_days, date=date(), days=integer(3, 900)),
+    made("days_between", lambda start, end: (_day(end) - _day(start)).days, start=date(), end=date()),
+    made("is_leap_year", lambda year: calendar.isleap(_year(year)), year=integer(1600, 2400)),
+    made("day_of_year", lambda date: _day(date).timetuple().tm_yday, date=date()),
+    made("week_number", lambda date: _day(date).isocalendar().week, date=date()),
+    made(
+        "month_days",
+        lambda month, year: calendar.monthrange(_year(year), month)[1],
+        month=choice(MONTHS),
+        year=integer(1600, 2400),
+    ),
+    made("twelve_hour", twelve_hour, time=clock()),
+    made("add_minutes", add_minutes, time=clock(), minutes=integer(3, 900)),
+    made("minutes_between", lambda start, end: (_minutes(end) - _minutes(start)) % 1440, start=clock(), end=clock()),
+    made("age_in", age_in, born=integer(1900, 1999), year=integer(2000, 2099)),
+    # ---- text
+    made("reverse_text", lambda text: text[::-1], text=word()),
+    made("count_letters", lambda text: sum(map(str.isalpha, text)), text=word()),
+    made("uppercase", lambda text: text.upper(), text=word()),
+    made("count_vowels", lambda word: sum(c in "aeiou" for c in word.lower()), word=word()),
+    made("is_palindrome", is_palindrome, word=word()),
+    made("sort_letters", lambda word: "".join(sorted(word)), word=word()),
+    made("repeat_text", repeat_text, text=word(), times=integer(2, 60)),
+    made("count_letter", count_letter, text=word(), letter=letter()),
+    made("pad_text", pad_text, text=word(), width=integer(8, 80)),
+    made("are_anagrams", lambda a, b: sorted(a.lower()) == sorted(b.lower()), a=word(), b=word()),
+    made("edit_distance", edit_distance, a=word(), b=word()),
+    made(
+        "change_case",
+        lambda text, style: {"upper": text.upper(), "lower": text.lower(), "title": text.title()}[style],
+        text=word(),
+        style=choice(
+            {
+                "upper": "capitals|upper case",
+                "lower": "small letters|lower case",
+                "title": "title case|a leading capital",
+            }
+        ),
+    ),
+    made("count_words", lambda text: len(text.split()), text=phrase()),
+    made("acronym", lambda text: "".join(w[0].upper() for w in text.split()), text=phrase(3, 4)),
+    made(
+        "slug", lambda text: "-".join("".join(c for c in w if c.isalnum()) for w in text.lower().split()), text=phrase()
+    ),
+    made("replace_word", replace_word, _old_from_text, text=phrase(), old=common_word(), new=word()),
+    made(
+        "join_words",
+        lambda first, second, mark: first + mark + second,
+        first=word(),
+        second=word(),
+        mark=choice({"-": "a dash|a hyphen", "_": "an underscore", ".": "a dot", "/": "a slash"}),
+    ),
+    made("cut_text", cut_text, text=phrase(3, 4), length=integer(4, 40)),
+    # ---- statistics
+    made("mean", lambda numbers: neat(statistics.fmean(numbers)), numbers=numbers(2, 300)),
+    made("median", lambda numbers: neat(statistics.median(numbers)), numbers=numbers(2, 300)),
+    made("total", lambda numbers: neat(math.fsum(numbers)), numbers=numbers(2, 300)),
+    made("largest", lambda numbers: neat(max(numbers)), numbers=numbers(2, 300)),
+    made("smallest", lambda numbers: neat(min(numbers)), numbers=numbers(2, 300)),
+    made("deviation", lambda numbers: neat(statistics.pstdev(numbers)), numbers=numbers(2, 300)),
+    made(
+        "sort_numbers",
+        lambda numbers, order: sorted(numbers, reverse=order == "down"),
+        numbers=numbers(2, 300),
+        order=choice({"up": "rising order|upward", "down": "falling order|downward"}),
+    ),
+    made("percentage", lambda part, whole: neat(100 * part / whole), part=integer(3, 900), whole=integer(11, 2000)),
+    made("combinations", combinations, n=integer(10, 400), k=integer(2, 9)),
+    # ---- geometry
+    made("circle_area", circle_area, radius=number(3, 900)),
+    made("circumference", circumference, radius=number(3, 900)),
+    made("sphere_volume", sphere_volume, radius=number(3, 900)),
+    made("polygon_angle", polygon_angle, sides=integer(3, 900)),
+    made("rectangle_area", rectangle_area, width=number(3, 900), height=number(3, 900)),
+    made("triangle_area", triangle_area, base=number(3, 900), height=number(3, 900)),
+    made("hypotenuse", hypotenuse, a=number(3, 900), b=number(3, 900)),
+    made("cylinder_volume", cylinder_volume, radius=number(3, 300), height=number(3, 900)),
+    made("box_volume", box_volume, length=number(3, 300), width=number(3, 300), height=number(3, 300)),
+    made(
+        "point_distance",
+        lambda x1, y1, x2, y2: neat(math.hypot(x2 - x1, y2 - y1)),
+        x1=integer(2, 300),
+        y1=integer(2, 300),
+        x2=integer(2, 300),
+        y2=integer(2, 300),
+    ),
+    # ---- colours
+    made("hex_to_rgb", lambda color: _rgb(color), color=colour()),
+    made("invert_color", lambda color: _hex([255 - c for c in _rgb(color)]), color=colour()),
+    made("to_gray", to_gray, color=colour()),
+    made(
+        "color_channel",
+        lambda color, channel: _rgb(color)[CHANNELS[channel]],
+        color=colour(),
+        channel=choice({c: c for c in CHANNELS}),
+    ),
+    made("lighten", lighten, color=colour(), percent=integer(3, 99)),
+    made(
+        "mix_colors",
+        lambda first, second: _hex([(a + b) // 2 for a, b in zip(_rgb(first), _rgb(second), strict=True)]),
+        first=colour(),
+        second=colour(),
+    ),
+    made("rgb_to_hex", rgb_to_hex, red=integer(2, 255), green=integer(2, 255), blue=integer(2, 255)),
+    made("contrast", contrast, first=colour(), second=colour()),
+    # ---- encodings
+    made("to_roman", to_roman, n=integer(3, 3999)),
+    made("to_binary", lambda n: f"{n:b}", n=integer(3, 9999)),
+    made("to_base", to_base, n=integer(3, 9999), base=choice(BASES)),
+    made("to_morse", to_morse, word=word()),
+    made("encode", encode, text=word(), scheme=choice(SCHEMES)),
+    made("caesar", caesar, text=word(), shift=integer(2, 25)),
+    made("checksum", checksum, text=word(), method=choice(CHECKSUMS)),
+    made("url_escape", lambda text: quote(text, safe="", errors="replace"), text=phrase()),
+    made("radio_spell", radio_spell, word=word()),
+    # ---- money
+    made("tip", lambda amount, percent: neat(amount * percent / 100, 2), amount=number(5, 900), percent=integer(5, 40)),
+    made("split_bill", split_bill, amount=number(5, 900), people=integer(2, 40)),
+    made(
+        "discount",
+        lambda price, percent: neat(price * (1 - percent / 100), 2),
+        price=number(5, 900),
+        percent=integer(5, 90),
+    ),
+    made("add_tax", lambda price, rate: neat(price * (1 + rate / 100), 2), price=number(5, 900), rate=integer(3, 30)),
+    made("savings", savings, amount=integer(50, 5000), rate=integer(2, 15), years=integer(2, 40)),
+    made("loan_payment", loan_payment, amount=integer(200, 9000), rate=integer(2, 15), months=integer(6, 90)),
+    made("double", lambda amount: neat(amount * 2, 2), amount=number(3, 2000)),
+    made("halve", lambda amount: neat(amount / 2, 2), amount=number(3, 2000)),
+    # ---- names
+    made("greet", lambda name: f"Hello, {name.strip()}!", name=name()),
+    made("user_name", user_name, name=name()),
+    made("name_tag", lambda name: f"[ {name.strip().upper()} ]", name=name()),
+    made(
+        "greet_in",
+        lambda name, language: f"{HELLO[language]}, {name.strip()}!",
+        name=name(),
+        language=choice(LANGUAGES),
+    ),
+    made("initials", lambda first, last: f"{_plain(first)[0]}{_plain(last)[0]}".upper(), first=name(), last=name()),
+    made("email_for", lambda name, domain: f"{_plain(name)}@{_plain(domain)}.com", name=name(), domain=word()),
+    made(
+        "seat_label",
+        lambda name, row, seat: f"{row}-{seat} {name.strip()}",
+        name=name(),
+        row=integer(2, 90),
+        seat=integer(2, 90),
+    ),
+)

@@ -21,8 +21,7 @@ from codechat.tasks.base import check_split
 from codechat.tasks.toolbox.catalogue import response
 from codechat.tasks.toolbox.conversations import message
 from codechat.tasks.toolbox.reading import CHAIN, RESULT
-from codechat.tasks.toolbox.values import COMMON, allowed, invent
-from codechat.tasks.toolbox.words import WORDS
+from codechat.tasks.toolbox.values import COMMON, WORDS, allowed, invent
 from codechat.text import chat
 
 # One token each in a small GPT-2 vocabulary, at the beginning of a line too.

@@ -1,10 +1,9 @@
 """One tool: schema, implementation, argument sampler and the ways to ask for it.
 
-    @tool(x=number(2, 500))
-    def square(x: float) -> float: ...
+    made("square", lambda x: neat(x * x), x=number(2, 500))
 
-The decorated name becomes a `Tool`; tools.json holds its description, its requests (asks, and hard for test_hard) and its answer. Every
-parameter is required; optional ones would make the correct call ambiguous.
+tools.json holds its description, its requests (asks, and hard for test_hard) and its answer. Every parameter is
+required; optional ones would make the correct call ambiguous.
 """
 
 from __future__ import annotations
@@ -154,15 +153,15 @@ def _texts() -> dict[str, dict[str, Any]]:
     return json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
 
 
-def tool(
-    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None, **slots: Slot
-) -> Callable[[Callable[..., Any]], Tool]:
-    """Decorator: a function whose parameters are `slots` becomes the Tool of its name, described in tools.json."""
-
-    def build(function: Callable[..., Any]) -> Tool:
-        name, text = function.__name__, _texts()[function.__name__]
-        asks, hard = tuple(text["asks"]), tuple(text["hard"])
-        held_out = text.get("held_out", False)
-        return Tool(name, text["description"], slots, function, asks, hard, text["answer"], held_out, adjust)
-
-    return build
+def made(
+    name: str,
+    run: Callable[..., Any],
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
+    /,
+    **slots: Slot,
+) -> Tool:
+    """A function whose parameters are `slots` as the Tool of this name, described in tools.json."""
+    text = _texts()[name]
+    asks, hard = tuple(text["asks"]), tuple(text["hard"])
+    held_out = text.get("held_out", False)
+    return Tool(name, text["description"], slots, run, asks, hard, text["answer"], held_out, adjust)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from codechat.tasks.toolbox.tool import ToolError, neat, need_within, tool
+from codechat.tasks.toolbox.tool import ToolError, made, neat, need_within
 from codechat.tasks.toolbox.values import (
     chess_field,
     choice,
@@ -55,9 +55,6 @@ DOMAINS: dict[str, frozenset[str]] = {
 }
 
 
-# ---- science
-
-
 ATOMIC_MASSES = {"H": 1.008, "C": 12.011, "N": 14.007, "O": 15.999, "Na": 22.990, "S": 32.06, "Cl": 35.45, "Fe": 55.845}
 COMPLEMENT = str.maketrans("ACGTacgt", "TGCAtgca")
 # Gravity in metres per second squared.
@@ -67,7 +64,6 @@ BASES_PER_CODON = 3
 SOUND_SPEED = 0.343  # kilometres per second
 
 
-@tool(formula=formula())
 def molar_mass(formula: str) -> float:
     if not re.fullmatch(r"([A-Z][a-z]?[0-9]{0,4})+", formula):
         raise ToolError(f"{formula[:40]!r} is not a formula like C2H6O")
@@ -78,14 +74,12 @@ def molar_mass(formula: str) -> float:
     return neat(sum(ATOMIC_MASSES[element] * int(atoms or 1) for element, atoms in parts), 3)
 
 
-@tool(grams=number(3, 900), half_life=integer(3, 90), elapsed=integer(3, 300))
 def isotope_left(grams: float, half_life: int, elapsed: int) -> float:
     need_within(0, 10**12, grams=grams, elapsed=elapsed)
     need_within(1, 10**12, half_life=half_life)
     return neat(grams * 2 ** -(elapsed / half_life))
 
 
-@tool(acid=number(3, 900), strength=integer(30, 99), target=integer(2, 29))
 def dilution(acid: float, strength: int, target: int) -> float:
     need_within(0, 10**9, acid=acid)
     need_within(1, 100, strength=strength, target=target)
@@ -94,64 +88,52 @@ def dilution(acid: float, strength: int, target: int) -> float:
     return neat(acid * (strength / target - 1), 2)
 
 
-@tool(amperes=number(3, 90), ohms=number(3, 900))
 def voltage(amperes: float, ohms: float) -> float:
     need_within(0, 10**9, amperes=amperes, ohms=ohms)
     return neat(amperes * ohms)
 
 
-@tool(ohms=numbers(3, 900))
 def parallel_ohms(ohms: list[float]) -> float:
     for value in ohms:
         need_within(0.001, 10**9, ohms=value)
     return neat(1 / sum(1 / value for value in ohms))
 
 
-@tool(radius=number(3, 900))
 def orbit_period(radius: float) -> float:
     need_within(0, 10**6, radius=radius)
     return neat(radius**1.5, 2)
 
 
-@tool(kilometres=number(3, 9000))
 def light_delay(kilometres: float) -> float:
     need_within(0, 10**12, kilometres=kilometres)
     return neat(kilometres / LIGHT_SPEED, 1)
 
 
-@tool(kilos=number(3, 900), planet=choice({planet: planet.capitalize() for planet in GRAVITY}))
 def planet_pull(kilos: float, planet: str) -> float:
     need_within(0, 10**12, kilos=kilos)
     return neat(kilos * GRAVITY[planet], 2)
 
 
-@tool(strand=strand())
 def dna_complement(strand: str) -> str:
     if not strand or set(strand.upper()) - set("ACGT"):
         raise ToolError("strand must consist of A, C, G and T")
     return strand.translate(COMPLEMENT)
 
 
-@tool(bases=integer(9, 9000))
 def amino_acids(bases: int) -> int:
     need_within(0, 10**12, bases=bases)
     return bases // BASES_PER_CODON
 
 
-@tool(genus=name(), species=word())
 def latin_species(genus: str, species: str) -> str:
     if not genus.strip():
         raise ToolError("genus must not be empty")
     return f"{genus.strip()[0].upper()}. {species.strip().lower()}"
 
 
-@tool(delay=number(3, 300))
 def storm_range(delay: float) -> float:
     need_within(0, 10**6, delay=delay)
     return neat(delay * SOUND_SPEED, 2)
-
-
-# ---- leisure
 
 
 NOTES = "C C# D D# E F F# G G# A A# B".split()
@@ -168,48 +150,32 @@ TILES = {
 }
 
 
-@tool(key=integer(1, 88))
 def piano_pitch(key: int) -> float:
     need_within(1, 88, key=key)
     return neat(CONCERT_PITCH * 2 ** ((key - CONCERT_KEY) / 12), 2)
 
 
-@tool(tempo=integer(30, 300))
 def beat_gap(tempo: int) -> float:
     need_within(1, 10_000, tempo=tempo)
     return neat(60_000 / tempo, 2)
 
 
-@tool(note=choice({note: note for note in "CDEFGAB"}), semitones=integer(2, 300))
-def transpose(note: str, semitones: int) -> str:
-    return NOTES[(NOTES.index(note) + semitones) % len(NOTES)]
-
-
-@tool(seconds=integer(3, 9000))
 def film_frames(seconds: int) -> int:
     need_within(0, 10**12, seconds=seconds)
     return seconds * FRAMES_PER_SECOND
 
 
-@tool(actor=name(), scene=integer(2, 300), side=choice({"left": "left", "right": "right", "back": "back|rear"}))
-def stage_cue(actor: str, scene: int, side: str) -> str:
-    return f"Scene {scene}: {actor.strip()} enters {side}"
-
-
-@tool(focal=integer(9, 900))
 def crop_focal(focal: int) -> float:
     need_within(1, 10**6, focal=focal)
     return neat(focal * CROP, 1)
 
 
-@tool(aperture=number(3, 30, 0.5), shutter=integer(3, 4000))
 def exposure(aperture: float, shutter: int) -> float:
     need_within(0.1, 1000, aperture=aperture)
     need_within(1, 10**6, shutter=shutter)
     return neat(math.log2(aperture**2 * shutter), 1)
 
 
-@tool(kilometres=number(3, 90), minutes=integer(9, 600))
 def running_pace(kilometres: float, minutes: int) -> str:
     need_within(0.001, 10**6, kilometres=kilometres)
     need_within(0, 10**6, minutes=minutes)
@@ -217,58 +183,37 @@ def running_pace(kilometres: float, minutes: int) -> str:
     return f"{whole}:{rest:02d}"
 
 
-@tool(metres=integer(50, 9000))
 def pool_laps(metres: int) -> int:
     need_within(0, 10**12, metres=metres)
     return math.ceil(metres / POOL_METRES)
 
 
-@tool(wins=integer(2, 300), draws=integer(2, 300), losses=integer(2, 300))
 def league_score(wins: int, draws: int, losses: int) -> int:
     need_within(0, 10**9, wins=wins, draws=draws, losses=losses)
     return 3 * wins + draws
 
 
-@tool(team=name())
-def team_chant(team: str) -> str:
-    return f"Go, {team.strip()}, go!"
-
-
-@tool(chainring=integer(20, 120), cog=integer(9, 120))
 def gear_ratio(chainring: int, cog: int) -> float:
     need_within(1, 10_000, chainring=chainring, cog=cog)
     return neat(chainring / cog, 2)
 
 
-@tool(kilos=number(30, 300, 0.5))
 def tyre_pressure(kilos: float) -> float:
     need_within(1, 1000, kilos=kilos)
     return neat(kilos / 10, 1)
 
 
-@tool(
-    own=integer(300, 2900),
-    rival=integer(300, 2900),
-    outcome=choice({"win": "win|victory", "draw": "draw|tie", "loss": "loss|defeat"}),
-)
 def elo_rating(own: int, rival: int, outcome: str) -> int:
     need_within(0, 10_000, own=own, rival=rival)
     expected = 1 / (1 + 10 ** ((rival - own) / ELO_SPREAD))
     return round(own + ELO_STEP * (ELO_RESULTS[outcome] - expected))
 
 
-@tool(rolls=integer(2, 200))
 def dice_odds(rolls: int) -> float:
     need_within(0, 10_000, rolls=rolls)
     return neat(100 * (1 - (5 / 6) ** rolls), 2)
 
 
-@tool(tiles=word())
-def scrabble_score(tiles: str) -> int:
-    return sum(TILES.get(c, 0) for c in tiles.lower())
-
-
-@tool(field=chess_field())
 def knight_reach(field: str) -> int:
     if len(field) != 2 or field[0] not in "abcdefgh" or field[1] not in "12345678":
         raise ToolError(f"{field[:20]!r} is not a field like e4")
@@ -277,61 +222,48 @@ def knight_reach(field: str) -> int:
     return sum(0 <= column + a < 8 and 0 <= row + b < 8 for a, b in jumps)
 
 
-# ---- household
-
-
 BALL_GRAMS = 50
 SHRUBS_PER_METRE = 3
 TIN_COVERS = 12  # square metres
 PULSE_AT_BIRTH = 220
 
 
-@tool(grams=integer(60, 9000))
 def yarn_balls(grams: int) -> int:
     need_within(0, 10**9, grams=grams)
     return math.ceil(grams / BALL_GRAMS)
 
 
-@tool(metres=integer(3, 900))
 def hedge_shrubs(metres: int) -> int:
     need_within(0, 10**9, metres=metres)
     return metres * SHRUBS_PER_METRE
 
 
-@tool(plants=integer(3, 900), sprout=integer(20, 95))
 def sow_seeds(plants: int, sprout: int) -> int:
     need_within(0, 10**9, plants=plants)
     need_within(1, 100, sprout=sprout)
     return math.ceil(plants * 100 / sprout)
 
 
-@tool(wall=number(9, 900))
 def paint_tins(wall: float) -> int:
     need_within(0, 10**9, wall=wall)
     return math.ceil(wall / TIN_COVERS)
 
 
-@tool(grams=number(9, 900), serves=integer(2, 20), guests=integer(3, 300))
 def recipe_scale(grams: float, serves: int, guests: int) -> float:
     need_within(0, 10**9, grams=grams, guests=guests)
     need_within(1, 10**9, serves=serves)
     return neat(grams * guests / serves, 1)
 
 
-@tool(kilos=number(30, 300), centimetres=integer(120, 210))
 def body_mass(kilos: float, centimetres: int) -> float:
     need_within(1, 1000, kilos=kilos)
     need_within(30, 300, centimetres=centimetres)
     return neat(kilos / (centimetres / 100) ** 2, 1)
 
 
-@tool(age=integer(14, 99))
 def heart_limit(age: int) -> int:
     need_within(1, 120, age=age)
     return PULSE_AT_BIRTH - age
-
-
-# ---- public
 
 
 SUBJECTS = (
@@ -343,89 +275,151 @@ LEADING = 1.2
 PAGES_PER_SHEET = 4
 
 
-@tool(hosts=integer(3, 9000))
 def subnet_mask(hosts: int) -> str:
     need_within(1, 2**30 - 2, hosts=hosts)
     mask = 2**32 - 2 ** (hosts + 1).bit_length()
     return ".".join(str(mask >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-@tool(megabytes=number(3, 9000), megabits=integer(3, 900))
 def download_wait(megabytes: float, megabits: int) -> float:
     need_within(0, 10**12, megabytes=megabytes)
     need_within(1, 10**9, megabits=megabits)
     return neat(megabytes * BITS_PER_BYTE / megabits, 1)
 
 
-@tool(password=word())
 def password_bits(password: str) -> float:
     kinds = {c: "a" if c.islower() else "A" if c.isupper() else "0" if c.isdigit() else "#" for c in password}
     alphabet = sum({"a": 26, "A": 26, "0": 10, "#": 33}[kind] for kind in set(kinds.values()))
     return neat(len(password) * math.log2(alphabet or 1), 1)
 
 
-@tool(ballots=integer(30, 90000))
 def majority(ballots: int) -> int:
     need_within(1, 10**12, ballots=ballots)
     return ballots // 2 + 1
 
 
-@tool(votes=integer(100, 90000), mandates=integer(2, 90))
 def droop_quota(votes: int, mandates: int) -> int:
     need_within(0, 10**12, votes=votes, mandates=mandates)
     return votes // (mandates + 1) + 1
 
 
-@tool(customers=integer(3, 300), tills=integer(2, 30), minutes=integer(2, 60))
 def queue_wait(customers: int, tills: int, minutes: int) -> int:
     need_within(0, 10**9, customers=customers, minutes=minutes)
     need_within(1, 10**9, tills=tills)
     return customers // tills * minutes
 
 
-@tool(shelf=integer(3, 999))
 def dewey_subject(shelf: int) -> str:
     need_within(0, 999, shelf=shelf)
     return SUBJECTS[shelf // 100]
 
 
-@tool(depth=number(3, 300), breadth=number(3, 300), height=number(3, 300))
 def parcel_girth(depth: float, breadth: float, height: float) -> float:
     need_within(0, 10**6, depth=depth, breadth=breadth, height=height)
     return neat(2 * sum(sorted((depth, breadth, height))[:2]), 1)
 
 
-@tool(message=phrase(2, 4))
-def telegram(message: str) -> str:
-    return f"{message.strip()} STOP"
-
-
-@tool(bearing=integer(10, 359))
 def back_bearing(bearing: int) -> int:
     need_within(0, 360, bearing=bearing)
     return (bearing + 180) % 360
 
 
-@tool(course=integer(10, 359))
 def compass_rose(course: int) -> str:
     need_within(0, 360, course=course)
     return WINDS[round(course / 45) % 8]
 
 
-@tool(size=number(4, 200, 0.3))
 def font_leading(size: float) -> float:
     need_within(0.1, 10_000, size=size)
     return neat(size * LEADING, 1)
 
 
-@tool(pages=integer(5, 900))
 def booklet_sheets(pages: int) -> int:
     need_within(0, 10**9, pages=pages)
     return math.ceil(pages / PAGES_PER_SHEET)
 
 
-@tool(ship=name())
 def christen(ship: str) -> str:
     if not ship.strip():
         raise ToolError("ship must not be empty")
     return f"I name this ship MS {ship.strip()}"
+
+
+TOOLS = (
+    # ---- science
+    made("molar_mass", molar_mass, formula=formula()),
+    made("isotope_left", isotope_left, grams=number(3, 900), half_life=integer(3, 90), elapsed=integer(3, 300)),
+    made("dilution", dilution, acid=number(3, 900), strength=integer(30, 99), target=integer(2, 29)),
+    made("voltage", voltage, amperes=number(3, 90), ohms=number(3, 900)),
+    made("parallel_ohms", parallel_ohms, ohms=numbers(3, 900)),
+    made("orbit_period", orbit_period, radius=number(3, 900)),
+    made("light_delay", light_delay, kilometres=number(3, 9000)),
+    made(
+        "planet_pull",
+        planet_pull,
+        kilos=number(3, 900),
+        planet=choice({planet: planet.capitalize() for planet in GRAVITY}),
+    ),
+    made("dna_complement", dna_complement, strand=strand()),
+    made("amino_acids", amino_acids, bases=integer(9, 9000)),
+    made("latin_species", latin_species, genus=name(), species=word()),
+    made("storm_range", storm_range, delay=number(3, 300)),
+    # ---- leisure
+    made("piano_pitch", piano_pitch, key=integer(1, 88)),
+    made("beat_gap", beat_gap, tempo=integer(30, 300)),
+    made(
+        "transpose",
+        lambda note, semitones: NOTES[(NOTES.index(note) + semitones) % len(NOTES)],
+        note=choice({note: note for note in "CDEFGAB"}),
+        semitones=integer(2, 300),
+    ),
+    made("film_frames", film_frames, seconds=integer(3, 9000)),
+    made(
+        "stage_cue",
+        lambda actor, scene, side: f"Scene {scene}: {actor.strip()} enters {side}",
+        actor=name(),
+        scene=integer(2, 300),
+        side=choice({"left": "left", "right": "right", "back": "back|rear"}),
+    ),
+    made("crop_focal", crop_focal, focal=integer(9, 900)),
+    made("exposure", exposure, aperture=number(3, 30, 0.5), shutter=integer(3, 4000)),
+    made("running_pace", running_pace, kilometres=number(3, 90), minutes=integer(9, 600)),
+    made("pool_laps", pool_laps, metres=integer(50, 9000)),
+    made("league_score", league_score, wins=integer(2, 300), draws=integer(2, 300), losses=integer(2, 300)),
+    made("team_chant", lambda team: f"Go, {team.strip()}, go!", team=name()),
+    made("gear_ratio", gear_ratio, chainring=integer(20, 120), cog=integer(9, 120)),
+    made("tyre_pressure", tyre_pressure, kilos=number(30, 300, 0.5)),
+    made(
+        "elo_rating",
+        elo_rating,
+        own=integer(300, 2900),
+        rival=integer(300, 2900),
+        outcome=choice({"win": "win|victory", "draw": "draw|tie", "loss": "loss|defeat"}),
+    ),
+    made("dice_odds", dice_odds, rolls=integer(2, 200)),
+    made("scrabble_score", lambda tiles: sum(TILES.get(c, 0) for c in tiles.lower()), tiles=word()),
+    made("knight_reach", knight_reach, field=chess_field()),
+    # ---- household
+    made("yarn_balls", yarn_balls, grams=integer(60, 9000)),
+    made("hedge_shrubs", hedge_shrubs, metres=integer(3, 900)),
+    made("sow_seeds", sow_seeds, plants=integer(3, 900), sprout=integer(20, 95)),
+    made("paint_tins", paint_tins, wall=number(9, 900)),
+    made("recipe_scale", recipe_scale, grams=number(9, 900), serves=integer(2, 20), guests=integer(3, 300)),
+    made("body_mass", body_mass, kilos=number(30, 300), centimetres=integer(120, 210)),
+    made("heart_limit", heart_limit, age=integer(14, 99)),
+    # ---- public
+    made("subnet_mask", subnet_mask, hosts=integer(3, 9000)),
+    made("download_wait", download_wait, megabytes=number(3, 9000), megabits=integer(3, 900)),
+    made("password_bits", password_bits, password=word()),
+    made("majority", majority, ballots=integer(30, 90000)),
+    made("droop_quota", droop_quota, votes=integer(100, 90000), mandates=integer(2, 90)),
+    made("queue_wait", queue_wait, customers=integer(3, 300), tills=integer(2, 30), minutes=integer(2, 60)),
+    made("dewey_subject", dewey_subject, shelf=integer(3, 999)),
+    made("parcel_girth", parcel_girth, depth=number(3, 300), breadth=number(3, 300), height=number(3, 300)),
+    made("telegram", lambda message: f"{message.strip()} STOP", message=phrase(2, 4)),
+    made("back_bearing", back_bearing, bearing=integer(10, 359)),
+    made("compass_rose", compass_rose, course=integer(10, 359)),
+    made("font_leading", font_leading, size=number(4, 200, 0.3)),
+    made("booklet_sheets", booklet_sheets, pages=integer(5, 900)),
+    made("christen", christen, ship=name()),
+)
