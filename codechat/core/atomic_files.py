@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ def write_atomic(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):  # a read-only file system refuses this too
             temp.unlink(missing_ok=True)
         raise
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of JSON per row. A lone surrogate is written as its escape: the text is UTF-8 and reads as the same row."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -105,4 +111,4 @@ def trim_cut_line(path: Path) -> None:
 def drop_rows_after(path: Path, step: int) -> None:
     if path.is_file():
         kept = [row for row in read_rows(path) if row.get("step", 0) <= step]
-        write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        write_atomic(path, json_lines(kept))

@@ -29,9 +29,7 @@ class CorpusConfig:
     tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
     max_examples: int | None = opt(None, "documents to read; none = all", least=0)
     max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit", least=1)
-    max_bytes: int | None = opt(None, "stop after this many bytes of text; none = no limit", least=1)
     val_share: float = opt(corpus.VAL_SHARE, "share of the documents held out for validation, by hash")
-    shard_tokens: int = opt(1 << 24, "tokens of a shard", least=1)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
@@ -47,7 +45,7 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     require_kind(out, "corpus")
     name = cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name
     ledger = Ledger(name, reasons(public_rows.DOCUMENT_REASONS, cfg))
-    limits = {key: getattr(cfg, key) for key in ("max_tokens", "max_bytes", "val_share", "shard_tokens")}
+    limits = dict(max_tokens=cfg.max_tokens, val_share=cfg.val_share)
     texts, tok = islice(_documents(cfg, ledger), cfg.max_examples), tokenizer.load(cfg.tokenizer)
     try:
         with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:

@@ -7,7 +7,6 @@ The manifest is written last, so it names only files that are there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from codechat.core import config
-from codechat.core.atomic_files import write_atomic
+from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations, corpus
-from codechat.data.sources import Ledger
+from codechat.data.sources import Ledger, digest
 from codechat.data.synthetic import SPLITS as SPLITS
 from codechat.text import chat, token_view, tokenizer
 
@@ -77,10 +76,8 @@ def write(
         manifest["domains"].pop(name.partition(".")[0], None)
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
-        # in JSON a lone surrogate is its escape, so the text is UTF-8 and reads as the same row
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8", "backslashreplace")
-        write_atomic(out / name, data.decode())
-        entry = {"rows": len(rows), "sha256": hashlib.sha256(data).hexdigest(), "command": command}
+        write_atomic(out / name, text := json_lines(rows))
+        entry = {"rows": len(rows), "sha256": digest(text), "command": command}
         manifest["files"][name] = entry | ({} if style == "compact" else {"tools_style": style})
     for name in earlier - manifest["files"].keys():
         (out / name).unlink(missing_ok=True)

@@ -13,7 +13,6 @@ splits are copied unchanged.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.atomic_files import read_rows, write_atomic
+from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.distributed import dist
@@ -196,8 +195,7 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
     for split, problems in files.items():
         if problems:
-            lines = [json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in problems]
-            write_atomic(out / f"{task.name}.{split}.jsonl", "".join(lines))
+            write_atomic(out / f"{task.name}.{split}.jsonl", json_lines(map(row_of, problems)))
             print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
     return {split: len(problems) for split, problems in files.items()}
 

@@ -64,7 +64,7 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
     elif "label" in has and has & {"completion", "messages"}:
         if type(row["label"]) not in (bool, int) or row["label"] not in (0, 1):
             raise DataError(f"{where} has the label {row['label']!r}; required is true, false, 0 or 1; correct it")
-        answers, rewards = [row.get("completion") or row["messages"]], [float(row["label"])]
+        answers, rewards = [row["completion" if "completion" in has else "messages"]], [float(row["label"])]
     else:
         required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
         raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")

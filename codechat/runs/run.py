@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import sys
 import time
@@ -30,7 +29,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from codechat.core import provenance
-from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_json
+from codechat.core.atomic_files import drop_rows_after, json_lines, read_json, read_rows, trim_cut_line, write_json
 from codechat.core.config import differences
 from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
@@ -255,7 +254,7 @@ class Run:
         return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        data = json_lines(rows).encode()
         try:
             f = self._files.get(file) or self._open_for_append(file)
             if f.write(data) != len(data):  # a full disk takes a part

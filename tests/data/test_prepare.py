@@ -18,6 +18,7 @@ from codechat.data import command, conversations, corpus, glaive, public_rows, s
 from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
+from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -153,6 +154,13 @@ def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp
     for name, entry in files.items():
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
     assert conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)
+
+
+def test_rows_of_a_run_may_hold_lone_surrogates(runs_root):
+    """A sampled or a gold text may have one."""
+    with Run.create("odd", {}, kind="evaluate") as run:
+        run.log_samples(1, [{"completion": "a \ud83d b"}, {"completion": "é"}])
+    assert [row["completion"] for row in Run.open("odd").samples()] == ["a \ud83d b", "é"]
 
 
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
