@@ -172,9 +172,10 @@ def _normal(node: ast.stmt) -> str:
     """A dump in which names that the function binds are numbered, without docstrings and annotations."""
     bound: dict[str, str] = {}
     for n in ast.walk(node):
-        stored = isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        if stored or isinstance(n, ast.FunctionDef | ast.arg):
-            name = n.id if stored else n.name if isinstance(n, ast.FunctionDef) else n.arg
+        name = n.name if isinstance(n, ast.FunctionDef) else n.arg if isinstance(n, ast.arg) else None
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            name = n.id
+        if name:
             bound.setdefault(name, f"_{len(bound)}")
     for n in ast.walk(node):
         if isinstance(n, ast.FunctionDef):

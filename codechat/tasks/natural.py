@@ -105,12 +105,12 @@ def same_name(name: str) -> str:
 
 def _used(code: str) -> set[str]:
     """Names, attributes and modules that a program uses and does not define itself."""
-    used, defined = set(), set()
+    used, defined = set[str](), set[str]()
     for node in ast.walk(parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef):
             defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            used |= {alias.name for alias in node.names} | {getattr(node, "module", None)}
+            used |= {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
         elif isinstance(node, ast.Name | ast.Attribute):
             used.add(node.id if isinstance(node, ast.Name) else node.attr)
     return used - defined

@@ -138,10 +138,9 @@ def _kept(
 ) -> Iterator[Row]:
     """The rows that pass the filters. Others are counted by reason or rule."""
     for row in rows:
-        rule = row if isinstance(row, str) else _rule(row, cfg, tok)
-        if rule in REASONS:
-            ledger.lose(rule)
-        elif rule := rule or ("duplicate" if row["id"] in seen else None):
+        if isinstance(row, str):
+            (ledger.lose if row in REASONS else ledger.skip)(row)
+        elif rule := _rule(row, cfg, tok) or ("duplicate" if row["id"] in seen else None):
             ledger.skip(rule)
         else:
             seen.add(row["id"])

@@ -37,7 +37,7 @@ class CodingTask:
     """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
     seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each. isolation: see `Pool`."""
 
-    tiers = TIERS
+    tiers: tuple[str, ...] = TIERS
     max_reward = 1.0
     splits: tuple[str, ...] = SPLITS
 
