@@ -1,16 +1,13 @@
 """Episodes: a policy and an environment take turns, as token ids.
 
 A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the
-environment said, with a mask that separates the two. Earlier turns are never tokenised again: an answer keeps the ids
-that were sampled, and each message of the environment is encoded once. All running episodes of a batch sample their
-next turn together. Sampling depends on seed, problem, sample, turn and position, so an episode does not depend on the
-others in its batch, and its first turn is what a task without environments would sample.
+environment said, with a mask that separates the two. Earlier turns are never tokenised again. All running episodes of a
+batch sample their next turn together; the prompt of a group is run once per turn. Sampling depends on seed, problem,
+sample, turn and position, so an episode does not depend on the others in its batch.
 
 An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut
 ("length"), and when the model's block has no room for what was said and one more token ("context"). It always ends with
 what the policy wrote.
-
-The prompt of a group is run once per turn for all its episodes, the rest of each episode once per turn.
 """
 
 from __future__ import annotations
@@ -46,16 +43,49 @@ class Turn:
         return dict(text=self.text, tokens=self.end - self.start, reward=self.reward, told=told, diff=self.diff)
 
 
-@dataclass(frozen=True)
 class Episode:
-    """A finished episode. text: the completion as text, with tags and what the environment said."""
+    """A policy's answers and an environment's replies; `finished` adds score, completion and its text, tags included."""
 
-    problem: Problem
-    prompt: list[int]
     completion: generate.Completion
     text: str
-    turns: list[Turn]
     score: Score
+
+    def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
+        self.world: Environment = task.environment()
+        self.problem, self.name, self.format = problem, name, (tokenizer, tags)
+        self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.mask: list[bool] = []
+        self.turns: list[Turn] = []
+        self.stop = ""
+
+    def _append(self, ids: list[int], logprobs: list[float], written: bool) -> None:
+        self.ids += ids
+        self.logprobs += logprobs
+        self.mask += [written] * len(ids)
+
+    def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
+        """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
+        start = len(self.ids)
+        self._append(answer.ids, answer.logprobs, True)
+        text = chat.completion_text(answer.ids, *self.format)
+        told, reward, done = self.world.step({"role": "assistant", "content": text})
+        self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
+        if done or last or answer.stop != "stop":
+            self.stop = answer.stop if done or answer.stop != "stop" else "turns"
+            return
+        reply = chat.between_turns(told, *self.format)
+        if len(self.prompt) + len(self.ids) + len(reply) >= room:
+            self.stop = "context"
+            return
+        self._append(reply, [0.0] * len(reply), False)
+
+    def finished(self) -> Episode:
+        self.completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
+        self.text = chat.completion_text(self.ids, *self.format)
+        self.score = self.world.score()
+        return self
 
 
 def made_by(task: Task) -> bool:
@@ -106,7 +136,7 @@ def play(
 
     def play_groups(groups: list[tuple[Problem, int | str]]) -> list[Episode]:
         running = [
-            _Running(task, problem, seed, f"{name} {g}", tokenizer, tags)
+            Episode(task, problem, seed, f"{name} {g}", tokenizer, tags)
             for problem, name in groups
             for g in range(group_size)
         ]
@@ -137,7 +167,7 @@ def replay(
 ) -> Episode:
     """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its
     end are ignored."""
-    running = _Running(task, problem, 0, "replay", tokenizer, tags)
+    running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         ids = chat.completion_ids(text, tokenizer, tags)
         answer = generate.Completion(ids, [0.0] * len(ids), "stop")
@@ -145,43 +175,3 @@ def replay(
         if running.stop:
             break
     return running.finished()
-
-
-class _Running:
-    """An episode in progress."""
-
-    def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
-        self.world: Environment = task.environment()
-        self.problem, self.name, self.format = problem, name, (tokenizer, tags)
-        self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.mask: list[bool] = []
-        self.turns: list[Turn] = []
-        self.stop = ""
-
-    def _append(self, ids: list[int], logprobs: list[float], written: bool) -> None:
-        self.ids += ids
-        self.logprobs += logprobs
-        self.mask += [written] * len(ids)
-
-    def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
-        """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
-        start = len(self.ids)
-        self._append(answer.ids, answer.logprobs, True)
-        text = chat.completion_text(answer.ids, *self.format)
-        told, reward, done = self.world.step({"role": "assistant", "content": text})
-        self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
-        if done or last or answer.stop != "stop":
-            self.stop = answer.stop if done or answer.stop != "stop" else "turns"
-            return
-        reply = chat.between_turns(told, *self.format)
-        if len(self.prompt) + len(self.ids) + len(reply) >= room:
-            self.stop = "context"
-            return
-        self._append(reply, [0.0] * len(reply), False)
-
-    def finished(self) -> Episode:
-        completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
-        text = chat.completion_text(self.ids, *self.format)
-        return Episode(self.problem, self.prompt, completion, text, self.turns, self.world.score())
