@@ -106,7 +106,11 @@ class ResponseBuilder:
             return None
         if self.chat:
             return {"content": [self._entry(job, t) for t in range(start, stop)], "refusal": None}
-        top = [{self._shown(token): lp for token, lp in detail.top} for detail in job.details[start:stop]]
+        top: list[dict[str, float]] = []
+        for detail in job.details[start:stop]:
+            top.append({})
+            for token, lp in detail.top:  # of tokens that look alike, as halves of characters do, the likeliest
+                top[-1].setdefault(self._shown(token), lp)
         return {
             "tokens": [self._shown(token) for token in job.ids[start:stop]],
             "token_logprobs": job.logprobs[start:stop],

@@ -4,6 +4,7 @@ are those of the text."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,26 +245,15 @@ def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path
 LONE = "\ud83d"
 
 
-def body(*completions: list[int], **how: Any) -> dict[str, Any]:
+def body(*completions: list[int], chat: bool = True, top: Sequence[Any] = (), **how: Any) -> dict[str, Any]:
     """The answer that holds these completions."""
-    chat_like = how.pop("chat", True)
     jobs = []
     for ids in completions:
-        details = [Detail(0.0, [])] * len(ids)
-        jobs.append(
-            Job(
-                Request(prompt=[1], max_new_tokens=99, draws=0),
-                lambda: None,
-                False,
-                0.0,
-                ids,
-                [-1.0] * len(ids),
-                details,
-                "stop",
-            )
-        )
-    parsed = ParsedRequest([], Detokenizer(TOK, "reserved" if chat_like else None, **how), 1, True)
-    return ResponseBuilder(parsed, jobs, SERVED, chat=chat_like).body(False)
+        job = Job(Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, end="stop")
+        job.ids, job.logprobs, job.details = ids, [-1.0] * len(ids), [Detail(0.0, list(top))] * len(ids)
+        jobs.append(job)
+    parsed = ParsedRequest([], Detokenizer(TOK, "reserved" if chat else None, **how), 1, True)
+    return ResponseBuilder(parsed, jobs, SERVED, chat=chat).body(False)
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
@@ -308,3 +298,6 @@ def test_offsets_are_those_of_the_text_where_tokens_cut_characters() -> None:
             if not before.endswith("\ufffd"):  # the token begins a character
                 assert offset == len(before), (t, before)
             assert choice["text"][:offset] == before[:offset]
+    one, other = TOK.encode("日")[0], TOK.encode("🎉")[0]  # both are shown as half a character
+    (choice,) = body([one], chat=False, top=[(one, -0.5), (other, -3.0)])["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
