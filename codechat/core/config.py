@@ -60,9 +60,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_bounds(type(self), vars(self))
-        following = getattr(super(), "__post_init__", None)
-        if following:
-            following()
 
 
 def flag_of(name: str) -> str:

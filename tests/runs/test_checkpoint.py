@@ -146,12 +146,7 @@ def test_which_checkpoints_stay(run: Run) -> None:
     assert run.checkpoints() == [3, 9, 10, 11]
     save(run, 12, keep_last=1)
     assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
-    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == [
-        "best",
-        "latest",
-        "step_000003",
-        "step_000012",
-    ]
+    assert {p.name for p in (run.path / "checkpoints").iterdir()} == {"best", "latest", "step_000003", "step_000012"}
     with pytest.raises(CheckpointError, match="7.*3, 12"):
         checkpoint.set_best(run.path, 7)
 
@@ -169,9 +164,7 @@ def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(
     folder = save(run, 6, extra={"n": 6})
     run.log(6, train_loss=6.0)
     run.stop("later")
-    data = bytearray((folder / "model.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "model.pt").write_bytes(data)
+    flip(folder / "model.pt")
     with raising(CheckpointError, "r@3", folder, "--resume"):
         checkpoint.load("r")
     shutil.rmtree(folder)
@@ -295,19 +288,14 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "optim.pt", "ranks.pt"])
-def test_damage_is_found(run: Run, name: str) -> None:
+def test_damage_is_found(run: Run) -> None:
     model = tiny()
-    path = save(run, 1, model, optimizers=[adamw(model)]) / name
-    flip(path)
-    with pytest.raises(CheckpointError, match=name):
-        checkpoint.load("r")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=name):
-        checkpoint.load("r")
-    path.unlink()
-    with pytest.raises(CheckpointError, match=name):
-        checkpoint.load("r")
+    for step, name in enumerate(("model.pt", "optim.pt", "ranks.pt")):
+        path = save(run, step, model, optimizers=[adamw(model)]) / name
+        for damage in (lambda: flip(path), lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+            damage()
+            with raising(CheckpointError, name):
+                checkpoint.load(f"r@{step}")
 
 
 class Bomb:
