@@ -63,8 +63,8 @@ def fill(template: str, **values: Any) -> str:
 
 
 def changed_settings(cfg: Any) -> dict[str, Any]:
-    """{dotted setting: value} of what a configuration does not have by default; `config.from_dict` gives it back."""
-    return {name: here for name, (_, here) in config.changed(cfg).items()}
+    """{dotted setting: value} of what a configuration does not have by default, sorted; `config.from_dict` gives it back."""
+    return {name: here for name, (_, here) in sorted(config.changed(cfg).items())}
 
 
 def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Path:
@@ -72,7 +72,7 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
     entry = registry.entry_of(cfg, registry.ENTRIES)
     name = name or cfg.run_name.replace("/", "-")
     about = dict(command=entry.command, about=entry.about, module=entry.module, nproc=nproc, save_s=SAVE_S)
-    settings = {**changed_settings(cfg), "run_name": cfg.run_name}
+    settings = {"run_name": cfg.run_name, **changed_settings(cfg)}
     return _write(Path(out), name, settings, fill("loop.sh", name=name, go=_go(out), **about))
 
 
