@@ -43,13 +43,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_every_command_has_a_main_and_examples(name: str) -> None:
-    found = importlib.util.find_spec(COMMANDS[name].module)
-    assert found is not None, f"{COMMANDS[name].module} is missing"
-    source = Path(found.origin).read_text(encoding="utf-8")
-    assert f"def {COMMANDS[name].main}(" in source or f"\n{COMMANDS[name].main} = " in source
-    assert f"codechat {name}" in source, "its help shows no example"
+def test_every_command_has_a_main_and_examples() -> None:
+    for name, entry in COMMANDS.items():
+        source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
+        assert f"def {entry.main}(" in source or f"
+{entry.main} = " in source
+        assert f"codechat {name}" in source, f"the help of {name} shows no example"
 
 
 ROOT_OF = (
@@ -57,21 +56,16 @@ ROOT_OF = (
 )
 
 
-@pytest.mark.parametrize(
-    "where, words, found",
-    [("checkout", (), "checkout"), ("elsewhere", (), "elsewhere"), ("checkout", ("--root", "{}"), "elsewhere")],
-)
 def test_runs_lie_below_the_folder_of_the_command_or_of_root(
-    where: str, words: tuple[str, ...], found: str, tmp_path: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"checkout": ROOT, "elsewhere": tmp_path}
-    argv = [sys.executable, "-c", ROOT_OF, *(w.format(tmp_path) for w in words), "runs"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=places[where], env=env, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.split()[-1]).samefile(places[found])
-
-
-def test_a_root_that_is_none_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where, words, found in (
+        (ROOT, (), ROOT), (tmp_path, (), tmp_path), (ROOT, ("--root", str(tmp_path)), tmp_path),
+    ):  # fmt: skip
+        argv = [sys.executable, "-c", ROOT_OF, *words, "runs"]
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, check=True)
+        assert Path(done.stdout.split()[-1]).samefile(found)
     before = Path.cwd()
     assert main(["--root", str(tmp_path / "absent"), "runs"]) == main(["--root"]) == 2
     assert "--root" in capsys.readouterr().err and Path.cwd() == before
@@ -87,39 +81,33 @@ def test_help_waits_for_no_library() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_module_and_command_are_the_same() -> None:
-    done = start("hlep")
-    out, err = done.communicate()
-    assert (done.returncode, out) == (2, "") and "'hlep'" in err and all(name in err for name in EXPECTED)
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, near in (("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce")):
+        assert main([word]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and repr(word) in err and repr(near) in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "word, near", [("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce"), ("tool", "tools")]
-)
-def test_an_unknown_command_names_the_nearest(word: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and repr(word) in err and repr(near) in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("kind", [UserError, ConfigError, DataError, MissingFile, RunError, CheckpointError])
-def test_a_user_error_is_one_line_and_code_2(kind: type[UserError], capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(fails(kind("got 1; 2 is required; set --x 2")), []) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: got 1; 2 is required; set --x 2\n")
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()])
-def test_a_defect_keeps_its_traceback(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        guarded(fails(error), [])
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_storage_error_is_one_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(fails(OSError(number, os.strerror(number), "runs/x")), []) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: runs/x: ") and err.count("\n") == 1
+def test_what_goes_wrong_is_one_line_and_a_code_and_a_defect_keeps_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for kind in (UserError, ConfigError, DataError, MissingFile, RunError, CheckpointError):
+        assert guarded(fails(kind("got 1; 2 is required; set --x 2")), []) == 2
+        assert capsys.readouterr() == ("", "error: got 1; 2 is required; set --x 2\n")
+    for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+        assert guarded(fails(OSError(number, os.strerror(number), "runs/x")), []) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: runs/x: ") and err.count("\n") == 1
+    for reason, line in (
+        ((), "interrupted\n"),
+        (("checkpoint 12 is written",), "interrupted: checkpoint 12 is written\n"),
+    ):
+        assert guarded(fails(KeyboardInterrupt(*reason)), []) == command.INTERRUPTED == 130
+        assert capsys.readouterr().err == line
+    for error in (ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()):
+        with pytest.raises(type(error)):
+            guarded(fails(error), [])
+    assert [guarded(lambda argv, code=code: code, []) for code in (3, None, object())] == [3, 0, 0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -129,13 +117,6 @@ def test_a_full_disk_is_met_for_real(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in err and err.count("\n") == 1
-
-
-def test_interrupting_is_one_line_and_code_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(fails(KeyboardInterrupt()), []) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-    assert guarded(fails(KeyboardInterrupt("checkpoint 12 is written")), []) == 130
-    assert capsys.readouterr().err == "interrupted: checkpoint 12 is written\n"
 
 
 def test_ctrl_c_ends_a_process_cleanly() -> None:
@@ -168,15 +149,8 @@ def test_a_module_run_by_itself_ends_the_same_way() -> None:
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-def test_the_code_of_a_command_is_kept() -> None:
-    assert guarded(lambda argv: 3, []) == 3
-    assert guarded(lambda argv: None, []) == 0
-    assert guarded(lambda argv: object(), []) == 0
-
-
 def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
     code = "from codechat.core.command import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
     assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"
-    assert command.INTERRUPTED == 130

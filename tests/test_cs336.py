@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,17 +66,6 @@ def test_entropy_by_hand_and_beyond_what_exp_can_hold() -> None:
     assert functional.compute_entropy(logits)[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_response_log_probs_are_those_of_the_library(models: tuple[GPT, GPT]) -> None:
-    ids = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
-    model = models[0]
-    plain = functional.get_response_log_probs(model, ids[:, :-1], ids[:, 1:], return_token_entropy=True)
-    wrapped = functional.get_response_log_probs(lambda x: SimpleNamespace(logits=model(x)), ids[:, :-1], ids[:, 1:])  # type: ignore[arg-type]
-    whole = model(ids[:, :-1]).log_softmax(-1)
-    torch.testing.assert_close(plain["log_probs"], whole.gather(-1, ids[:, 1:, None])[..., 0])
-    torch.testing.assert_close(plain["token_entropy"], -(whole.exp() * whole).sum(-1))
-    assert torch.equal(wrapped["log_probs"], plain["log_probs"]) and set(wrapped) == {"log_probs"}
-
-
 def test_reductions_by_hand() -> None:
     assert float(functional.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
     assert functional.masked_mean(LOGP, MASK, 1).tolist() == pytest.approx([-1.5, -12.5 / 3])
@@ -117,22 +106,16 @@ def test_the_three_losses_by_hand_and_their_gradients() -> None:
     assert about["clipped"].tolist() == [[True, False, False], [True, False, False]]
     clipped.sum().backward()
     torch.testing.assert_close(leaf.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
-    wide, about = functional.compute_grpo_clip_loss(ADVANTAGES, LOGP, OLD, 10.0)
-    assert not about["clipped"].any()
-    torch.testing.assert_close(wide, -ADVANTAGES * (LOGP - OLD).exp())
-
-
-@pytest.mark.parametrize(
-    "how, name",
-    [
+    for how, name in (
         (dict(loss_type="ppo"), "'ppo'"),
         (dict(loss_type="no_baseline"), "raw_rewards"),
         (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "old_log_probs, cliprange"),
-    ],
-)
-def test_a_missing_input_is_named(how: dict, name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        functional.compute_policy_gradient_loss(LOGP, **how)
+    ):
+        with pytest.raises(ConfigError, match=name):
+            functional.compute_policy_gradient_loss(LOGP, **how)
+    wide, about = functional.compute_grpo_clip_loss(ADVANTAGES, LOGP, OLD, 10.0)
+    assert not about["clipped"].any()
+    torch.testing.assert_close(wide, -ADVANTAGES * (LOGP - OLD).exp())
 
 
 def test_micro_batch_steps_by_hand_and_accumulation_divides() -> None:
@@ -170,8 +153,6 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     assert len(data) == (len(stream) - 1) // 50
     assert [i for piece in data for i in piece["input_ids"].tolist()] == stream[: 50 * len(data)]
     assert [i for piece in data for i in piece["labels"].tolist()] == stream[1 : 50 * len(data) + 1]
-    batches = list(functional.iterate_batches(data, 4, shuffle=False))
-    assert [len(b["input_ids"]) for b in batches] == [4] * (len(data) // 4) + [len(data) % 4] * bool(len(data) % 4)
     mixed = functional.PackedSFTDataset(Words(), path, 50, shuffle=True)
     assert sorted(mixed.ids.tolist()) == sorted(data.ids.tolist())
     with pytest.raises(IndexError):
@@ -183,38 +164,25 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
         functional.PackedSFTDataset(Words(), tmp_path / "none.jsonl", 50, shuffle=False)
 
 
-@pytest.mark.parametrize(
-    "text, answer",
-    [
+def test_answers_are_read_as_the_course_says() -> None:
+    for text, letter in (
         ("The correct answer is B. There is only one.", "B"),
         ("The correct answer is 10000 polyomaviruses.", None),
         ("Answer: (c)", "C"),
-        ("D", "D"),
         ("D.\nbecause it is", "D"),
         ("A cat sat there", None),
-        ("", None),
         ("the answer is A... no, the answer is C", "C"),
         ("I am sure the answer is D's friend", None),
-    ],
-)
-def test_mmlu_letters(text: str, answer: str | None) -> None:
-    assert functional.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == answer
-
-
-@pytest.mark.parametrize(
-    "text, answer",
-    [
+    ):
+        assert functional.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == letter
+    for text, number in (
         ("Natalia sold 48/2 = 24 clips in May, 48+24 = 72 clips altogether.", "72"),
         ("seventy-two clips", None),
         ("so $1,234.50.", "1234.50"),
         ("it is -7", "-7"),
-        ("3.", "3"),
         ("48-24", "24"),
-        ("", None),
-    ],
-)
-def test_gsm8k_takes_the_last_number(text: str, answer: str | None) -> None:
-    assert functional.parse_gsm8k_response(text) == answer
+    ):
+        assert functional.parse_gsm8k_response(text) == number
 
 
 def test_per_instance_dpo_is_log_two_at_the_reference_and_prefers_the_chosen(models: tuple[GPT, GPT]) -> None:
@@ -262,25 +230,20 @@ ADAPTERS = {  # names and arguments of tests/adapters.py in the assignment of sp
 }
 
 
-@pytest.fixture(scope="module")
-def adapters() -> ModuleType:
-    return functional
-
-
-def test_the_adapters_have_the_names_and_arguments_of_the_course(adapters: ModuleType) -> None:
-    functions = {name: f for name, f in vars(adapters).items() if name in ADAPTERS}
+def test_the_adapters_have_the_names_and_arguments_of_the_course() -> None:
+    functions = {name: f for name, f in vars(functional).items() if name in ADAPTERS}
     assert {name: " ".join(inspect.signature(f).parameters) for name, f in functions.items()} == ADAPTERS
 
 
-def test_each_adapter_gives_what_the_course_asks_for(
-    adapters: ModuleType, models: tuple[GPT, GPT], tmp_path: Path
-) -> None:
+def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT], tmp_path: Path) -> None:
     """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the library."""
-    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    adapters, ids = functional, torch.tensor([[1, 2, 3], [4, 5, 6]])
     logp = models[0](ids).log_softmax(-1)
     found = adapters.run_get_response_log_probs(model=models[0], input_ids=ids, labels=ids, return_token_entropy=True)
     torch.testing.assert_close(found["log_probs"], logp.gather(-1, ids[..., None])[..., 0])
     torch.testing.assert_close(found["token_entropy"], -(logp.exp() * logp).sum(-1))
+    wrapped = adapters.run_get_response_log_probs(lambda x: SimpleNamespace(logits=models[0](x)), ids, ids, False)
+    assert torch.equal(wrapped["log_probs"], found["log_probs"]) and set(wrapped) == {"log_probs"}
     torch.testing.assert_close(adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1))
     joined = adapters.run_tokenize_prompt_and_output(prompt_strs=["a"], output_strs=["b"], tokenizer=Words())
     assert joined["response_mask"].tolist() == [[True]]
