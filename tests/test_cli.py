@@ -46,8 +46,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_has_a_main_and_examples() -> None:
     for name, entry in COMMANDS.items():
         source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
-        assert f"def {entry.main}(" in source or f"
-{entry.main} = " in source
+        assert f"def {entry.main}(" in source or f"\n{entry.main} = " in source
         assert f"codechat {name}" in source, f"the help of {name} shows no example"
 
 
