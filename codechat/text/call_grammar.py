@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-import llguidance
 import numpy as np
 
 from codechat.core.errors import ConfigError, DataError
@@ -76,6 +75,8 @@ class CallGrammar:
         declines: bool = False,
         strict: bool = False,
     ) -> None:
+        import llguidance  # here: only constrained answers need it
+
         if not tools:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
@@ -225,6 +226,8 @@ def _bounded(schema: Any, place: str = "#") -> Any:
 
 def _problem(schema: Schema) -> str:
     """Why llguidance has no grammar for a schema; empty where it has."""
+    import llguidance
+
     try:
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (TypeError, ValueError) as error:
@@ -240,6 +243,8 @@ class _Vocabulary:
     is none where one id ends an answer."""
 
     def __init__(self, tokenizer: Tokenizer, tags: str) -> None:
+        import llguidance
+
         reserved = tags == "reserved"
         self.tokenizer, self.bos_token_id = tokenizer, None
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]

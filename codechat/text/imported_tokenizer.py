@@ -118,8 +118,9 @@ class ImportedTokenizer:
 
     def decode_inside(self, ids: Sequence[int]) -> str:
         """`decode` for ids within a text, whose first blank is not one that the tokenizer wrote."""
-        end, whole = self.decode([self.eot_id]), self.decode([self.eot_id, *ids])
-        return whole.removeprefix(end) if whole.startswith(end) else self.decode(ids)
+        if not self._leads:
+            return self.decode(ids)
+        return self.decode([self.eot_id, *ids]).removeprefix(self.decode([self.eot_id]))
 
     def token_bytes(self, token: int) -> bytes:
         self._check([token])
