@@ -227,22 +227,16 @@ def test_arguments_that_the_schema_does_not_allow_never_reach_a_function() -> No
         ran.append((path, times, share, dry))
         return "removed"
 
-    kit = terminal.gather(ToolsConfig(ckpt="", constrain="off"), functions=[remove])
-    for bad in (
-        {"path": "/etc/passwd"},
-        {"path": ["tmp.txt"]},
-        {"path": None},
-        *({"path": "tmp.txt", "times": x} for x in ({"a": 1}, "2", True, 1.5)),
-    ):
-        assert respond(kit, "remove", bad)["error"].startswith(next(reversed(bad)))
-    for bad in ({"share": True}, {"share": "1"}, {"dry": 1}):
-        assert respond(kit, "remove", {"path": "tmp.txt", **bad})["error"].startswith(next(iter(bad)))
+    kit, good = terminal.gather(ToolsConfig(ckpt="", constrain="off"), functions=[remove]), {"path": "tmp.txt"}
+    bad = [{"path": x} for x in ("/etc/passwd", ["tmp.txt"], None)]
+    bad += [good | {"times": x} for x in ({"a": 1}, "2", True, 1.5)]
+    bad += [good | x for x in ({"share": True}, {"share": "1"}, {"dry": 1})]
+    for arguments in bad:
+        assert respond(kit, "remove", arguments)["error"].startswith(next(reversed(arguments)))
     assert not ran
-    good = {"path": "tmp.log", "times": 2.0, "share": 1, "dry": True}
-    assert respond(kit, "remove", good) == {"result": "removed"} and ran == [("tmp.log", 2, 1, True)]
-    assert respond(kit, "remove", {"path": "tmp.txt", "times": None})["result"], (
-        "as a parameter that may be None is written"
-    )
+    assert respond(kit, "remove", {"path": "tmp.log", "times": 2.0, "share": 1, "dry": True}) == {"result": "removed"}
+    assert ran == [("tmp.log", 2, 1, True)]
+    assert respond(kit, "remove", good | {"times": None})["result"], "as a parameter that may be None is written"
 
 
 def test_every_failure_of_a_call_is_text_for_the_model() -> None:
@@ -253,14 +247,16 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
         return a // b
 
     kit = kit_of(leave=leave, two=two, long=lambda: "x" * 5000, plain=lambda: {1, 2})
-    assert "no function 'three'" in respond(kit, "three", {})["error"]
-    assert "bad_json" in respond(kit, None, None, "bad_json")["error"]
-    assert "missing 1 required" in respond(kit, "two", {"a": 1})["error"]
-    assert "ZeroDivisionError" in respond(kit, "two", {"a": 1, "b": 0})["error"]
-    assert respond(kit, "leave", {})["error"] == "SystemExit: 3"
-    assert "5014 characters" in respond(kit, "long", {})["error"]
-    assert respond(kit, "plain", {})["result"] == "{1, 2}"
-    assert respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
+    for name, arguments, form, error in (
+        ("three", {}, "object", "no function 'three'"),
+        (None, None, "bad_json", "bad_json"),
+        ("two", {"a": 1}, "object", "missing 1 required"),
+        ("two", {"a": 1, "b": 0}, "object", "ZeroDivisionError"),
+        ("leave", {}, "object", "SystemExit: 3"),
+        ("long", {}, "object", "5014 characters"),
+    ):
+        assert error in respond(kit, name, arguments, form)["error"]
+    assert respond(kit, "plain", {})["result"] == "{1, 2}" and respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
@@ -303,39 +299,39 @@ class Scripted:
         yield self.content
 
 
-@pytest.mark.parametrize(
-    "turns, roles",
-    [
-        ((CALL, "144."), "user assistant function assistant"),
-        ((CALL, CALL, "never said"), "user assistant function assistant"),  # it has its result
-        ((CALL, call("square", x=144), "20736."), "user assistant function assistant function assistant"),
-        ((CALL, UNREADABLE, "never said"), "user assistant function assistant"),
-        ((UNREADABLE, UNREADABLE, "never said"), "user assistant function assistant"),
-        ((UNREADABLE, CALL, "144."), "user assistant function assistant function assistant"),
-        ((call("square", y=1), call("square", y=1), "never said"), "user assistant function assistant"),
-        ((call("square", y=1), CALL, "144."), "user" + " assistant function" * 2 + " assistant"),
-    ],
-)
-def test_an_exchange_ends_with_its_result(
-    monkeypatch: pytest.MonkeyPatch, turns: tuple[str, ...], roles: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def scripted(monkeypatch: pytest.MonkeyPatch, *turns: str, **settings: Any) -> tuple[Scripted, ToolChat]:
     model = Scripted(*turns)
     monkeypatch.setattr(terminal, "open_model", lambda cfg: model)
-    session = ToolChat(ToolsConfig(server="http://x", tools=("square",)))
-    found = session.reply([{"role": "user", "content": REQUEST}])
-    assert [message["role"] for message in found] == roles.split()
-    assert all(held == session.kit.schemas for held in model.held)
+    return model, ToolChat(ToolsConfig(server="http://x", **settings))
+
+
+def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    misfit, other = call("square", y=1), call("square", x=144)
+    for turns, answered in (
+        ((CALL, "144."), 1),
+        ((CALL, CALL, "never said"), 1),  # it has its result
+        ((CALL, other, "20736."), 2),
+        ((CALL, UNREADABLE, "never said"), 1),
+        ((UNREADABLE, UNREADABLE, "never said"), 1),
+        ((UNREADABLE, CALL, "144."), 2),
+        ((misfit, misfit, "never said"), 1),
+        ((misfit, CALL, "144."), 2),
+    ):
+        model, session = scripted(monkeypatch, *turns, tools=("square",))
+        found = session.reply([{"role": "user", "content": REQUEST}])
+        assert [m["role"] for m in found] == ["user", *["assistant", "function"] * answered, "assistant"], turns
+        assert all(held == session.kit.schemas for held in model.held)
+
+
+FOLLOWING = ("Is 97 prime?", "and 91?", REQUEST)
 
 
 def test_the_functions_change_with_the_request_and_stay_where_none_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = Scripted("one", "two", "three")
-    monkeypatch.setattr(terminal, "open_model", lambda cfg: model)
-    session = ToolChat(ToolsConfig(server="http://x", constrain="off"))
-    messages: list[dict[str, str]] = []
-    kits = []
-    for text in ("Is 97 prime?", "and 91?", REQUEST):
+    model, session = scripted(monkeypatch, "one", "two", "three", constrain="off")
+    messages, kits = [], []
+    for text in FOLLOWING:
         messages = session.reply([*messages, {"role": "user", "content": text}])
         kits.append(session.kit.names)
     assert kits[0] == kits[1] == ["is_prime"] and "square" in kits[2] and model.held == [[], [], []]
@@ -343,22 +339,16 @@ def test_the_functions_change_with_the_request_and_stay_where_none_fits(
     assert out.count("offered: is_prime") == 2 and "offered: square" in out
 
 
-@pytest.mark.parametrize(
-    "small, seen", [(True, [["Is 97 prime?"], ["Is 97 prime?", "and 91?"], [REQUEST]]), (False, [1, 2, 3])]
-)
-def test_a_small_model_sees_a_new_request_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: bool, seen: list[Any]
-) -> None:
-    model = Scripted("one", "two", "three")
-    model.loaded = SimpleNamespace(model=None, tools_style="described")
-    monkeypatch.setattr(terminal, "open_model", lambda cfg: model)
-    monkeypatch.setattr(terminal, "mixes_requests", lambda model: small)
-    session = ToolChat(ToolsConfig(ckpt="x"))
-    messages: list[dict[str, str]] = []
-    for text, expected in zip(("Is 97 prime?", "and 91?", REQUEST), seen, strict=True):
-        messages = session.reply([*messages, {"role": "user", "content": text}])
-        asked = [message["content"] for message in messages if message["role"] == "user"]
-        assert asked == expected or len(asked) == expected
+def test_a_small_model_sees_a_new_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = FOLLOWING
+    for small, seen in ((True, [[first], [first, second], [third]]), (False, [FOLLOWING[:n] for n in (1, 2, 3)])):
+        model, _ = scripted(monkeypatch, "one", "two", "three")
+        model.loaded = SimpleNamespace(model=None, tools_style="described")
+        monkeypatch.setattr(terminal, "mixes_requests", lambda model, small=small: small)
+        session, messages = ToolChat(ToolsConfig(ckpt="x")), []
+        for text, expected in zip(FOLLOWING, seen, strict=True):
+            messages = session.reply([*messages, {"role": "user", "content": text}])
+            assert [m["content"] for m in messages if m["role"] == "user"] == list(expected)
 
 
 def test_calls_are_held_to_the_schemas_unless_switched_off(said) -> None:
