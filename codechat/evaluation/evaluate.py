@@ -75,7 +75,7 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that the prompt offers.
     sampler: that of an engine; none = this process. A prompt that fills the model's block counts as failed."""
     _check_sampling(n, ks, temperature)
-    if constrain and episodes.made_by(task):
+    if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")

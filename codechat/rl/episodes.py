@@ -88,7 +88,7 @@ class Episode:
         return self
 
 
-def made_by(task: Task) -> bool:
+def has_environment(task: Task) -> bool:
     """Whether the task's problems are episodes."""
     return hasattr(task, "environment")
 

@@ -147,7 +147,7 @@ def draw(
 
     sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, seed and keys, one per problem
     (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
-    if episodes.made_by(task):
+    if episodes.has_environment(task):
         how = sampling | dict(group_size=group_size, sampler=sampler)
         played = episodes.play(policy, task, problems, tokenizer, tags, **how)
         prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]

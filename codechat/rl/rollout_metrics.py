@@ -56,9 +56,9 @@ def rollout_metrics(
 
     rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which
     groups differ."""
-    own = rank_metrics(batch, tiers, rewards)
-    added = own._replace(
-        means={**own.means, **means}, sums={**own.sums, **sums}, maxima=maxima, ratios={**own.ratios, **ratios}
+    mine = rank_metrics(batch, tiers, rewards)
+    added = mine._replace(
+        means={**mine.means, **means}, sums={**mine.sums, **sums}, maxima=maxima, ratios={**mine.ratios, **ratios}
     )
     return combine_ranks(dist.gather(added))
 
@@ -81,7 +81,7 @@ def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | No
         sums=dict(effective_groups=float((~equal).sum())),
         ratios=dict(entropy=(nats, batch.n_tokens)),
         stds=dict(reward_std=(float(logged.mean()), float(logged.var(correction=0)))),
-        ends=ends_of_lone(rewards),
+        ends=lone_range(rewards),
     )
 
 
@@ -91,16 +91,16 @@ def live_completions(rewards: Tensor) -> Tensor:
     if rewards.shape[1] > 1:
         differ = bool((~zero_variance(rewards)).any())
     else:
-        differ = lone_differ(dist.gather(ends_of_lone(rewards))) > 0
+        differ = ranges_differ(dist.gather(lone_range(rewards))) > 0
     return torch.full(rewards.shape, differ)
 
 
-def ends_of_lone(rewards: Tensor) -> tuple[float, ...]:
+def lone_range(rewards: Tensor) -> tuple[float, ...]:
     """Least and greatest reward where groups have one completion; nothing elsewhere."""
     return () if rewards.shape[1] > 1 else (float(rewards.min()), float(rewards.max()))
 
 
-def lone_differ(ends: Sequence[tuple[float, ...]]) -> float:
+def ranges_differ(ends: Sequence[tuple[float, ...]]) -> float:
     """1 if the rewards of all ranks' lone completions differ, else 0."""
     return float(~zero_variance(torch.tensor(ends, dtype=torch.float64).view(1, -1)))
 
@@ -120,6 +120,6 @@ def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
         between = sum(m * m for m in means) / n - (sum(means) / n) * (sum(means) / n)
         row[name] = math.sqrt(sum(variances) / n + max(0.0, between))
     if first.ends:
-        live = lone_differ([r.ends for r in ranks])
+        live = ranges_differ([r.ends for r in ranks])
         row |= dict(effective_groups=live, frac_zero_std_groups=1.0 - live)
     return row

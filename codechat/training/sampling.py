@@ -70,7 +70,7 @@ class RolloutSampler:
     def longest_row(self) -> int:
         """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and for episodes, which
         are as long as they become."""
-        if packed_attention.dense(dist.device()) or episodes.made_by(self.task):
+        if packed_attention.dense(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)

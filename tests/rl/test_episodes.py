@@ -241,7 +241,11 @@ def test_preferences_are_not_made_of_episodes(batch: rollout.RolloutBatch) -> No
 
 
 def test_counting_is_an_environment() -> None:
-    assert isinstance(Counting(1), Environment) and episodes.made_by(Talk()) and not episodes.made_by(OneTurn())
+    assert (
+        isinstance(Counting(1), Environment)
+        and episodes.has_environment(Talk())
+        and not episodes.has_environment(OneTurn())
+    )
 
 
 def test_values_pass_over_what_the_environment_said() -> None:

@@ -14,7 +14,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.rl.rollout_metrics import (
     RankMetrics,
     combine_ranks,
-    ends_of_lone,
+    lone_range,
     live_completions,
     rank_metrics,
     rollout_metrics,
@@ -110,7 +110,7 @@ def test_groups_of_one_are_judged_together_over_ranks(
         ranks = [batch_of(rewards).take(groups) for groups in parts]
         found = combine_ranks([rank_metrics(batch, TIERS) for batch in ranks])
         assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
-        ends = [ends_of_lone(batch.rewards) for batch in ranks]
+        ends = [lone_range(batch.rewards) for batch in ranks]
         monkeypatch.setattr(dist, "gather", lambda own, ends=ends: ends)
         assert live_completions(ranks[0].rewards).all() == bool(live)
     assert live_completions(BATCH.rewards).all(), "larger groups are each rank's own"
