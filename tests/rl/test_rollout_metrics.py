@@ -14,8 +14,8 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.rl.rollout_metrics import (
     RankMetrics,
     combine_ranks,
-    lone_range,
     live_completions,
+    lone_range,
     rank_metrics,
     rollout_metrics,
 )
