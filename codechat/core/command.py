@@ -35,6 +35,13 @@ def train_main(id: str, argv: list[str] | None = None, *, doc: str | None) -> in
     return 0 if entry.load(entry.function)(cfg).status["status"] == "finished" else INTERRUPTED
 
 
+def parse_and_run(
+    cls: type, function: Callable[[Any], Any], name: str, doc: str | None, argv: list[str] | None = None
+) -> None:
+    """The `main` of `codechat NAME`: call the function with its settings."""
+    function(config.parse(cls, sys.argv[1:] if argv is None else argv, prog=f"codechat {name}", epilog=doc))
+
+
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit code."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):  # sampled text may not fit the terminal's encoding

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any, Literal
 
 from codechat import tasks
 from codechat.core import config
+from codechat.core.command import parse_and_run
 from codechat.core.config import default, opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
@@ -248,7 +248,4 @@ def _first_of_each(
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat counterfactuals`."""
-    words = sys.argv[1:] if argv is None else argv
-    run_swaps(config.parse(SwapsConfig, words, prog="codechat counterfactuals", epilog=__doc__))
+main = partial(parse_and_run, SwapsConfig, run_swaps, "counterfactuals", __doc__)

@@ -10,9 +10,9 @@ Shapes: P groups (problems), G completions each.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from codechat import tasks
 from codechat.core import config
+from codechat.core.command import parse_and_run
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
@@ -223,7 +224,4 @@ def format_diagnosis(diagnosis: Diagnosis, tiers: Mapping[str, float], *, temper
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat diagnose`."""
-    words = sys.argv[1:] if argv is None else argv
-    diagnose(config.parse(DiagnoseConfig, words, prog="codechat diagnose", epilog=__doc__))
+main = partial(parse_and_run, DiagnoseConfig, diagnose, "diagnose", __doc__)

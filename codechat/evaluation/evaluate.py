@@ -15,7 +15,6 @@ Before a score is printed, the problems are searched for in what the checkpoint 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core import config
+from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
@@ -394,7 +394,4 @@ def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     return summary
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat evaluate`."""
-    words = sys.argv[1:] if argv is None else argv
-    run_evaluation(config.parse(EvaluateConfig, words, prog="codechat evaluate", epilog=__doc__))
+main = partial(parse_and_run, EvaluateConfig, run_evaluation, "evaluate", __doc__)

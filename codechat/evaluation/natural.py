@@ -12,14 +12,14 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codechat.core import config
 from codechat.core.atomic_files import write_atomic
+from codechat.core.command import parse_and_run
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
@@ -218,7 +218,4 @@ def _answer(cfg: NaturalConfig, path: Path) -> tuple[int, list[Row]]:
     return int(loaded.meta["step"]), answer_rows(problems, result.examples, trained)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat natural`."""
-    words = sys.argv[1:] if argv is None else argv
-    run_natural(config.parse(NaturalConfig, words, prog="codechat natural", epilog=__doc__))
+main = partial(parse_and_run, NaturalConfig, run_natural, "natural", __doc__)

@@ -13,9 +13,9 @@ splits are copied unchanged.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import torch
 from codechat import tasks
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, read_rows, write_atomic
+from codechat.core.command import parse_and_run
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.distributed import dist
@@ -133,9 +134,7 @@ def rates(result: TaskResult) -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat passk`."""
-    run_passk(config.parse(PasskConfig, sys.argv[1:] if argv is None else argv, prog="codechat passk", epilog=__doc__))
+main = partial(parse_and_run, PasskConfig, run_passk, "passk", __doc__)
 
 
 # ---- codechat filter
@@ -200,7 +199,4 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     return {split: len(problems) for split, problems in files.items()}
 
 
-def main_filter(argv: list[str] | None = None) -> None:
-    """`codechat filter`."""
-    words = sys.argv[1:] if argv is None else argv
-    filter_problems(config.parse(FilterConfig, words, prog="codechat filter", epilog=__doc__))
+main_filter = partial(parse_and_run, FilterConfig, filter_problems, "filter", __doc__)
