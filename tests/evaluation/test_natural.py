@@ -116,29 +116,16 @@ def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
     assert "all_passed" not in wrong and not {"unparseable", "empty"} & set(wrong), dict(zip(SOLUTIONS, wrong))
 
 
-IN_PLACE = """def partition(a, low, high):
-    i = low
-    for j in range(low, high):
-        if a[j] < a[high]:
-            a[i], a[j] = a[j], a[i]
-            i += 1
-    a[i], a[high] = a[high], a[i]
-    return i
-
-def quickSort(a, low, high):
-    if low < high:
-        p = partition(a, low, high)
-        quickSort(a, low, p - 1)
-        quickSort(a, p + 1, high)
-"""
-
-
 def test_a_request_without_a_name_may_be_answered_under_any() -> None:
     quicksort, named = (p for p in of_kind("code") if p.gold["function"] in ("quicksort", "tally_words"))
+    in_place = "def quickSort(a, low, high):\n    a[low : high + 1] = quick(a[low : high + 1])\n"
+    quick_sort = (
+        f"Here it is:\n```python\n{QUICKSORT.replace('quicksort', 'quick_sort')}\nprint(quick_sort([2, 1]))\n```\nBye."
+    )
     answers = [
         QUICKSORT.replace("quicksort", "sort"),
-        f"Here it is:\n```python\n{QUICKSORT.replace('quicksort', 'quick_sort')}\nprint(quick_sort([2, 1]))\n```\nBye.",
-        IN_PLACE,
+        quick_sort,
+        QUICKSORT.replace("quicksort", "quick") + "\n\n" + in_place,
         "def quicksort(xs):\n    return sorted(xs)\n",
         "def quicksort(xs:\n",
     ]
