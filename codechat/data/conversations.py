@@ -176,7 +176,7 @@ def encode_all(
     rows: Iterable[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
-    return list(islice(ledger.usable(encode(row, tokenizer, tags, block_size) for row in rows), limit))
+    return list(islice(ledger.counted(encode(row, tokenizer, tags, block_size) for row in rows), limit))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:

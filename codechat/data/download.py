@@ -17,7 +17,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
@@ -79,7 +79,7 @@ def _fetched(cfg: DownloadConfig, kind: str, partial: Path) -> bool:
 
     patterns = MODEL_FILES if kind == "model" else None
     token = False if cfg.mirror else None  # it is the hub's, not the mirror's
-    where = dict(repo_type=kind, revision=cfg.revision, local_dir=partial, endpoint=cfg.endpoint)
+    where: Any = dict(repo_type=kind, revision=cfg.revision, local_dir=partial, endpoint=cfg.endpoint)
     try:
         huggingface_hub.snapshot_download(cfg.name, token=token, allow_patterns=patterns, **where)
     except errors.HFValidationError as error:

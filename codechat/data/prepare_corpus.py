@@ -45,11 +45,11 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     require_kind(out, "corpus")
     name = cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name
     ledger = Ledger(name, reasons(public_rows.DOCUMENT_REASONS, cfg))
-    limits = dict(max_tokens=cfg.max_tokens, val_share=cfg.val_share)
     texts, tok = islice(_documents(cfg, ledger), cfg.max_examples), tokenizer.load(cfg.tokenizer)
     try:
         with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:
-            return corpus.write_corpus(texts, out, tok, ledger=ledger, progress=bar.update, **limits)
+            how: Any = {"max_tokens": cfg.max_tokens, "progress": bar.update}
+            return corpus.write_corpus(texts, out, tok, ledger=ledger, val_share=cfg.val_share, **how)
     finally:
         print_ledgers([ledger])
 

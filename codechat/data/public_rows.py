@@ -222,9 +222,9 @@ def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") 
         user, answer = request_text(row), cleaned(_column(row, *ANSWERS))
         if not user or not answer:
             return "no_answer" if user else "no_instruction"
-        messages = [*turns_before(row, where), *conversation(user, answer, "")["messages"]]
+        turns = [*turns_before(row, where), *conversation(user, answer, "")["messages"]]
         tools = row.get("tools") or row.get("functions")
-        row = {"tools": tools, "domain": "" if tools else domain_of(answer), "messages": messages}
+        row = {"tools": tools, "domain": "" if tools else domain_of(answer), "messages": turns}
     messages = chat_formats.messages_of(row, where, tools_style)
     return messages if isinstance(messages, str) else _of_messages(row, messages)
 

@@ -69,14 +69,8 @@ class Ledger:
         self.lost[reason] += 1
         self.first.setdefault(reason, where)
 
-    def counted(self, rows: Iterable[T]) -> Iterator[T]:
-        """The rows, each one counted as kept."""
-        for row in rows:
-            self.kept += 1
-            yield row
-
-    def usable(self, items: Iterable[T | str]) -> Iterator[T]:
-        """The items that are no strings, counted as kept; a string is the reason of a loss."""
+    def counted(self, items: Iterable[T | str]) -> Iterator[T]:
+        """The items, each one counted as kept; a string is the reason of a loss."""
         for item in items:
             if isinstance(item, str):
                 self.lose(item)
@@ -250,6 +244,8 @@ def row_format(path: Path) -> str | None:
 def local_rows(path: Path) -> Iterator[Row]:
     """Rows of a file with one of `ENDINGS`, or of all such files of a directory but .json. MissingFile, DataError."""
     kind = row_format(path)
+    if not path.exists():
+        raise MissingFile(f"{path} does not exist; check --source")
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if row_format(f))
         if not files:
@@ -288,8 +284,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
-    if not path.exists():
-        raise MissingFile(f"{path} does not exist; check --source")
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
             yield from map(unpadded, batch.to_pylist(maps_as_pydicts="lossy"))

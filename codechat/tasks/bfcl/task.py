@@ -58,7 +58,7 @@ class BfclTask:
     ) -> None:
         chosen = categories_of(categories)
         self.ledger = Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS))
-        self._problems = list(self.ledger.usable(self._read(str(source), chosen, tools_style)))
+        self._problems = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
         self.ledger.check()
 
     def _read(self, source: str, categories: Collection[str], tools_style: str) -> Iterator[Problem | str]:
