@@ -5,16 +5,13 @@
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
     torchrun --standalone --nproc-per-node 2 -m codechat.labs.chars --objective denoise
 
-GRPO and PPO are used as a pretraining objective: the policy draws symbols and each earns a reward where it is the text's own (tasks/chars.py,
-rl/per_token_rewards.py). GRPO compares the draws of one place with each other, PPO with a learned value. The weight of a KL term rises from 0 to --kl-coef over
---kl-warmup-tokens; its reference is the text's bigram, or the starting weights. Supervised learning and denoising (denoise.py) read the same windows.
+GRPO and PPO pretrain: the policy draws symbols, and each earns a reward where it is the text's own. GRPO compares the draws of one place with each
+other, PPO with a learned value. The weight of a KL term rises from 0 to --kl-coef over --kl-warmup-tokens; its reference is the text's bigram.
+Supervised learning and denoising read the same windows.
 
 `tokens` counts places that went through a backward pass, all ranks and epochs; --max-tokens ends every objective at the same count. `epoch` counts
-the text: a policy that feeds itself spends --group-size places on one symbol of text. Validation is the cross-entropy of held-out text; for
-denoising an upper bound of it. `frac_zero_std_groups` counts places whose draws are all right or all wrong: partial credit makes every place differ,
-but does not tell a right draw from a wrong one. A step in which no advantage differs from 0 moves nothing.
-
-Left out: sharded weights, sampling temperatures, a stop symbol.
+the text: a policy that feeds itself spends --group-size places on one symbol of text. Validation is the cross-entropy of held-out text, for denoising
+an upper bound of it. `frac_zero_std_groups` counts places whose draws are all right or all wrong.
 """
 
 from __future__ import annotations
@@ -80,18 +77,18 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt_len + self.horizon > self.model.block_size:
-            raise ConfigError(
-                f"prompt_len {self.prompt_len} + horizon {self.horizon} exceed block_size {self.model.block_size}; lower --horizon, or raise "
-                f"--model.block-size to {self.prompt_len + self.horizon}"
-            )
+        self.check_length(self.model.block_size)
         if self.objective == "grpo" and self.group_size < 2 and self.baseline != "none":
             raise ConfigError(
-                f"group_size {self.group_size} with baseline {self.baseline!r}: the advantage is always 0; set --group-size 2 or more"
+                f"group_size {self.group_size} with baseline {self.baseline!r}: the advantage is always 0; set --group-size 2"
             )
         if not self.model.causal:
+            raise ConfigError("model.causal is false; required is true; --objective denoise makes it false itself")
+
+    def check_length(self, block_size: int) -> None:
+        if self.prompt_len + self.horizon > block_size:
             raise ConfigError(
-                "model.causal is false; set --objective denoise, which makes it so: any other would see the symbol that it predicts"
+                f"prompt_len {self.prompt_len} + horizon {self.horizon} exceed block_size {block_size}; lower --horizon"
             )
 
     @property

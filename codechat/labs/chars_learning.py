@@ -46,13 +46,10 @@ def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
     if parent:
         shape = config.from_dict(GPTConfig, parent.meta["model_config"])
         check_taken(cfg, shape)
+        cfg.check_length(shape.block_size)
     if shape.causal == (cfg.objective == "denoise"):
         raise ConfigError(
             f"{cfg.init_from} has causal={shape.causal}; objective {cfg.objective} takes the other kind; start from another checkpoint"
-        )
-    if cfg.prompt_len + cfg.horizon > shape.block_size:
-        raise ConfigError(
-            f"prompt_len {cfg.prompt_len} + horizon {cfg.horizon} exceed block_size {shape.block_size} of {cfg.init_from}; lower --horizon"
         )
     return replace(cfg, model=replace(shape, causal=True)), parent, text
 
@@ -63,47 +60,34 @@ class Learner:
     def __init__(self, cfg: CharsConfig, parent: Checkpoint | None, text: chars.Text, world: World) -> None:
         self.cfg, self.text, self.world = cfg, text, world
         # cfg.model says causal, so that a parent of either kind fits it; `shape` says what is built
-        self.shape = replace(cfg.model, causal=cfg.objective != "denoise")
-        self.model = self._build(parent)
-        self.head = ValueHead(self.shape.n_embd).to(world.device)
-        self.bigram = chars.Bigram(text.train, self.shape.n_ids).to(world.device)
-        first = world.rank * cfg.device_batch_size
-        self.mine = torch.arange(first, first + cfg.device_batch_size)  # windows of this rank among those of all
-        self.row: dict[str, float] = {}
-
-    def _build(self, parent: Checkpoint | None) -> GPT:
-        model = sharding.build(lambda: GPT(self.shape), seed=self.cfg.seed, shard_it=False)
+        shape = replace(cfg.model, causal=cfg.objective != "denoise")
+        self.model = sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=False)
         if parent:
-            checkpoint.restore(parent, model)
-        return model
+            checkpoint.restore(parent, self.model)
+        self.head = ValueHead(shape.n_embd).to(world.device)
+        self.bigram = chars.Bigram(text.train, shape.n_ids).to(world.device)
+        self.total = cfg.device_batch_size * world.size  # windows of all ranks
+        self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
+        self.row: dict[str, float] = {}
 
     def begin(self, step: int) -> None:
         """Windows (W, P + T) of the step. All its randomness depends on the seed and the step; every rank takes its part of the same draws."""
         self.row, self.live = {}, True
         self.rng = torch.Generator().manual_seed(step_seed(self.cfg, step))
-        length = self.cfg.prompt_len + self.cfg.horizon
-        windows = self.text.draw_windows(self.cfg.device_batch_size * self.world.size, length, self.rng)
+        windows = self.text.draw_windows(self.total, self.cfg.prompt_len + self.cfg.horizon, self.rng)
         self.windows = windows[self.mine].to(self.world.device)
 
     @torch.no_grad()
     def draw(self, step: int) -> None:
-        """Draw symbols, fed by itself or by the text; PPO also asks for the values of the states."""
+        """Draw symbols, fed by itself or by the text; for PPO also the values of the states."""
         cfg, T, G = self.cfg, self.cfg.horizon, self.cfg.group_size
         self.model.eval()
         with dist.autocast():
             if cfg.feed == "own":
-                self.batch = per_token_rewards.draw_fed_by_itself(
-                    self.model,
-                    self.windows,
-                    T,
-                    G,
-                    seed=step_seed(cfg, step),
-                    first=int(self.mine[0]),
-                    credit=bool(cfg.partial_logprob),
-                )
+                how = dict(seed=step_seed(cfg, step), first=int(self.mine[0]), credit=bool(cfg.partial_logprob))
+                self.batch = per_token_rewards.draw_fed_by_itself(self.model, self.windows, T, G, **how)
             else:
-                shape = (cfg.device_batch_size * self.world.size, G, T)
-                uniforms = torch.rand(*shape, generator=self.rng, dtype=torch.float64)[self.mine]
+                uniforms = torch.rand(self.total, G, T, generator=self.rng, dtype=torch.float64)[self.mine]
                 uniforms = uniforms.to(self.world.device)
                 self.batch = per_token_rewards.draw_fed_by_text(self.model, self.windows, T, G, uniforms)
             if cfg.objective == "ppo":
@@ -121,10 +105,8 @@ class Learner:
             self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, cfg.baseline)
             moves = self.advantage != 0
         else:
-            flat = rewards.flatten(0, 1)
-            found = advantages.estimate_gae(
-                flat, self.old_values.flatten(0, 1), torch.ones_like(flat), gamma=0.0, lam=LAMBDA
-            )
+            flat, values = rewards.flatten(0, 1), self.old_values.flatten(0, 1)
+            found = advantages.estimate_gae(flat, values, torch.ones_like(flat), gamma=0.0, lam=LAMBDA)
             self.advantage, self.returns = (x.view_as(rewards) for x in found)
             self.row["explained_variance"] = explained_variance(self.returns, self.old_values)
             moves = rewards != rewards[0, 0, 0]
@@ -149,49 +131,44 @@ class Learner:
 
     def loss(self, update: int) -> Tensor:
         """The loss of one update, divided by the places of all ranks; gradients of ranks are summed."""
-        if self.cfg.objective == "supervised":
-            return self._of_places(self._supervised())
-        if self.cfg.objective == "denoise":
-            return self._of_places(self._denoising())
-        return self._rewarded(update) / self.world.size
-
-    def _of_places(self, nats: Tensor) -> Tensor:
-        loss = nats / (self.cfg.device_batch_size * self.cfg.horizon * self.world.size)
+        if self.cfg.learns_from_rewards:
+            return self._rewarded(update) / self.world.size
+        with dist.autocast():
+            nats = self._supervised() if self.cfg.objective == "supervised" else self._denoising()
+        loss = nats / (self.total * self.cfg.horizon)
         self._log(train_loss=float(loss.detach()) * self.world.size)
         return loss
 
     def _supervised(self) -> Tensor:
         """Summed cross-entropy of the learned symbols, nats."""
         targets = self.windows[:, 1:].clone()
-        targets[:, : self.cfg.prompt_len - 1] = -100
-        with dist.autocast():
-            return self.model.loss(self.windows[:, :-1], targets, reduction="sum")
+        targets[:, : self.cfg.prompt_len - 1] = denoise.IGNORE
+        return self.model.loss(self.windows[:, :-1], targets, reduction="sum")
 
     def _denoising(self) -> Tensor:
         """Summed bound of the cross-entropy, nats, at masks that all ranks draw together."""
-        W, T = self.cfg.device_batch_size * self.world.size, self.cfg.horizon
         offset = float(torch.rand((), generator=self.rng, dtype=torch.float64))
-        counts = denoise.mask_counts(self.mine, W, T, offset).to(self.world.device)
-        ranks = denoise.random_ranks(W, T, self.rng)[self.mine].to(self.world.device)
-        with dist.autocast():
-            return denoise.bound(self.model, self.windows, counts, ranks).sum()
+        counts = denoise.mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(self.world.device)
+        ranks = denoise.random_ranks(self.total, self.cfg.horizon, self.rng)[self.mine].to(self.world.device)
+        return denoise.bound(self.model, self.windows, counts, ranks).sum()
 
     def _rewarded(self, update: int) -> Tensor:
         """Clipped policy loss of one minibatch, with its KL, entropy and value terms: means over its draws."""
         cfg = self.cfg
-        chosen = list(range(update % cfg.minibatches, cfg.device_batch_size, cfg.minibatches))
-        part, at = self.batch.take(chosen), self.batch.rows(chosen)
+        at = self.batch.rows(range(update % cfg.minibatches, cfg.device_batch_size, cfg.minibatches))
+        part, advantage = self.batch.take(at), self.advantage[at]
         with dist.autocast():
             hidden = per_token_rewards.states(self.model, part.inputs, cfg.horizon)
             logprobs, entropy = per_token_rewards.symbol_logprobs(
                 self.model, part.inputs, hidden, part.drawn, entropy_grad=cfg.entropy_coef != 0
             )
-        advantage, on = self.advantage[at], torch.ones_like(logprobs)
+        on = torch.ones_like(logprobs)
         ratio = losses.policy_ratio(logprobs, part.logprobs, on)
-        draw_loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP)
+        policy_loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP).mean()
         stats = losses.clip_statistics(ratio, logprobs, part.logprobs, advantage, on, CLIP, CLIP)
-        loss = draw_loss.mean() - cfg.entropy_coef * entropy.mean()
-        self._log(policy_loss=loss.detach())
+        clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
+        loss = policy_loss - cfg.entropy_coef * entropy.mean()
+        self._log(policy_loss=loss.detach(), entropy=entropy.detach().mean(), clip_frac=clipped)
         if cfg.kl_coef:
             reference = self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)  # (R, S, T)
             kl = losses.kl_estimate(logprobs, reference).mean()
@@ -202,8 +179,6 @@ class Learner:
             error = losses.value_loss(values, self.old_values[at], self.returns[at], CLIP).mean()
             loss = loss + VALUE_COEF * error
             self._log(value_loss=error.detach())
-        clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
-        self._log(entropy=entropy.detach().mean(), clip_frac=clipped)
         if update == 0:
             self.row["logprob_mismatch"] = float((logprobs.detach() - part.logprobs).abs().max())
         return loss
@@ -225,53 +200,33 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
     ranks = [denoise.random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not model.cfg.causal else []
     size = text.symbol_bytes()
     for rows in mine.split(cfg.device_batch_size):
-        ids = windows[rows].to(device)
+        ids, nats, right = windows[rows].to(device), 0.0, 0.0
         with dist.autocast(device):
             if model.cfg.causal:
-                found = per_token_rewards.symbol_logprobs(
-                    model, ids[:, :-1], per_token_rewards.states(model, ids[:, :-1], T), ids[:, None, -T:]
-                )[0].double()
-                nats, right = -found.sum(), found.exp().sum()
-            else:
-                counts = [
-                    denoise.mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
-                    for i in range(VAL_DRAWS)
-                ]
-                nats = (
-                    sum(denoise.bound(model, ids, c, r[rows].to(device)).double().sum() for c, r in zip(counts, ranks))
-                    / VAL_DRAWS
-                )
-                right = torch.zeros(())
-        sums += torch.tensor(
-            [float(nats), float(right), len(rows) * T, int(size[windows[rows, -T:]].sum())], dtype=torch.float64
-        )
+                states = per_token_rewards.states(model, ids[:, :-1], T)
+                logprobs, _ = per_token_rewards.symbol_logprobs(model, ids[:, :-1], states, ids[:, None, -T:])
+                nats, right = -float(logprobs.double().sum()), float(logprobs.double().exp().sum())
+            for i, order in enumerate(ranks):
+                counts = denoise.mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
+                nats += float(denoise.bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
+        counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
+        sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
-    found = {
-        "val_loss": nats / symbols,
-        "val_bpb": nats / math.log(2) / n_bytes,
-        "val_symbols": int(symbols),
-        "val_bound": not model.cfg.causal,
-    }
+    found = dict(val_loss=nats / symbols, val_bpb=nats / math.log(2) / n_bytes, val_symbols=int(symbols))
+    found["val_bound"] = not model.cfg.causal
     return found | ({"val_accuracy": right / symbols} if model.cfg.causal else {})
 
 
 @torch.no_grad()
-def write_samples(
-    model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device, length: int | None = None
-) -> list[dict[str, str]]:
-    """Texts of `length` symbols (default: the horizon) after held-out prompts."""
-    T = length or cfg.horizon
-    prompts = text.val_windows(cfg.prompt_len, cfg.prompt_len + cfg.horizon, cfg.samples).to(device)
+def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> list[dict[str, str]]:
+    """Texts of one horizon after held-out prompts."""
+    P, T = cfg.prompt_len, cfg.horizon
+    prompts = text.val_windows(P, P + T, cfg.samples).to(device)
     with dist.autocast(device):
         if model.cfg.causal:
-            done = generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)
-            drawn = [c.ids for c in done]
+            drawn = [c.ids for c in generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)]
         else:
             rng = torch.Generator().manual_seed(cfg.seed)
-            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[
-                :, cfg.prompt_len :
-            ].tolist()
-    return [
-        dict(prompt=text.tokenizer.decode(p), completion=text.tokenizer.decode(d))
-        for p, d in zip(prompts.tolist(), drawn)
-    ]
+            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, P:].tolist()
+    decode = text.tokenizer.decode
+    return [dict(prompt=decode(p), completion=decode(d)) for p, d in zip(prompts.tolist(), drawn)]

@@ -1,17 +1,9 @@
 """Per-token rewards: G draws at each of T places of a window of text, and their advantages.
 
-The context of a draw is one of two:
-
-    own     the policy's own symbols, as in sampling: after the first wrong symbol it is compared with a text that it no longer sees. The G draws
-            of a window are G rows.
-    text    the text's symbols, as in supervised training (teacher forcing): the G draws of a place share one context, one row and one forward
-            pass. A draw does not change later contexts, so its own reward is its whole return.
-
-Under `text` the expected reward of a place is p, the probability of its correct symbol. The gradient is p times that of log p: the supervised
-gradient weighted by p. So an untrained policy learns little where p is small, and the optimum is to be sure of the likeliest symbol, not to know
-the distribution.
-
-Left out: prompts of different lengths, stop symbols (a window is always full).
+A draw reads the policy's own symbols, as in sampling (G rows for each window), or the text's, as in supervised training: then the G draws of a place
+share one row, and a draw changes no later context, so its own reward is its whole return. The expected reward of such a place is p, the probability of
+its correct symbol, and its gradient p times that of log p: an untrained policy learns little where p is small, and the optimum is to be sure of the
+likeliest symbol, not to know the distribution.
 
 Shapes: W windows of P + T symbols, G draws; R rows of S draws at T places: (W G, 1, T) for `own`, (W, G, T) for `text`; V vocabulary, D width.
 Log-probabilities and entropies in nats.
@@ -28,7 +20,7 @@ from torch import Tensor
 
 from codechat.models import generate
 from codechat.models.gpt import GPT
-from codechat.rl.advantages import Baseline, estimate_gae, group_advantages
+from codechat.rl.advantages import Baseline, group_advantages
 
 
 @dataclass(frozen=True)
@@ -44,24 +36,18 @@ class TokenRewardBatch:
     group_size: int
 
     @property
-    def places(self) -> int:
-        return self.drawn.shape[2]
-
-    @property
     def before(self) -> Tensor:
         """(R, 1, T) the symbol before each place."""
-        return self.inputs[:, None, -self.places :]
+        return self.inputs[:, None, -self.drawn.shape[2] :]
 
     def rows(self, windows: Sequence[int]) -> Tensor:
-        """The rows of these windows, in this order."""
+        """Numbers of the rows of these windows, in this order."""
         per_window = self.group_size // self.drawn.shape[1]
         return torch.arange(len(self.inputs)).view(-1, per_window)[list(windows)].flatten()
 
-    def take(self, windows: Sequence[int]) -> TokenRewardBatch:
-        """The batch of these windows."""
-        at = self.rows(windows)
+    def take(self, rows: Tensor) -> TokenRewardBatch:
         tensors = (self.inputs, self.drawn, self.logprobs, self.truth, self.truth_logprobs)
-        return TokenRewardBatch(*(x[at] for x in tensors), self.group_size)
+        return TokenRewardBatch(*(x[rows] for x in tensors), self.group_size)
 
 
 def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
@@ -86,8 +72,7 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
     hidden = states(model, inputs, places)
     logits = F.linear(hidden.flatten(0, 1), model.head_weight()).float()  # (W T, V)
     logits[:, model.cfg.n_ids :] = -torch.inf
-    how = generate.Truncation()
-    drawn = [generate.draw(logits.clone(), how, uniforms[:, g].flatten()) for g in range(group_size)]
+    drawn = [generate.draw(logits.clone(), generate.Truncation(), uniforms[:, g].flatten()) for g in range(group_size)]
     ids, logprobs = (torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn))
     return TokenRewardBatch(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0], group_size)
 
@@ -117,11 +102,7 @@ def group_by_place(rewards: Tensor, group_size: int) -> Tensor:
     return rewards.view(-1, group_size, rewards.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
-def place_advantages(rewards: Tensor, group_size: int, baseline: Baseline, gamma: float = 0.0) -> Tensor:
-    """Advantages (R, S, T) of rewards (R, S, T): each draw against the other draws of its place.
-
-    gamma > 0 adds the discounted rewards of later places of the same row, which depend on the draw only in its own context."""
-    flat = rewards.flatten(0, 1)
-    returns, _ = estimate_gae(flat, torch.zeros_like(flat), torch.ones_like(flat), gamma=gamma, lam=1.0)
-    advantages = group_advantages(group_by_place(returns, group_size), baseline)  # (W T, G)
+def place_advantages(rewards: Tensor, group_size: int, baseline: Baseline) -> Tensor:
+    """Advantages (R, S, T) of rewards (R, S, T): each draw against the other draws of its place."""
+    advantages = group_advantages(group_by_place(rewards, group_size), baseline)  # (W T, G)
     return advantages.view(-1, rewards.shape[-1], group_size).transpose(1, 2).reshape(rewards.shape)
