@@ -16,6 +16,7 @@ from codechat.evaluation.intervals import (
     estimate_pass_at_k,
     hierarchical_interval,
     paired_bootstrap,
+    share_difference,
     wilson_interval,
 )
 
@@ -121,3 +122,10 @@ def test_the_mean_of_equal_values_has_the_range_of_the_task() -> None:
         assert (best.lo, best.hi) == (4 - share * 4, 4) and (worst.lo, worst.hi) == (0, share * 4)
         mixed = [i % 3 / 2 for i in range(50)]  # bounds play no part where values differ
         assert results.mean_over(problems, mixed, 3) == results.mean_over(problems, mixed, 3, largest=4.0)
+
+
+def test_a_difference_of_shares_has_newcombes_interval() -> None:
+    found = share_difference((48, 80), (56, 70))  # his table II, row a, method 10
+    assert (round(found.value, 4), round(found.lo, 4), round(found.hi, 4)) == (0.2, 0.0524, 0.3339)
+    back = share_difference((56, 70), (48, 80))
+    assert (back.lo, back.hi) == pytest.approx((-found.hi, -found.lo)) and share_difference((0, 9), (0, 9)).lo < 0

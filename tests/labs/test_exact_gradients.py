@@ -5,9 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codechat.labs import exact_gradients
+from codechat.labs.exact_gradients import (
+    ESTIMATORS,
+    Groups,
+    Loss,
+    World,
+    cosine,
+    every_group,
+    expectation,
+    gae_loss,
+    group_gradients,
+    group_loss,
+    kl_in_loss,
+    kl_in_reward,
+    staircase,
+)
+from codechat.rl import losses
 
-WORLD = exact_gradients.World(length=3, reward=lambda text: exact_gradients.staircase(text, "ab"))
+WORLD = World(length=3, reward=lambda text: staircase(text, "ab"))
 THETA, REFERENCE = WORLD.policy(seed=1), WORLD.policy(seed=2)
 TRUTH = WORLD.gradient(THETA)
 
@@ -16,8 +31,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.allclose(a, b, atol=1e-12, rtol=1e-9))
 
 
-def mean_of(loss: exact_gradients.Loss, group_size: int = 2, **how: torch.Tensor) -> torch.Tensor:
-    return exact_gradients.expectation(WORLD, THETA, loss, group_size, **how)
+def mean_of(loss: Loss, group_size: int = 2, **how: torch.Tensor) -> torch.Tensor:
+    return expectation(WORLD, THETA, loss, group_size, **how)
 
 
 def test_the_world_is_complete() -> None:
@@ -54,51 +69,41 @@ def test_the_gradient_is_the_expected_score_times_reward() -> None:
 )
 def test_unbiased_up_to_a_known_factor(name: str, factor: float) -> None:
     """The group mean includes the completion itself, which scales the gradient by (G - 1) / G."""
-    assert same(mean_of(exact_gradients.ESTIMATORS[name]), factor * TRUTH)
-
-
-@pytest.mark.parametrize("group_size", [2, 3])
-def test_the_factor_of_the_group_mean_is_that_of_its_size(group_size: int) -> None:
-    assert same(mean_of(exact_gradients.ESTIMATORS["group mean"], group_size), (group_size - 1) / group_size * TRUTH)
+    assert same(mean_of(ESTIMATORS[name]), factor * TRUTH)
+    assert name != "group mean" or same(mean_of(ESTIMATORS[name], 3), 2 / 3 * TRUTH)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "ppo, wrong value", "expert iteration"])
 def test_biased_by_more_than_a_factor(name: str) -> None:
-    found = mean_of(exact_gradients.ESTIMATORS[name])
+    found = mean_of(ESTIMATORS[name])
     along = (found @ TRUTH) / (TRUTH @ TRUTH) * TRUTH
     assert float((found - along).norm() / found.norm()) > 0.02
-    assert exact_gradients.cosine(found, TRUTH) > 0.5  # and still uphill
+    assert cosine(found, TRUTH) > 0.5  # and still uphill
 
 
 def test_where_the_bias_of_grpo_comes_from() -> None:
     """Division by the std alone, and by the length alone, each turn the gradient."""
     for baseline, aggregation in (("zscore", "constant"), ("leave_one_out", "sequence"), ("leave_one_out", "token")):
-        found = mean_of(exact_gradients.group_loss(baseline=baseline, aggregation=aggregation), 3)
-        assert exact_gradients.cosine(found, TRUTH) < 0.9999
-    assert (
-        exact_gradients.cosine(
-            mean_of(exact_gradients.group_loss(baseline="leave_one_out", aggregation="constant"), 3), TRUTH
-        )
-        > 1 - 1e-12
-    )
+        found = mean_of(group_loss(baseline=baseline, aggregation=aggregation), 3)
+        assert cosine(found, TRUTH) < 0.9999
+    unbiased = mean_of(group_loss(baseline="leave_one_out", aggregation="constant"), 3)
+    assert cosine(unbiased, TRUTH) > 1 - 1e-12
 
 
 def test_lambda_one_is_unbiased_for_any_value_and_less_needs_the_exact_one() -> None:
-    assert same(mean_of(exact_gradients.gae_loss(lam=1.0, value_error=0.5)), TRUTH)
-    assert same(mean_of(exact_gradients.gae_loss(lam=0.0)), TRUTH)
-    assert not same(mean_of(exact_gradients.gae_loss(lam=0.0, value_error=0.5)), TRUTH)
+    assert same(mean_of(gae_loss(lam=1.0, value_error=0.5)), TRUTH)
+    assert same(mean_of(gae_loss(lam=0.0)), TRUTH)
+    assert not same(mean_of(gae_loss(lam=0.0, value_error=0.5)), TRUTH)
 
 
 def test_baselines_lower_the_variance() -> None:
-    at, p = exact_gradients.every_group(WORLD, 2, THETA)
+    at, p = every_group(WORLD, 2, THETA)
 
-    def variance(loss: exact_gradients.Loss) -> float:
-        found = exact_gradients.group_gradients(WORLD, THETA, loss, at)
+    def variance(loss: Loss) -> float:
+        found = group_gradients(WORLD, THETA, loss, at)
         return float(p @ (found - p @ found).square().sum(1))
 
-    plain, other, critic = (
-        variance(exact_gradients.ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value")
-    )
+    plain, other, critic = (variance(ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value"))
     assert critic < plain and other != plain
 
 
@@ -106,24 +111,17 @@ def test_baselines_lower_the_variance() -> None:
 
 
 def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
-    """Sampled from another policy: importance sampling needs the product of all ratios; the ratio of one token ignores the others, and no ratio is
-    worse."""
+    """Importance sampling needs the product of all ratios; the ratio of one token ignores the others, and no ratio is worse."""
 
-    def exact(groups: exact_gradients.Groups, logprobs: torch.Tensor) -> torch.Tensor:
+    def exact(groups: Groups, logprobs: torch.Tensor) -> torch.Tensor:
         ratio = (logprobs - groups.rows(WORLD.logprobs(groups.old))).sum(1, keepdim=True).detach().exp()
-        return (
-            -ratio
-            * exact_gradients.group_advantages(groups.rewards, "none").view(-1, 1)
-            * logprobs
-            / groups.at.shape[1]
-        )
+        return ratio * without(groups, logprobs)
 
-    def without(groups: exact_gradients.Groups, logprobs: torch.Tensor) -> torch.Tensor:
+    def without(groups: Groups, logprobs: torch.Tensor) -> torch.Tensor:
         return -groups.rewards.view(-1, 1) * logprobs / groups.at.shape[1]
 
     old = THETA + 0.3 * (REFERENCE - THETA)
-    found = [mean_of(loss, old=old) for loss in (exact, exact_gradients.ESTIMATORS["no baseline"], without)]
-    errors = [float((f - TRUTH).norm()) for f in found]
+    errors = [float((mean_of(loss, old=old) - TRUTH).norm()) for loss in (exact, ESTIMATORS["no baseline"], without)]
     assert errors[0] < 1e-12 < errors[1] < errors[2]
 
 
@@ -132,49 +130,32 @@ def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
 
 def test_k1_in_the_loss_is_noise_of_mean_zero() -> None:
     """Without any reward it still moves a policy, in random directions."""
-    loss = exact_gradients.kl_in_loss("k1", REFERENCE)
+    loss = kl_in_loss("k1", REFERENCE)
     assert same(mean_of(loss), torch.zeros_like(TRUTH))
     at = WORLD.sample(THETA, 50, 4)
-    assert float(exact_gradients.group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
+    assert float(group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
 
 
 def test_k2_in_the_loss_is_the_next_tokens_kl_and_k3_the_reverse_one() -> None:
-    assert same(mean_of(exact_gradients.kl_in_loss("k2", REFERENCE)), WORLD.next_token_kl_gradient(THETA, REFERENCE))
-    assert same(
-        mean_of(exact_gradients.kl_in_loss("k3", REFERENCE)),
-        WORLD.next_token_kl_gradient(THETA, REFERENCE, reverse=True),
-    )
-    # neither sees that a token leads to other prefixes
-    assert (
-        exact_gradients.cosine(WORLD.next_token_kl_gradient(THETA, REFERENCE), WORLD.kl_gradient(THETA, REFERENCE))
-        < 0.999
-    )
-    one = exact_gradients.World(length=1)
+    forward, backward = (WORLD.next_token_kl_gradient(THETA, REFERENCE, reverse=r) for r in (False, True))
+    assert same(mean_of(kl_in_loss("k2", REFERENCE)), forward) and same(mean_of(kl_in_loss("k3", REFERENCE)), backward)
+    assert cosine(forward, WORLD.kl_gradient(THETA, REFERENCE)) < 0.999, "a token leads to other prefixes"
+    one = World(length=1)
     a, b = one.policy(1), one.policy(2)
-    assert same(exact_gradients.expectation(one, a, exact_gradients.kl_in_loss("k2", b)), one.kl_gradient(a, b))
-    assert not same(exact_gradients.expectation(one, a, exact_gradients.kl_in_loss("k3", b)), one.kl_gradient(a, b))
+    assert same(expectation(one, a, kl_in_loss("k2", b)), one.kl_gradient(a, b))
+    assert not same(expectation(one, a, kl_in_loss("k3", b)), one.kl_gradient(a, b))
 
 
 def test_k1_in_the_reward_is_the_gradient_of_the_kl_and_the_others_are_not() -> None:
     exact = WORLD.kl_gradient(THETA, REFERENCE)
-    assert same(-mean_of(exact_gradients.kl_in_reward("k1", REFERENCE)), -exact)
+    assert same(-mean_of(kl_in_reward("k1", REFERENCE)), -exact)
     for kind in ("k2", "k3"):
-        assert not same(mean_of(exact_gradients.kl_in_reward(kind, REFERENCE)), exact)
+        assert not same(mean_of(kl_in_reward(kind, REFERENCE)), exact)
 
 
 def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
     p, exact = WORLD.probabilities(THETA), float(WORLD.kl(THETA, REFERENCE))
-    found = {
-        k: float(
-            p
-            @ (
-                exact_gradients.losses.kl_estimate(WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE), k) * WORLD.mask
-            ).sum(1)
-        )
-        for k in ("k1", "k2", "k3")
-    }
+    at = WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE)
+    found = {k: float(p @ (losses.kl_estimate(*at, k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")}
     assert found["k1"] == pytest.approx(exact, rel=1e-10) and found["k3"] == pytest.approx(exact, rel=1e-10)
     assert found["k2"] != pytest.approx(exact, rel=1e-2)
-
-
-# ---------------------------------------------------------------- frozen rollouts

@@ -65,23 +65,15 @@ def test_shapes_in_closed_form(shape: str, rewards: dict[str, float]) -> None:
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
-    rows = {
-        r["shape"]: r
-        for r in reward_ablation.shape_rows(
-            batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]])
-        )
-    }
+    batch = batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]])
+    rows = {r["shape"]: r for r in reward_ablation.shape_rows(batch)}
     assert {s: r["effective_groups"] for s, r in rows.items()} == dict(binary=1, fractional=1, tiered=1, staircase=2)
     assert rows["staircase"]["group_variance"] == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
     for row in rows.values():
-        pulls = [
-            row[f"pull/{t}"] for t in ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
-        ]
+        pulls = [value for name, value in row.items() if name.startswith("pull/")]
         assert sum(pulls) == pytest.approx(0, abs=1e-9) and sum(map(abs, pulls)) == pytest.approx(1)
-    assert (
-        rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"]
-        and rows["binary"]["pull/name_only"] == 0
-    )
+    assert rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"]
+    assert rows["binary"]["pull/name_only"] == 0
 
 
 @pytest.mark.parametrize("tags", ["reserved", "text"])
@@ -89,15 +81,12 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     model = loaded(tags)
     ids = chat.completion_ids(TEXTS["full"], TOK, tags)
     parts = reward_ablation.parts_of(ids, model)
-    spelled = {
-        p: "".join(chat.decode([i], TOK) for i, q in zip(ids, parts, strict=True) if q == p).strip()
-        for p in reward_ablation.PARTS
-    }
-    assert spelled["tag"] == "<functioncall>" and spelled["end"] == "<|end|>" and spelled["prose"] == ""
+    spelled = dict.fromkeys(reward_ablation.PARTS, "")
+    for i, part in zip(ids, parts, strict=True):
+        spelled[part] += chat.decode([i], TOK)
+    assert spelled["tag"].strip() == "<functioncall>" and spelled["end"].strip() == "<|end|>" and not spelled["prose"]
     assert (
-        spelled["name"].startswith("add")
-        and '"a": 12, "b": 7' in spelled["arguments"]
-        and '"name"' in spelled["form"].replace(" ", "")
+        spelled["name"].startswith("add") and '"a": 12, "b": 7' in spelled["arguments"] and '"name"' in spelled["form"]
     )
     assert set(reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
     assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
@@ -107,25 +96,20 @@ def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
     norms = xray_steps.token_gradients(model.model, batch, advantages)
-    assert (
-        norms.shape == batch.mask().shape
-        and (norms[:2][batch.mask()[:2]] > 0).all()
-        and not norms[2:].any()
-        and not norms[~batch.mask()].any()
-    )
+    assert norms.shape == batch.mask().shape and (norms[:2][batch.mask()[:2]] > 0).all()
+    assert not norms[2:].any() and not norms[~batch.mask()].any()
     torch.testing.assert_close(xray_steps.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
     assert all(p.grad is None for p in model.model.parameters())
 
 
 def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root: Path) -> None:
     model = loaded()
+    meta = {"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
     with Run.create("tiny", {"a": 1}, kind="sft") as run:
-        checkpoint.save(
-            run.path, 1, model=model.model, meta={"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
-        )
+        checkpoint.save(run.path, 1, model=model.model, meta=meta)
     cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
     rows = reward_ablation.ablate_rewards(cfg).evals()
-    assert {w: len(rows[rows["what"] == w]) for w in ("shape",)} == {"shape": 4}
+    assert (rows["what"] == "shape").sum() == 4
     assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
     with pytest.raises(MissingFile):
         reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))

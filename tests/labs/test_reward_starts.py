@@ -14,8 +14,6 @@ import torch
 
 from codechat.labs import reward_starts
 from codechat.labs.reward_starts import RL, SHAPES, Setting
-from codechat.models import optim
-from codechat.rl.advantages import group_advantages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import reward_rows  # noqa: E402
@@ -95,24 +93,3 @@ def test_only_rewards_that_differ_move_the_policy(setting: Setting) -> None:
         moved[shape] = any(not torch.equal(a, b) for a, b in zip(first.parameters(), policy.parameters()))
         assert moved[shape] == (step["live"] > 0)
     assert not moved["binary"]
-
-
-def test_adamw_divides_a_constant_factor_of_the_reward_out() -> None:
-    """Two steps with gradients g and 5 g end at the same weights: the reason why no learning rate per reward is needed."""
-    torch.manual_seed(0)
-    gradients, ends = torch.randn(2, 4, 4), []
-    for factor in (1.0, 5.0):
-        layer = torch.nn.Linear(4, 4, bias=False)
-        torch.nn.init.ones_(layer.weight)
-        (optimizer,) = optim.build(layer, lr=0.1, weight_decay=0.0)
-        for g in gradients:
-            layer.weight.grad = factor * g
-            optimizer.step()
-        ends.append(layer.weight.detach())
-    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-5)
-
-
-def test_zscore_gives_every_group_with_variance_the_same_weight() -> None:
-    rewards = torch.tensor([[1.0, 0, 0, 0], [0.35, 0.55, 0.35, 0.55], [1.0, 1, 1, 1]])
-    norms = group_advantages(rewards, "zscore").norm(dim=1)
-    torch.testing.assert_close(norms, torch.tensor([3.0, 3.0, 0.0]).sqrt(), rtol=1e-4, atol=0)
