@@ -9,7 +9,7 @@ enumerations of the schemas.
 The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, arguments
 in the order of the schema; llguidance makes masks of it in microseconds a token. A call that has begun ends in time:
 none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the sampled id
-by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that needs none may still begin too late.)
+by that way. (Where the tag is spelled in ordinary tokens, a call that is not required may still begin too late.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from codechat.text.tokenizer import Tokenizer
 Schema = dict[str, Any]
 LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-REPEATS = 2  # of a place in that way, before a way out of a repetition is looked for; a list of so many elements is just written
+REPEATS = 2  # of a place in that way, before a way out of a repetition is looked for
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
 BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes

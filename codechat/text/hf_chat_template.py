@@ -46,9 +46,9 @@ class Turn(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What a template writes around each answer. asked: the generation prompt of `USER`; before: its end. closing ends with the special
-    token `stop`; next: it and what follows before a question; after: what follows at the end of a conversation. blank: what the tokenizer adds to
-    the beginning of an answer."""
+    """What a template writes around each answer. asked: the generation prompt of `USER`; before: its end. closing ends
+    with the special token `stop`; next: it and what follows before a question; after: what follows at the end of a
+    conversation. blank: what the tokenizer adds to the beginning of an answer."""
 
     asked: str
     before: str

@@ -3,8 +3,8 @@ and chat template.
 
 The checkpoint's meta.json holds the whole file, so a run needs no directory beside it. `encode` treats text as ordinary
 text: special tokens in it are spelled in pieces, so no document forges a turn. Added tokens that are not special
-(<think>) are single ids. `encode_behind` is for text from a chat template. SentencePiece's tokenizers write a blank before
-a text (Llama 2): `encode_inside` and `decode_inside` are for texts within another, such as answers.
+(<think>) are single ids. `encode_behind` is for text from a chat template. SentencePiece's tokenizers write a blank
+before a text (Llama 2): `encode_inside` and `decode_inside` are for texts within another, such as answers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@ mode."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,8 @@ from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
 
 VOCABULARIES = ("bytes", "gpt2:4096", "python:4096", "gpt2")
-ODD = {
-    "name": "odd",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "unit": {"enum": ["celsius", 'with "quotes"', "ü"]},
-            "flag": {"type": "boolean"},
-            "list": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-            "any": {},
-            "free": {"type": "object"},
-            "maybe": {"type": ["number", "null"]},
-        },
-        "required": ["unit", "list"],
-    },
-}
+SCHEMAS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
+ODD = SCHEMAS["odd"]
 OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
 
 
@@ -67,36 +56,11 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
     assert len(seen) >= 3
 
 
-ITEM = {
-    "type": "object",
-    "properties": {
-        "colour": {"$ref": "#/$defs/Colour"},
-        "inner": {"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}]},
-    },
-    "required": ["colour", "inner"],
-}
-NESTED = {  # as pydantic writes models within models
-    "name": "paint",
-    "parameters": {
-        "type": "object",
-        "$defs": {"Colour": {"enum": ["red", "blue"]}, "Item": ITEM},
-        "properties": {"item": {"$ref": "#/$defs/Item"}},
-        "required": ["item"],
-    },
-}
-
-
 def test_definitions_of_several_functions_are_followed() -> None:
-    other = {
-        "type": "object",
-        "$defs": {"Colour": {"enum": [1, 2]}},
-        "properties": {"x": {"$ref": "#/$defs/Colour"}},
-        "required": ["x"],
-    }
+    """As pydantic writes models within models; the definitions of two functions may have one name."""
     tok, rng, seen = tokenizer.load("gpt2:4096"), np.random.default_rng(0), set()
-    grammar = call_grammar(
-        tok, "reserved", [NESTED, {"name": "other", "parameters": other}], required=True, strict=True
-    )
+    offered = [SCHEMAS["nested"], SCHEMAS["other"]]
+    grammar = call_grammar(tok, "reserved", offered, required=True, strict=True)
     for _ in range(30):
         call = chat.parse_calls(chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved"))[0]
         seen.add(call.name)

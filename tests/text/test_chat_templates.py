@@ -25,7 +25,8 @@ TAKING = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]  # as in Phi 3, 
 LLAMA2 = """\
 {%- if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set said = messages[0]['content'] %}
 {%- else %}{% set rest = messages %}{% set said = false %}{% endif %}
-{%- for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}
+{%- for m in rest %}
+{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}
 {%- if loop.index0 == 0 and said %}{% set content = '<<SYS>>\n' + said + '\n<</SYS>>\n\n' + m['content'] %}
 {%- else %}{% set content = m['content'] %}{% endif %}
 {%- if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
@@ -39,7 +40,7 @@ PHI3 = """\
 TURN = "'<|im_start|>' + m['role'] + '\n' + %s + '<|im_end|>\n'"
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CHATML = "{% for m in messages %}{{ " + TURN % "m['content']" + " }}{% endfor %}" + ASK
-THINKS_LAST = (  # Qwen 3: an empty thought before the last answer, where prompts have none; earlier thoughts are dropped
+THINKS_LAST = (  # Qwen 3: an empty thought before the last answer only, none in prompts; earlier thoughts are dropped
     "{% for m in messages %}{% set said = m['content'].split('</think>')[-1].lstrip('\n') %}"
     "{% if m['role'] != 'assistant' or not loop.last %}{{ " + TURN % "said" + " }}"
     "{% elif '</think>' in m['content'] %}{{ " + TURN % "m['content']" + " }}"

@@ -254,20 +254,7 @@ def test_hostile_text_takes_linear_time() -> None:
 
 # ------------------------------------------------------------------ listing tools
 
-WEATHER = {
-    "name": "get_weather",
-    "description": "Weather of a city,\n  now.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "description": "its name"},
-            "unit": {"type": "string", "enum": ["c", "f"]},
-            "days": {"type": "array", "items": {"type": "integer"}},
-            "extra": {},
-        },
-        "required": ["city"],
-    },
-}
+WEATHER = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))["weather"]
 BARE = {"name": "now", "description": "", "parameters": {}}
 
 
