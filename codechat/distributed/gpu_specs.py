@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 with Path(__file__).with_name("gpus.csv").open(encoding="utf-8") as _file:
-    GPUS = {name: Gpu(*map(float, row[:3]), *row[3:]) for name, *row in list(csv.reader(_file))[1:]}
+    GPUS = {row[0]: Gpu(float(row[1]), float(row[2]), float(row[3]), *row[4:]) for row in list(csv.reader(_file))[1:]}
 
 
 def find(name: str) -> Gpu:

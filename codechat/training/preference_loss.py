@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -182,7 +183,7 @@ def place(i: int, size: int, seed: int) -> int:
     return int(torch.randperm(size, generator=rng)[i % size])
 
 
-def pair_means(sums: dict[str, float], group_size: int) -> dict[str, float]:
+def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
     """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its own count."""
     liked, n = sums["liked"], sums["pairs"]
     disliked = n * group_size - liked
