@@ -77,13 +77,9 @@ def _joined(blocks: list[str], names: set[str]) -> str:
 
 
 def _source(block: str, node: ast.stmt) -> str:
-    """A statement of a block as Python writes it. As the block spells it where Python cannot write it: nested too deep,
-    an integer of too many digits."""
-    try:
-        return ast.unparse(node)
-    except (RecursionError, ValueError):
-        decorators = [f"@({ast.get_source_segment(block, d)})" for d in getattr(node, "decorator_list", ())]
-        return "\n".join([*decorators, ast.get_source_segment(block, node) or ""])
+    """A statement of a block as the block spells it, with its decorators."""
+    decorators = [f"@({ast.get_source_segment(block, d)})" for d in getattr(node, "decorator_list", ())]
+    return "\n".join([*decorators, ast.get_source_segment(block, node) or ""])
 
 
 def _unfenced(text: str, body_is_code: bool) -> str:
