@@ -229,9 +229,9 @@ def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
     kinds = [part for part in (sharded, [p for p in weights if not is_sharded_tensor(p)]) if part]
     if len(kinds) < 2:
         norm = nn.utils.clip_grad_norm_(weights, limit)
-        return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+        return float(gathered(norm))
     norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]  # torch takes no norm of both together
-    total = torch.stack([norm.full_tensor() if is_sharded_tensor(norm) else norm for norm in norms]).norm()
+    total = torch.stack([gathered(norm) for norm in norms]).norm()
     for part in kinds:
         nn.utils.clip_grads_with_norm_(part, limit, total)
     return float(total)
@@ -245,6 +245,11 @@ def is_sharded_tensor(value: object) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: all of it, unless it is sharded."""
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole tensor on every rank. A collective where it is sharded."""
+    return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor
 
 
 # ---- compute dtype

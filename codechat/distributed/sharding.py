@@ -128,6 +128,22 @@ def fill(p: Tensor, value: Tensor) -> None:
     p.to_local().copy_(value[tuple(slice(at, at + n) for at, n in zip(offset, shape))])
 
 
+@torch.no_grad()
+def plain_copy(model: M, dtype: torch.dtype) -> M:
+    """A copy of plain tensors for reading, in evaluation mode: block matrices in the dtype of products, the rest shared
+    where it is plain. A collective where the model is sharded."""
+    with torch.device("meta"):
+        copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
+    state = {name: dist.gathered(for_products(name, p, dtype)) for name, p in model.named_parameters()}
+    copy.load_state_dict(state, assign=True)
+    return copy.requires_grad_(False).eval()
+
+
+def for_products(name: str, p: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrices of blocks in this dtype, others as they are."""
+    return p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p
+
+
 @contextmanager
 def whole(model: M) -> Iterator[M]:
     """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once.
@@ -140,14 +156,5 @@ def whole(model: M) -> Iterator[M]:
         finally:
             model.train(was_training)
         return
-    with torch.device("meta"):
-        copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
-    dtype = dist.compute_dtype()
     model.reshard()  # after a forward pass the root's weights are still gathered
-    with torch.no_grad():
-        state = {
-            name: (p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p).full_tensor()
-            for name, p in model.named_parameters()
-        }
-    copy.load_state_dict(state, assign=True)
-    yield copy.requires_grad_(False).eval()
+    yield plain_copy(model, dist.compute_dtype())

@@ -106,7 +106,7 @@ def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Te
     mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
     x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
     x = residual(model.cfg, x)
-    rope = rope_table(model.cfg, 1, positions[:, None], x.device, x.dtype) if model.cfg.pos == "rope" else (None, None)
+    rope = rope_table(model.cfg, 1, positions[:, None], x.device) if model.cfg.pos == "rope" else (None, None)
     return x, *rope, mask
 
 

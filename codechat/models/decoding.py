@@ -2,8 +2,7 @@
 
 A product of few rows waits for the weight to arrive from memory. torch's CPU library packs a weight (out, in) again in
 every such product; a copy as (in, out) in the compute dtype needs no packing. A float32 output head is packed once by
-oneDNN, up to a third faster than that. A GPU reads weights as they are stored: there a copy is made only where the
-dtype differs (`reader`).
+oneDNN, up to a third faster than that. (A GPU reads weights as they are stored: `generate.reading`.)
 
 Shapes: B sequences, D width, V padded vocabulary.
 """
@@ -62,15 +61,3 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     transposed = weight.to(dtype).t().contiguous()
     return lambda x: x @ transposed if len(x) <= FEW_ROWS else F.linear(x, weight)
-
-
-@torch.no_grad()
-def reader(model: GPT) -> tuple[GPT, Tensor]:
-    """A copy of a plain model in evaluation mode that computes the same in this autocast, and its head (V, D): block
-    matrices and head in the dtype of compute, the rest shared. A weight that has this dtype is not copied."""
-    dtype = compute_dtype(model.wte.weight)
-    with torch.device("meta"):
-        copy = type(model)(model.cfg)
-    state = {n: p.to(dtype) if p.ndim == 2 and n.startswith("blocks.") else p for n, p in model.named_parameters()}
-    copy.load_state_dict(state, assign=True)
-    return copy.requires_grad_(False).eval(), model.head_weight().detach().to(dtype)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
+from codechat.distributed import sharding
 from codechat.models import decode_graph, decoding, lora, packed_attention, sampling_memory
 from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
 from codechat.models.gpt import GPT
@@ -202,7 +203,8 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
         with decoding.prepared(model) as logits_of:
             yield Reader(model, logits_of, model.head_weight())
         return
-    copy, head = decoding.reader(lora.merged(model))
+    dtype, head = compute_dtype(model.wte.weight), model.head_weight().detach()
+    copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
     compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
     yield Reader(copy, lambda hidden: F.linear(hidden, head), head, not on_cpu if graph is None else graph, compiled)
 

@@ -215,7 +215,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)
         x = residual(self.cfg, x)
-        rope = rope_table(self.cfg, T, positions, x.device, x.dtype) if self.cfg.pos == "rope" else None
+        rope = rope_table(self.cfg, T, positions, x.device) if self.cfg.pos == "rope" else None
         whole_blocks = self.cfg.recompute == "blocks" and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if whole_blocks:

@@ -85,9 +85,7 @@ class _SquaredReLU(torch.autograd.Function):
         return torch.addcmul(up.new_zeros(()), up, kept, value=2).to(kept.dtype)  # one pass
 
 
-def rope_table(
-    cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both
     halves of E are equal except for the sine's sign."""
     frequency = rope_frequencies(cfg, device)

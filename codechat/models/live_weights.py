@@ -40,8 +40,7 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
         cast(FSDPModule, model).reshard()  # after a forward pass the root's weights are still gathered
     tensors: dict[str, Tensor] = {}
     for name, p in model.state_dict().items():
-        p = p.detach().to(dist.compute_dtype()) if p.ndim == 2 and name.startswith("blocks.") else p.detach()
-        whole = cast(Any, p).full_tensor() if dist.is_sharded_tensor(p) else p
+        whole = dist.gathered(sharding.for_products(name, p.detach(), dist.compute_dtype()))
         tensors[name] = whole if dist.is_main() else whole.new_empty(0)
     if dist.is_main():
         about = dict(meta, step=step, version=version, model_config=config.to_dict(model.cfg))

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from codechat.core.errors import ConfigError, RunError
+from codechat.distributed import sharding
 from codechat.inference.engine import Engine, Job, Overloaded, Request
-from codechat.models import decoding, generate, packed_attention
+from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
@@ -193,15 +194,15 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
     """Without the collector's help: on a GPU two copies may not fit."""
     copies: list[weakref.ref[GPT]] = []
     alive: list[int] = []
-    reader = decoding.reader
+    plain_copy = sharding.plain_copy
 
-    def noted(model: GPT) -> tuple[GPT, torch.Tensor]:
+    def noted(model: GPT, dtype: torch.dtype) -> GPT:
         alive.append(sum(copy() is not None for copy in copies))
-        made = reader(model)
-        copies.append(weakref.ref(made[0]))
+        made = plain_copy(model, dtype)
+        copies.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(decoding, "reader", noted)
+    monkeypatch.setattr(sharding, "plain_copy", noted)
     monkeypatch.setattr(packed_attention, "DENSE", ())
     model = loaded()
     gc.disable()

@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from codechat.distributed import sharding
 from codechat.launch.step_memory import Tape
-from codechat.models import decode_graph, decoding, generate, lora, packed_attention, sampling_memory
+from codechat.models import decode_graph, generate, lora, packed_attention, sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.generate import sample
 from codechat.models.gpt import GPT
@@ -72,7 +73,7 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
 def compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     @contextmanager
     def reading(model: GPT, graph: bool | None, _: int) -> Iterator[generate.Reader]:
-        copy, head = decoding.reader(model)
+        copy, head = sharding.plain_copy(model, torch.float32), model.head_weight().detach()
         yield generate.Reader(copy, lambda h: torch.nn.functional.linear(h, head), head, True, backend)
 
     decode_graph.compiled_region.cache_clear()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codechat.distributed import sharding
 from codechat.models import decoding
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -48,12 +49,9 @@ def test_only_few_rows_without_gradient_read_a_copy_while_the_context_is_open() 
     assert not any("forward" in vars(m) for m in gpt.blocks.modules() if isinstance(m, nn.Linear))
 
 
-def test_a_reader_copies_only_weights_of_another_dtype() -> None:
+def test_a_copy_for_reading_shares_weights_that_have_its_dtype() -> None:
     plain = model()
-    copy, head = decoding.reader(plain)
-    assert copy.blocks[1].mlp.up.weight.data_ptr() == plain.blocks[1].mlp.up.weight.data_ptr()
-    assert head.data_ptr() == plain.wte.weight.data_ptr()
-    with torch.autocast("cpu", torch.bfloat16):
-        copy, head = decoding.reader(plain)
-    assert copy.blocks[1].mlp.up.weight.dtype == head.dtype == torch.bfloat16
-    assert copy.norm.weight.data_ptr() == plain.norm.weight.data_ptr()
+    same, narrow = (sharding.plain_copy(plain, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert same.blocks[1].mlp.up.weight.data_ptr() == plain.blocks[1].mlp.up.weight.data_ptr()
+    assert narrow.blocks[1].mlp.up.weight.dtype == torch.bfloat16
+    assert narrow.norm.weight.data_ptr() == plain.norm.weight.data_ptr()
