@@ -23,27 +23,15 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, MissingFile, RunError, UserError
+from codechat.inference import protocol
 from codechat.inference.engine import Engine, Job, Overloaded
 from codechat.inference.page import add_page
-from codechat.inference.protocol import (
-    ApiError,
-    ChatRequest,
-    Common,
-    CompletionRequest,
-    ParsedRequest,
-    ServedModel,
-    Strict,
-    Text,
-    parse_chat,
-    parse_completion,
-    validation_error,
-)
+from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ServedModel
 from codechat.inference.responses import ResponseBuilder, cut_short
 from codechat.models import live_weights, loading
 from codechat.runs.checkpoint import fingerprint
 
 MOST_BYTES = 1 << 20  # of a request's body
-CLIENT_LEFT = 499  # as in nginx; no client reads it
 RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
@@ -60,7 +48,7 @@ def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts
     app.add_exception_handler(UserError, lambda request, error: error_response(error))
     app.add_exception_handler(StarletteError, _http_error)
     app.add_exception_handler(
-        RequestValidationError, lambda request, error: error_response(validation_error(error.errors()[0]))
+        RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     guarded = APIRouter(dependencies=[Depends(_key_check(key))])
@@ -98,26 +86,26 @@ def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
     return check_key
 
 
-class WeightsRequest(Strict):
+class WeightsRequest(protocol.Strict):
     """Weights to load: a checkpoint, as its path below the directory of --reload-from."""
 
-    path: Text
+    path: protocol.Text
 
 
 def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
-    async def answer(request: Request, body: Common, parse: Callable[..., ParsedRequest]) -> Response:
+    async def answer(request: Request, body: protocol.Common, parse: Callable[..., protocol.ParsedRequest]) -> Response:
         served.check_name(body.model)
         return await _answer(request, body, await asyncio.to_thread(parse, body, served), engine, served)
 
     @router.post("/v1/chat/completions")
     async def complete_chat(body: ChatRequest, request: Request) -> Response:
-        return await answer(request, body, parse_chat)
+        return await answer(request, body, protocol.parse_chat)
 
     @router.post("/v1/completions")
     async def complete_text(body: CompletionRequest, request: Request) -> Response:
-        return await answer(request, body, parse_completion)
+        return await answer(request, body, protocol.parse_completion)
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -140,7 +128,7 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
 
 
 async def _answer(
-    request: Request, body: Common, parsed: ParsedRequest, engine: Engine, served: ServedModel
+    request: Request, body: protocol.Common, parsed: protocol.ParsedRequest, engine: Engine, served: ServedModel
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -202,14 +190,14 @@ async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
 
 def check_ends(jobs: list[Job]) -> None:
     """ApiError where a completion was cut short."""
-    ends = {job.end for job in jobs}
-    if "timeout" in ends:
-        limit = jobs[0].request.timeout_s
-        raise ApiError(504, f"the answer was not finished within {limit:g} s; ask for fewer tokens", code="timeout")
-    if "closed" in ends:
-        raise ApiError(503, "the server is stopping")
-    if "cancelled" in ends:
-        raise ApiError(CLIENT_LEFT, "the client left")
+    for job in filter(cut_short, jobs):
+        late = f"the answer was not finished within {job.request.timeout_s:g} s; ask for fewer tokens"
+        ends = {
+            "timeout": (504, late),
+            "closed": (503, "the server is stopping"),
+            "cancelled": (499, "the client left"),
+        }
+        raise ApiError(*ends[job.end])
 
 
 def _events(values: Iterable[dict[str, Any]]) -> str:

@@ -126,6 +126,7 @@ def batch(policy: GPT) -> rollout.RolloutBatch:
 
 
 def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy: GPT, closing: None) -> None:
+    assert isinstance(Counting(1), Environment)
     one, many = collect(policy, OneTurn()), collect(policy, Talk(ends_after=1))
     assert one.turns == [] and [len(t) for t in many.turns] == [1] * 12
     for a, b in zip(one.completions, many.completions, strict=True):
@@ -153,9 +154,8 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
 def test_the_mask_as_people_read_it(policy: GPT) -> None:
     """[brackets] around what is trained on."""
     done = episodes.replay(Talk(ends_after=2), PROBLEMS[0], ["go", "go", "never heard"], BYTES).completion
-    shown = "".join(
-        f"[{chat.decode([i], BYTES)}]" if on else chat.decode([i], BYTES) for i, on in zip(done.ids, done.written)
-    ).replace("][", "")
+    pieces = [(chat.decode([i], BYTES), on) for i, on in zip(done.ids, done.written)]
+    shown = "".join(f"[{piece}]" if on else piece for piece, on in pieces).replace("][", "")
     assert shown == "[go\n<|end|>]\n<|function_response|>\n0 even\n<|end|>\n<|assistant|>\n[go\n<|end|>]"
     assert done.stop == "stop" and sum(done.written) == 8
 
@@ -238,14 +238,6 @@ def test_groups_move_with_their_turns(batch: rollout.RolloutBatch) -> None:
 def test_preferences_are_not_made_of_episodes(batch: rollout.RolloutBatch) -> None:
     with pytest.raises(DataError):
         preference_data.pairs_from_rollouts(batch)
-
-
-def test_counting_is_an_environment() -> None:
-    assert (
-        isinstance(Counting(1), Environment)
-        and episodes.has_environment(Talk())
-        and not episodes.has_environment(OneTurn())
-    )
 
 
 def test_values_pass_over_what_the_environment_said() -> None:

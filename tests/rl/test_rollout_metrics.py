@@ -68,16 +68,12 @@ def test_metrics_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_rank_keeps_the_numbers_of_diagnose(seed: int) -> None:
-    """Bitwise: what the loops logged before stays comparable."""
-    rewards = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed))
-    batch = batch_of(rewards.tolist(), seed)
+def test_one_rank_has_the_numbers_of_diagnose() -> None:
+    batch = batch_of(torch.rand(5, 7, generator=torch.Generator().manual_seed(0)).tolist())
     found, judged = rollout_metrics(batch, TIERS), diagnose.judge(batch.rewards, batch.correct, min_groups=1)
-    assert found["reward_mean"] == judged.reward_mean and found["reward_std"] == judged.reward_std
-    assert found["exact_match"] == judged.correct_share and found["frac_zero_std_groups"] == judged.frac_zero_std
-    assert found["effective_groups"] == judged.effective_groups
-    assert {k: v for k, v in found.items() if "/" in k} == batch.tier_shares(TIERS)
+    names = ("reward_mean", "reward_std", "correct_share", "frac_zero_std", "effective_groups")
+    logged = ("reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
+    assert [found[name] for name in logged] == [getattr(judged, name) for name in names]
 
 
 @pytest.mark.parametrize("parts", [[[0, 1], [2, 3]], [[0], [1], [2], [3]]], ids=["2 ranks", "4 ranks"])
@@ -95,18 +91,12 @@ def test_other_rewards_decide_which_groups_differ_and_nothing_else() -> None:
     assert {k for k in plain if found[k] != plain[k]} == changed
 
 
-@pytest.mark.parametrize("rewards, live", [([[0.0], [1.0]], 1.0), ([[1.0], [1.0]], 0.0)])
-def test_groups_of_one_are_judged_together(rewards: list[list[float]], live: float) -> None:
-    found = rollout_metrics(batch_of(rewards), TIERS)
-    assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
-
-
 @pytest.mark.parametrize("rewards, live", [([[1.0], [1.0], [0.0], [0.0]], 1.0), ([[1.0]] * 4, 0.0)])
-def test_groups_of_one_are_judged_together_over_ranks(
+def test_groups_of_one_are_judged_together(
     rewards: list[list[float]], live: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where each rank's own rewards agree, or it has a single one."""
-    for parts in ([[0, 1], [2, 3]], [[0], [1], [2], [3]]):
+    for parts in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]):
         ranks = [batch_of(rewards).take(groups) for groups in parts]
         found = combine_ranks([rank_metrics(batch, TIERS) for batch in ranks])
         assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
