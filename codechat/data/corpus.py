@@ -14,7 +14,6 @@ The original project's directories (`*.bin` without a manifest) are read too; th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from codechat.core.atomic_files import write_atomic
+from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
@@ -101,13 +100,11 @@ def write_corpus(
             if full() and (shards["val"].files or not (val_every or val_share)):
                 break
         ledger.check()
-        files = [file for writer in shards.values() for file in writer.close()]
+        files = [file for writer in shards.values() for file in writer.finished()]
         manifest = _manifest(tokenizer, files, splits, sources, ledger)
         np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
         _publish(out, fresh, manifest)
     finally:
-        for writer in shards.values():
-            writer.close()
         shutil.rmtree(fresh, ignore_errors=True)
     return manifest
 
@@ -173,27 +170,28 @@ class Shards:
         self.directory, self.split, self.shard_tokens = directory, split, shard_tokens
         self.files: list[dict[str, Any]] = []
         self.file: BinaryIO | None = None
-        self.room = 0
 
     def append(self, ids: np.ndarray) -> None:
         while len(ids):
-            if self.room == 0:
-                self.close()
+            if self.file is None:
                 name = f"{self.split}_{len(self.files):06d}.bin"
                 self.files.append({"name": name, "split": self.split, "tokens": 0})
-                self.file, self.sha, self.room = open(self.directory / name, "wb"), hashlib.sha256(), self.shard_tokens
-            part, ids = ids[: self.room], ids[self.room :]
-            self.file.write(part.tobytes())
-            self.sha.update(part.tobytes())
-            self.room -= len(part)
-            self.files[-1]["tokens"] += len(part)
+                self.file = open(self.directory / name, "wb")
+            room = self.shard_tokens - self.files[-1]["tokens"]
+            self.file.write(ids[:room].tobytes())
+            self.files[-1]["tokens"] += len(ids[:room])
+            ids = ids[room:]
+            if self.files[-1]["tokens"] == self.shard_tokens:
+                self.finished()
 
-    def close(self) -> list[dict[str, Any]]:
-        if self.file is not None and not self.file.closed:
+    def finished(self) -> list[dict[str, Any]]:
+        """The records of the files, the last of which is closed."""
+        if self.file is not None:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
-            self.files[-1] |= {"bytes": 2 * self.files[-1]["tokens"], "sha256": self.sha.hexdigest()}
+            self.file = None
+            self.files[-1] |= file_record(self.directory / self.files[-1]["name"])
         return self.files
 
 
@@ -206,7 +204,7 @@ def _manifest(
 ) -> dict[str, Any]:
     totals = {f"{s}_{n}": counts[n] for n in ("documents", "tokens", "bytes") for s, counts in splits.items()}
     return {
-        "hash": hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest(),
+        "hash": digest("".join(file["sha256"] for file in files)),
         "tokenizer": tokenizer.spec,
         "tokenizer_state": tokenizer.to_dict(),
         "n_vocab": tokenizer.n_vocab,
@@ -321,7 +319,7 @@ def verify(directory: Path | str) -> None:
     """Read every shard and compare its sha256 with the manifest. DataError for the first that differs."""
     for file in read_manifest(directory)["files"]:
         path = Path(directory) / file["name"]
-        if "sha256" in file and hashlib.sha256(path.read_bytes()).hexdigest() != file["sha256"]:
+        if "sha256" in file and file_record(path)["sha256"] != file["sha256"]:
             raise DataError(f"{path} was changed: its sha256 is not the one of {MANIFEST}; {AGAIN}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError
 from codechat.data import chat_formats, command, conversations, public_rows, sources, synthetic
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
@@ -221,29 +221,24 @@ def test_a_column_or_mark_that_cannot_be_honoured_is_named_with_its_row(row, nam
 
 
 def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
-    rows = [{"instruction": f"Write {n}.", "output": f"    x = {n}\n    print(x, {n}, '{n}')", "system": "Be brief.", "history": [["One?", "1"]]} for n in range(30)]  # fmt: skip
-    rows = [row | {"output": f"if x:\n{row['output']}"} for row in rows]
-    prepare("code", write(tmp_path / "mine.jsonl", rows), tmp_path / "out")
-    for row in rows_of(tmp_path / "out/programs.train.jsonl"):
-        assert row["messages"][:3] == [SYSTEM, *EARLIER] and row["messages"][4]["content"].startswith("if x:\n    x")
+    row = {"output": "if x:\n    x = 3\n    print(x, 3, '3')", "system": "Be brief.", "history": [["One?", "1"]]}
+    prepare("code", write(tmp_path / "x.jsonl", [row | {"instruction": f"{n}"} for n in range(30)]), tmp_path / "out")
+    for made in rows_of(tmp_path / "out/programs.train.jsonl"):
+        assert made["messages"][:3] == [SYSTEM, *EARLIER] and made["messages"][4]["content"] == row["output"]
 
 
-def test_columns_that_are_not_read_are_said(capsys):
-    list(public_rows.instruction_rows([PLAIN | {"category": "sums", "rating": 5}] * 2, "x", Ledger("x", {})))
-    list(public_rows.instruction_rows([PLAIN], "y", Ledger("y", {})))
-    assert capsys.readouterr().err == "x: columns that are not read: category, rating\n"
-
-
-def test_rows_that_differ_in_the_system_text_alone_are_two():
-    rows = [PLAIN | {"system": text} for text in ("a", "b", "b")]
+def test_rows_are_the_same_where_all_columns_are_and_columns_that_are_not_read_are_said(capsys):
+    rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]
     assert len(list(public_rows.instruction_rows(rows, "x", Ledger("x", {})))) == 2
+    list(public_rows.instruction_rows([PLAIN], "y", Ledger("y", {})))
+    assert capsys.readouterr().err == "x: columns that are not read: category\n"
 
 
 def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
     turns = [USER, BOT | {"content": "silent", "weight": 0}, USER, BOT | {"content": "taught"}]
-    sources = {"raw": [turns] * 30, "train": [[m if i != 1 else USER | {"role": "gpt", "content": "silent", "train": False} for i, m in enumerate(turns)]] * 30}  # fmt: skip
-    for name, rows in sources.items():
-        write(tmp_path / f"{name}.train.jsonl", [{"messages": messages} for messages in rows])
+    foreign = [turns[0], {"from": "gpt", "value": "silent", "train": False}, *turns[2:]]
+    for name, messages in (("raw", turns), ("train", foreign)):
+        write(tmp_path / f"{name}.train.jsonl", [{"messages": messages}] * 30)
     unique = [{"messages": [USER | {"content": f"{i}?"}, *turns[1:]]} for i in range(30)]
     prepare("sft", write(tmp_path / "mine.jsonl", unique), tmp_path, "--neutral-share", 0)
     for tags in ("reserved", "text"):
@@ -263,22 +258,23 @@ def fifty(form: dict) -> list[dict]:
     return [json.loads(json.dumps(form).replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"), [("calls", "openai"), ("calls", "hermes"), ("sft", "sharegpt"), ("sft", "qwen")]
-)
-def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form):
+@pytest.mark.parametrize("kind, form", [("calls", "openai"), ("calls", "hermes"), ("sft", "sharegpt"), ("sft", "qwen")])
+def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, capsys):
     source = write(tmp_path / "mine.jsonl", fifty(FORMS[form]))
-    prepare(kind, source, tmp_path / "out", *(["--probes", 0] if kind == "calls" else []))
-    parts = {split: rows_of(tmp_path / f"out/calls.{split}.jsonl") for split in ("train", "select", "test")}
+    prepare(kind, source, tmp_path, *(["--probes", 0, "--preview", 3] if kind == "calls" else []))
+    parts = {split: rows_of(tmp_path / f"calls.{split}.jsonl") for split in ("train", "select", "test")}
     assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
-    assert all(
-        row["meta"]["split"] == split and row["meta"]["tools_present"] for split, rows in parts.items() for row in rows
-    )
-    examples = conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)["calls"]
-    taught = chat.decode([t for t, on in zip(examples[0].ids, examples[0].loss_mask, strict=True) if on], BYTES)
+    for split, rows in parts.items():
+        assert all(row["meta"]["split"] == split and row["meta"]["tools_present"] for row in rows)
+    example = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)["calls"][0]
+    taught = chat.decode([t for t, on in zip(example.ids, example.loss_mask, strict=True) if on], BYTES)
     assert taught == "".join(f"{m['content']}\n<|end|>" for m in EXPECTED if m["role"] == "assistant")
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["sources"]["mine.jsonl"] == {"kept": 50, "dropped": {}, "skipped": {}}
+    if kind == "calls":  # the preview shows conversations with their mask
+        out = capsys.readouterr().out
+        assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
+        assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out and "[[Be brief." not in out
 
 
 def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
@@ -290,37 +286,19 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     assert synthetic.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 
 
-def test_the_preview_shows_conversations_with_their_mask(tmp_path, capsys):
-    source = write(tmp_path / "mine.jsonl", fifty(OPENAI))
-    prepare("calls", source, tmp_path / "out", "--probes", 0, "--preview", 3)
-    out = capsys.readouterr().out
-    assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
-    assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out and "[[Be brief." not in out
-
-
 def test_columns_under_other_names(tmp_path):
     rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
     source = write(tmp_path / "mine.jsonl", rows)
-    prepare("sft", source, tmp_path / "out", "--columns", "question=query,answer=response")
+    prepare("sft", source, tmp_path / "out", "--columns", "question=query,answer=response", "--neutral-share", 0)
     made = [row for split in ("train", "select", "test") for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")]
-    assert {m["content"] for row in made for m in row["messages"] if m["role"] != "system"} == {
+    assert sorted(m["content"] for row in made for m in row["messages"]) == sorted(
         text for row in rows for text in (row["query"], row["response"])
-    }
+    )
     with pytest.raises(DataError, match="row 1 has no column 'reply'.*query, response, extra"):
         prepare("sft", source, tmp_path / "other", "--columns", "answer=reply")
     with pytest.raises(ConfigError, match="OURS=THEIRS"):
         prepare("sft", source, tmp_path / "other", "--columns", "query")
-
-
-def test_renaming_hides_no_benchmark():
-    rows = [{"query": "How many?", "response": "2 and 1.\n#### 3"}]
+    hidden = [{"query": "How many?", "response": "2 and 1.\n#### 3"}]
     for columns in ((), ("question=query", "answer=response")):
         with pytest.raises(DataError, match="GSM8K"):
-            list(public_rows.instruction_rows(sources.renamed(rows, columns, "x"), "x", Ledger("x", {})))
-
-
-def test_a_name_that_is_no_path_is_a_data_set_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "hub_rows", lambda name: iter([{"from": name}]))
-    assert list(sources.rows_of("owner/some-set")) == [{"from": "owner/some-set"}]
-    with pytest.raises(MissingFile):
-        list(sources.rows_of(str(tmp_path / "absent.jsonl")))
+            list(public_rows.instruction_rows(sources.renamed(hidden, columns, "x"), "x", Ledger("x", {})))
