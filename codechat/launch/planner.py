@@ -20,7 +20,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -145,46 +145,29 @@ class PlanConfig(config.Settings):
         return self.gpus * self.device_batch_size * self.grad_accum * self.length
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(NamedTuple):
     """GiB per GPU while RL samples, beside the weights and states of training: a whole copy in the compute dtype, keys and values of the
-    rows that fit into what is left. rows: sampled at a time; wanted: of a step."""
+    rows that fit into what is left. rows: sampled at a time, in so many batches; wanted: of a step."""
 
     held: float
     copy: float
     kept: float
     rows: int
     wanted: int
+    batches: int
 
-    @classmethod
-    def beside(cls, training: Mapping[str, int], cfg: PlanConfig) -> Sampling:
-        model, held = cfg.model, sum(training.get(name, 0) for name in STAYS)
-        copy = sampling_memory.weight_bytes(model, BF16)
-        if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
-            copy += 4 * model.padded_vocab * model.n_embd
-        how = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
-        free, wanted = cfg.usable - CONTEXT_GIB * GIB - held - copy, cfg.device_batch_size * cfg.group_size
-        fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
-        rows = min(fit, sampling_memory.bucket(wanted))
-        kept = rows * sampling_memory.row_bytes(model, BF16, **how)
-        return cls(held / GIB, copy / GIB, kept / GIB, rows, wanted)
 
-    @property
-    def batches(self) -> int:
-        return math.ceil(self.wanted / self.rows)
-
-    @property
-    def fits(self) -> bool:
-        """Whether a useful number of rows fits: one prompt's group, or all."""
-        return self.rows > 1
-
-    def table(self) -> list[tuple[str, str]]:
-        return [
-            ("sampling: weights and states", f"{self.held:.2f} GiB"),
-            ("sampling: whole copy in bfloat16", f"{self.copy:.2f} GiB"),
-            ("sampling: keys and values", f"{self.kept:.2f} GiB, {self.rows:,} rows at a time"),
-            ("sampling: batches of a step", f"{self.batches} for {self.wanted:,} rows"),
-        ]
+def sampling(cfg: PlanConfig, training: Mapping[str, int]) -> Sampling:
+    model, held = cfg.model, sum(training.get(name, 0) for name in STAYS)
+    copy = sampling_memory.weight_bytes(model, BF16)
+    if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
+        copy += 4 * model.padded_vocab * model.n_embd
+    how = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
+    free, wanted = cfg.usable - CONTEXT_GIB * GIB - held - copy, cfg.device_batch_size * cfg.group_size
+    fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
+    rows = min(fit, sampling_memory.bucket(wanted))
+    kept = rows * sampling_memory.row_bytes(model, BF16, **how)
+    return Sampling(held / GIB, copy / GIB, kept / GIB, rows, wanted, math.ceil(wanted / rows))
 
 
 @dataclass(frozen=True)
@@ -208,7 +191,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.total_gib <= self.room_gib and (self.sampling is None or self.sampling.fits)
+        return self.total_gib <= self.room_gib and (
+            self.sampling is None or self.sampling.rows > 1
+        )  # a prompt's group, or all
 
     @property
     def buffers_gib(self) -> float:
@@ -224,7 +209,7 @@ class Plan:
     @property
     def sampling(self) -> Sampling | None:
         """The other phase of RL; None for other loops."""
-        return Sampling.beside(self.peaks.training, self.cfg) if self.cfg.loop == "rl" else None
+        return sampling(self.cfg, self.peaks.training) if self.cfg.loop == "rl" else None
 
     @property
     def tokens_per_s(self) -> float:
@@ -280,7 +265,10 @@ class Plan:
                  ("largest microbatch", str(self.largest_batch) if self.largest_batch is not None else "not searched"),
                  ]  # fmt: skip
         if self.sampling:
-            return rows + self.sampling.table()
+            held, copy, kept, n, wanted, batches = self.sampling
+            return rows + [("sampling: weights and states", f"{held:.2f} GiB"), ("sampling: whole copy in bfloat16", f"{copy:.2f} GiB"),
+                           ("sampling: keys and values", f"{kept:.2f} GiB, {n:,} rows at a time"),
+                           ("sampling: batches of a step", f"{batches} for {wanted:,} rows")]  # fmt: skip
         rows += [("tokens per step", f"{cfg.tokens_per_step:,}"), ("tokens per second", f"{self.tokens_per_s:,.0f} at MFU {cfg.share}"),
                  ("time", f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours")]  # fmt: skip
         if self.cost is not None:
@@ -354,29 +342,25 @@ def largest_batch(plan: Plan) -> int:
 def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
     """{flags: GiB per GPU} of settings that may make it fit, cheapest first, until one does."""
     cfg, tried = plan.cfg, {}
-    for words, changed in _knobs(cfg, largest):
-        tried[words] = _total(changed)
-        if tried[words] <= replace(plan, cfg=changed).room_gib:
-            break
-    return tried
-
-
-def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
-    knobs, recomputing = [], replace(cfg.model, recompute="blocks")
-    if largest:
-        accum = -(-cfg.device_batch_size * cfg.grad_accum // largest)
-        smaller = replace(cfg, device_batch_size=largest, grad_accum=accum)
-        knobs.append((f"--device-batch-size {largest} --grad-accum {accum}", smaller))
-    if cfg.model.recompute != "blocks":
-        knobs.append(("--model.recompute blocks", replace(cfg, model=recomputing)))
-    if not cfg.sharded and cfg.gpus > 1:
-        knobs.append(("--shard", replace(cfg, shard=True)))
-    least = replace(cfg, device_batch_size=1, model=recomputing)
-    if cfg.model.recompute != "blocks" and cfg.device_batch_size > 1:
-        knobs.append(("--model.recompute blocks --device-batch-size 1", least))
+    recompute, whole = "--model.recompute blocks", cfg.model.recompute != "blocks"
+    recomputing = replace(cfg, model=replace(cfg.model, recompute="blocks"))
+    accum = -(-cfg.device_batch_size * cfg.grad_accum // max(1, largest))
     more = 8 * -(-2 * cfg.gpus // 8)
-    words = f"--gpus {more} --shard-over {more} --model.recompute blocks --device-batch-size 1"
-    return [*knobs, (words, replace(least, gpus=more, shard=True, shard_over=more))]
+    wide = replace(recomputing, device_batch_size=1, gpus=more, shard=True, shard_over=more)
+    knobs = (
+        (largest, f"--device-batch-size {largest} --grad-accum {accum}", cfg, dict(device_batch_size=largest or 1, grad_accum=accum)),
+        (whole, recompute, recomputing, {}),
+        (not cfg.sharded and cfg.gpus > 1, "--shard", cfg, dict(shard=True)),
+        (whole and cfg.device_batch_size > 1, f"{recompute} --device-batch-size 1", recomputing, dict(device_batch_size=1)),
+        (True, f"--gpus {more} --shard-over {more} {recompute} --device-batch-size 1", wide, {}),
+    )  # fmt: skip
+    for applies, flags, start, settings in knobs:
+        if applies:
+            changed = replace(start, **settings)
+            tried[flags] = _total(changed)
+            if tried[flags] <= replace(plan, cfg=changed).room_gib:
+                break
+    return tried
 
 
 # ---- of a loop's settings
