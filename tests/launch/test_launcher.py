@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts import small
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import descendants, process_start
 from codechat.core.registry import LOOPS
-from codechat.data import corpus
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import PasskConfig
@@ -33,7 +33,6 @@ from codechat.reinforce import ReinforceConfig
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.sft import SFTConfig
-from codechat.text import tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = [
@@ -253,30 +252,24 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
         other.wait()
 
 
-def test_a_start_that_failed_says_why(toy: ReinforceConfig) -> None:
-    path = launcher.write(toy).path
-    (path / "process.json").write_text(
-        json.dumps({"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"})
-    )
+def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceConfig) -> None:
+    gone = {"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
+    for end, code in (("finish", 0), ("stop", 0), ("fail", 1), ("kill", 1), (None, 0)):
+        path = launcher.write(toy, overwrite=True).path
+        if end:
+            run = Run.create("toy", toy, kind="reinforce")
+            getattr(run, "fail" if end == "kill" else end)(*(["a reason"] if end != "finish" else []))
+        if end == "kill":  # a running run whose process is gone
+            status = json.loads((path / "status.json").read_text()) | {"status": "running"} | gone
+            (path / "status.json").write_text(json.dumps(status))
+        assert launch_command.main(["toy", "status"]) == code, end
+    (path / "process.json").write_text(json.dumps(gone))
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
-    found = launcher.status("toy")
-    assert found["status"] == "start failed" and found["reason"] == "error: no run 'x'; valid: nothing"
+    state = launcher.status("toy")
+    assert state["status"] == "start failed" and state["reason"] == "error: no run 'x'; valid: nothing"
     assert launch_command.main(["toy", "status"]) == 1 and launch_command.main(["toy", "tail"]) == 1
     with pytest.raises(RunError):
         launcher.stop("toy")
-
-
-@pytest.mark.parametrize("end, code", [("finish", 0), ("stop", 0), ("fail", 1), (None, 0)])
-def test_status_ends_with_1_only_after_a_failure(toy: ReinforceConfig, end: str | None, code: int) -> None:
-    path = launcher.write(toy).path
-    if end:
-        run = Run.create("toy", toy, kind="reinforce")
-        getattr(run, end)(*(["a reason"] if end != "finish" else []))
-    assert launch_command.main(["toy", "status"]) == code
-    if end is None:  # a running run whose process is gone
-        me = {"status": "running", "host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
-        (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | me))
-        assert launch_command.main(["toy", "status"]) == 1
 
 
 def test_a_launch_without_its_data_or_checkpoints_does_not_start(runs_root: Path) -> None:
@@ -379,6 +372,8 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path) -> None:
     assert re.search(r"max_steps +50 -> 100000", printed) and "started" in printed
     rows = project / "runs/a/toy/metrics.jsonl"
     wait_for(lambda: len(steps_of(rows)) > 3)
+    shell = json.loads((project / "runs/a/toy/process.json").read_text())["pid"]
+    assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
     assert "running" in codechat("launch", "a/toy", "status")
     assert codechat("launch", "a/toy", "stop").strip() == "a/toy: stopped"
     saved = int((project / "runs/a/toy/checkpoints/latest").read_text().strip().removeprefix("step_"))
@@ -392,84 +387,18 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path) -> None:
     assert steps_of(rows) == sorted(set(steps_of(rows))), "the curve is continuous"
 
 
-TOY = ["--preset", "toy", "--eval-every", "0"]
-TEXT = ["--model.depth", "1", "--model.n-embd", "16", "--model.n-head", "1", "--device-batch-size", "2", "--no-compile"]
-SMALL = {  # id of a loop -> settings of a run that takes seconds
-    "pretrain": ["--data-dir", "corpus", "--seq-len", "32", "--eval-tokens", "64", *TEXT],
-    "sft": ["--data-dir", "talks", "--tokenizer", "bytes", "--probe-examples", "0", *TEXT],
-    "preference": [*TOY, "--task", "toy"],
-    "chars": [
-        "--source",
-        "text.txt",
-        "--device-batch-size",
-        "2",
-        "--horizon",
-        "16",
-        "--max-tokens",
-        "15360",
-        *TEXT[:6],
-    ],
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("id", LOOPS)
 def test_every_loop_starts_is_killed_and_finishes_by_launch(
     id: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "ROOT", project)
-    if id == "pretrain":
-        corpus.write_corpus(["def f(x): return x + 1\n" * 99] * 9, project / "corpus", tokenizer.load("bytes"))
-    (project / "talks").mkdir()
-    talk = {
-        "id": "c",
-        "domain": "code",
-        "meta": {},
-        "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "x"}],
-    }
-    for split in ("train", "select"):
-        (project / f"talks/code.{split}.jsonl").write_text((json.dumps(talk) + "\n") * 9)
-    (project / "text.txt").write_text("".join(f"def f{i}(x): return x + {i}\n" for i in range(999)))
-    steps = [] if id == "chars" else ["--max-steps", "60"]
-    settings = [*SMALL.get(id, TOY), *steps, "--save-every", "1", "--run-name", "x"]
-    launch_command.main([LOOPS[id].command, "--start", "--", *settings])
+    length = dict(max_tokens=60 * 8 * 4 * 4) if id == "chars" else dict(max_steps=60)
+    launcher.start(launcher.write(small(id, project, run_name="x", save_every=1, **length)))
     wait_for(lambda: paths.exists("x") and Run.open("x").checkpoints())
     assert launcher.stop("x", now=True) == "killed"
     saved = Run.open("x").checkpoints()[-1]
     launch_command.main(["x", "start"])
     assert launch_command.main(["x", "tail"]) == 0, (project / "runs/x/launch.log").read_text()
-    assert Run.open("x").status["status"] == "finished" and saved < 60
     steps = list(Run.open("x").metrics()["step"])
-    assert steps == sorted(set(steps)) and steps[-1] == 60
-
-
-@pytest.mark.slow
-def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path) -> None:
-    from jupyter_client.manager import KernelManager
-
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(project), env=dict(os.environ))
-    try:
-
-        def run(code: str) -> str:
-            client = manager.blocking_client()
-            client.start_channels()
-            client.wait_for_ready(timeout=600)
-            shown: list[str] = []
-            reply = client.execute_interactive(code, timeout=900, output_hook=lambda m: shown.append(str(m["content"])))
-            assert reply["content"]["status"] == "ok", reply["content"]
-            client.stop_channels()
-            return "".join(shown)
-
-        run("from codechat.launch import launcher; from codechat.core import config\nfrom codechat.reinforce import ReinforceConfig\n"
-            f"cfg = config.parse(ReinforceConfig, {TINY + ['--max-steps', '60', '--run-name', 'toy']!r})\n"
-            "written = launcher.write(cfg, nproc=2)\nlauncher.start(written)")  # fmt: skip
-        pid = json.loads((project / "runs/toy/process.json").read_text())["pid"]
-        manager.restart_kernel(now=False)
-        shown = run(
-            "from codechat.launch import launcher\nfound = launcher.attach('toy', every_s=0.3)\nassert found['status'] == 'finished', found"
-        )
-        assert "step 60/60" in shown
-        assert json.loads((project / "runs/toy/process.json").read_text())["pid"] == pid
-    finally:
-        manager.shutdown_kernel(now=True)
+    assert Run.open("x").status["status"] == "finished" and saved < steps[-1] and steps == sorted(set(steps))

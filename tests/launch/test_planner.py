@@ -348,13 +348,12 @@ def test_impossible_plans_are_rejected() -> None:
 def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     for name, gpu in gpu_specs.GPUS.items():
         assert gpu.source and gpu.bf16_flops > 1e14 and name.endswith(f"-{gpu.memory_gib:g}gb")
-    assert gpu_specs.stated_peak("NVIDIA H200") == 989e12 and gpu_specs.stated_peak("NVIDIA H20") == 148e12
-    assert gpu_specs.stated_peak("NVIDIA A100-SXM4-80GB") == 312e12 and gpu_specs.stated_peak("NVIDIA L40S") == 362e12
-    assert (
-        gpu_specs.stated_peak("NVIDIA GeForce RTX 4090") == 165e12 and gpu_specs.stated_peak("NVIDIA TITAN V") is None
-    )
-    assert gpu_specs.stated_peak("NVIDIA H100 80GB HBM3") == 989e12
-    assert gpu_specs.stated_peak("NVIDIA H100 PCIe") == 756e12 and gpu_specs.stated_peak("NVIDIA H100 NVL") == 835e12
+    for device, tflops in {
+        "NVIDIA H200": 989, "NVIDIA H20": 148, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA L40S": 362, "NVIDIA GeForce RTX 4090": 165,
+        "NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835,
+    }.items():  # fmt: skip
+        assert gpu_specs.stated_peak(device) == tflops * 1e12
+    assert gpu_specs.stated_peak("NVIDIA TITAN V") is None
     assert gpu_specs.find("A800_80GB").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 

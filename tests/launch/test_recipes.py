@@ -17,12 +17,11 @@ import pytest
 from contracts import killed_after
 
 import codechat
-from codechat import pretrain
 from codechat.core import config
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.processes import StopSignal
 from codechat.data import corpus
-from codechat.launch import launcher, planner, portable_scripts, recipes, runner
+from codechat.launch import planner, portable_scripts, recipes, runner
 from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, Stage, bound_stages
 from codechat.launch.runner import Ledger, RecipeConfig
 from codechat.runs import paths
@@ -460,18 +459,6 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
         runner.run_recipe(RecipeConfig(recipe="late", scale="8b", yes=True))
     assert planned_8b == ["corpus", "code", "calls"]
-
-
-def test_an_interrupted_recipe_finds_its_stage_again(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not runner.follow_living("x")
-    launcher.write(pretrain.PretrainConfig(run_name="x"), nproc=2)
-    assert not runner.follow_living("x")
-    followed: list[str] = []
-    monkeypatch.setattr(launcher, "lives", lambda path: True)
-    monkeypatch.setattr(
-        launcher, "attach", lambda name: followed.append(name) or {"status": "finished", "reason": None}
-    )
-    assert runner.follow_living("x") and followed == ["x"]
 
 
 TWO = """
