@@ -7,9 +7,8 @@
         '''
 
 The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a
-default makes a parameter
-optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None. A file of functions
-runs in this process with the user's rights.
+default makes a parameter optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them |
+None. A file of functions runs in this process with the user's rights.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ class Executor(NamedTuple):
 
 
 def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> dict[str, Executor]:
-    """{name: Executor} of a file's dict EXECUTORS, or else of each public function that it defines, in its order. DataError names file and line.
+    """{name: Executor} of a file's dict EXECUTORS, or else of each public function that it defines, in its order.
+    DataError names file and line.
 
     listed: schemas by name; their functions need no hints, and others without hints are left out."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
@@ -114,9 +114,8 @@ def schema_of(function: Callable[..., Any], name: str = "") -> Schema:
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             raise DataError(f"{where}: parameter {p.name} has no name to call it by; write named parameters")
         if p.name not in hints:
-            raise DataError(
-                f"{where}: parameter {p.name} has no type hint; write {p.name}: str, int, list[...] ..., or give its schema with --tools-file"
-            )
+            remedy = f"write {p.name}: str, int, list[...] ..., or give its schema with --tools-file"
+            raise DataError(f"{where}: parameter {p.name} has no type hint; {remedy}")
         properties[p.name] = type_schema(hints[p.name], f"{where}: parameter {p.name}")
         if line := re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE):
             properties[p.name]["description"] = line[1].strip()
@@ -149,7 +148,8 @@ def type_schema(hint: Any, where: str) -> Schema:
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any], schema: Schema) -> Any:
-    """The result for arguments that fit their schema. A function of one parameter that is none of them gets all as a dict: f(args)."""
+    """The result for arguments that fit their schema. A function of one parameter that is none of them gets all as a
+    dict: f(args)."""
     arguments = typed(arguments, schema)
     try:
         inspect.signature(function).bind(**arguments)
@@ -161,7 +161,8 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], schema: Sch
 
 
 def typed(value: Any, schema: Any) -> Any:
-    """A value that fits its schema, with whole floats as integers where the schema requires integers: JSON has one kind of number, Python has two."""
+    """A value that fits its schema, with whole floats as integers where the schema requires integers: JSON has one kind
+    of number, Python has two."""
     if not isinstance(schema, Mapping):
         return value
     kinds = schema.get("type", ())
