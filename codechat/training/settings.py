@@ -52,7 +52,7 @@ class RunSettings(Settings):
             meta = {}
         if shape := meta.get("model_config"):
             settings = {f"model.{name}": value for name, value in shape.items()}
-            check_parent(parent, given, settings | {"tokenizer": meta["tokenizer"]["spec"]})
+            check_parent(parent, given, settings | {"tokenizer": meta.get("tokenizer", {}).get("spec")})
 
 
 def check_parent(parent: str | None, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
