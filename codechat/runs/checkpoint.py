@@ -177,16 +177,12 @@ def _advice(folder: Path) -> str:
 
 
 def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
-    missing = listed is None or not path.is_file()
-    if (
-        not missing
-        and path.stat().st_size == listed["bytes"]
-        and (not in_full or file_record(path)["sha256"] == listed["sha256"])
-    ):
-        return None
-    return CheckpointError(
-        f"{path} is {'missing' if missing else 'damaged: its bytes are not those that were written'}; {_advice(path.parent)}"
-    )
+    problem = ""
+    if listed is None or not path.is_file():
+        problem = "missing"
+    elif path.stat().st_size != listed["bytes"] or (in_full and file_record(path)["sha256"] != listed["sha256"]):
+        problem = "damaged: its bytes are not those that were written"
+    return CheckpointError(f"{path} is {problem}; {_advice(path.parent)}") if problem else None
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -285,12 +281,9 @@ def save(
 ) -> Path:
     """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective over ranks.
 
-    extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model
-    (tokenizer, tags, lineage). wait: False returns as soon as the state is copied to host memory and lets a
-    thread write it; errors of the thread are raised by the next `save` or by `settle`.
-    Kept: the newest `keep_last` (0 = all), best and latest. CheckpointError
-    where the disk fails: no partial checkpoint stays, and the former ones are untouched.
-    """
+    extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model (tokenizer, tags, lineage). wait: False lets a
+    thread write a copy in host memory; its errors are raised by the next `save` or by `settle`. Kept: the newest `keep_last` (0 = all), best and latest.
+    CheckpointError where the disk fails: no partial checkpoint stays, and the former ones are untouched."""
     global _under_way
     settle()
     run_path, model = Path(run_path), unwrap(model)
@@ -428,9 +421,7 @@ def restore(
 ) -> None:
     """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
 
-    rng: also the global random states; None = when optimizers are given, that is, when a run continues rather
-    than starts from the checkpoint.
-    """
+    rng: also the global random states; None = where optimizers are given, that is, where a run continues from the checkpoint."""
     model = unwrap(model)
     targets = model.state_dict()
     _check_fit(ckpt.path, ckpt.model_state, targets)

@@ -60,28 +60,23 @@ def show_run(ref: str) -> None:
     """Status, origin, settings, the last value of each metric with its unit, and the evaluations."""
     run = Run.open(ref)
     status, env = run.status, run.env
-    parent = env.get("parent") or {}
-    about = {
-        "run": run.name, "directory": run.path, "kind": status["kind"], "status": status["status"],
-        "reason": status.get("reason"), "started": status.get("started"), "ended": status.get("ended"),
-        "parent": parent.get("ref"), "commit": env.get("commit"),
-        "checkpoints": ", ".join(map(str, run.checkpoints())), **status.get("summary", {}),
-    }  # fmt: skip
+    about = {"run": run.name, "directory": run.path} | {
+        k: status.get(k) for k in ("kind", "status", "reason", "started", "ended")
+    }
+    about |= {"parent": (env.get("parent") or {}).get("ref"), "commit": env.get("commit")}
+    about |= {"checkpoints": ", ".join(map(str, run.checkpoints())), **status.get("summary", {})}
     _section("", {key: value for key, value in about.items() if value not in (None, "")})
     _section("settings", {key: value for key, (value, _) in differences(run.config, {}).items()})
-    _section("metrics (last value)", _last_metrics(run))
+    last = {
+        k: (v, row["step"]) for row in read_rows(run.path / "metrics.jsonl") for k, v in row.items() if is_declared(k)
+    }
+    _section(
+        "metrics (last value)",
+        {k: f"{_short(v)} {metric(k).unit}".rstrip() + f" at step {n}" for k, (v, n) in last.items()},
+    )
     for row in read_rows(run.path / "eval.jsonl"):
         where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
-        _section(f"evaluation at step {row['step']} {where}", {k: _number(v) for k, v in row.items() if is_declared(k)})
-
-
-def _last_metrics(run: Run) -> dict[str, str]:
-    last: dict[str, Any] = {}
-    for row in read_rows(run.path / "metrics.jsonl"):
-        last |= {key: (value, row["step"]) for key, value in row.items() if is_declared(key)}
-    return {
-        key: f"{_number(value)} {metric(key).unit}".rstrip() + f" at step {step}" for key, (value, step) in last.items()
-    }
+        _section(f"evaluation at step {row['step']} {where}", {k: v for k, v in row.items() if is_declared(k)})
 
 
 def _section(title: str, rows: dict[str, Any]) -> None:
@@ -92,22 +87,16 @@ def _section(title: str, rows: dict[str, Any]) -> None:
         print(f"  {key:<{width}}  {_short(value)}")
 
 
-def _number(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
 def _short(value: Any) -> str:
-    text = str(value)
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
     return text if isinstance(value, (Path, str)) or len(text) <= LONG else text[: LONG - 3] + "..."
 
 
 def show_difference(a: str, b: str) -> None:
     """The settings in which two runs differ."""
     frame = compare_configs(a, b)
-    if frame.empty:
-        print(f"{a} and {b} have the same settings")
-    else:
-        print(frame.rename(columns={"a": a, "b": b}).map(_short).to_string())
+    same = f"{a} and {b} have the same settings"
+    print(same if frame.empty else frame.rename(columns={"a": a, "b": b}).map(_short).to_string())
 
 
 # ---- export
@@ -142,11 +131,7 @@ EPILOG = """examples:
 def main(argv: list[str] | None = None) -> None:
     """`codechat runs`."""
     cfg = config.parse(RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=EPILOG)
-    if cfg.action == "list":
-        show_list()
-    elif cfg.action == "show":
-        show_run(*cfg.runs)
-    elif cfg.action == "compare":
-        show_difference(*cfg.runs)
-    else:
+    if cfg.action == "export":
         export_wandb(*cfg.runs, cfg.project, cfg.offline)
+    else:
+        {"list": show_list, "show": show_run, "compare": show_difference}[cfg.action](*cfg.runs)

@@ -128,14 +128,17 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     if not steps:
         state = read_status(run_path)["status"]
         raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
-    listed = ", ".join(map(str, steps))
     named = {"latest": latest_step(run_path), "best": pointed_step(run_path, "best")}
     step = int(which) if which.isdecimal() else named.get(which)
-    if which == "best" and step is None:
-        raise MissingFile(f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one")
     if step not in steps:
-        best = " and best" if pointed_step(run_path, "best") in steps else ""
-        raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {listed}, latest{best}")
+        choose = (
+            f"; `codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
+            if named["best"] is None
+            else ", best"
+        )
+        raise MissingFile(
+            f"run {name} has no checkpoint {which!r}; it has {', '.join(map(str, steps))}, latest{choose}"
+        )
     return steps[step]
 
 
@@ -162,8 +165,8 @@ def find_checkpoint(ref: str | Path) -> Path:
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
-    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one. Also what the reference
-    means, in words; empty where only one checkpoint can be meant."""
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one; and, where several could be meant,
+    which it is in words."""
     path, place = find_checkpoint(ref), _place(ref)
     run_path = path.parent.parent
     steps = checkpoint_paths(run_path) if is_run(run_path) else {}
