@@ -5,16 +5,12 @@
     codechat report staircase --frozen         the same from the committed rows, without any run
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does so and leaves the repository unchanged
 
-A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories
-and nothing else (`run_frames`), rejects runs that fail `run_checks`, and draws from the rows that it froze. If none of
-its runs is on this machine, it draws from the committed rows. `reports/index.html` (not committed) shows every report
+A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories and nothing else, and draws
+from the rows that it froze; where none of its runs is on this machine, from the committed rows. `reports/index.html` (not committed) shows every report
 on this machine: title, first sentence and picture.
 
-A report reads as an article (`articles`): a cell tagged `answer` with three sentences, one tagged `thumbnail` with the
-figure that carries them, a table "published | ours | what it means", the argument, an appendix with parameters, commits
-and statistics. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
-
-Left out: training. A report names the runs that it lacks.
+A report reads as an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the figure that carries them, a table "published |
+ours | what it means", the argument, an appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
 """
 
 from __future__ import annotations
@@ -38,9 +34,7 @@ from codechat.runs import paths
 class ReportConfig:
     """Which reports to build, and where to write them."""
 
-    names: tuple[str, ...] = opt(
-        (), "reports: names of parameter files reports/NAME.yaml; none = list them", positional=True
-    )
+    names: tuple[str, ...] = opt((), "reports: names of files reports/NAME.yaml; none = list them", positional=True)
     out: str = opt("reports", "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root")
     frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, without the runs")
 
@@ -63,8 +57,7 @@ def template_of(name: str) -> str:
 def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
 
-    parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up
-    to there is kept."""
+    parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up to there is kept."""
     import papermill.iorw
 
     template, source = template_of(name), paths.SHIPPED / "reports" / f"{name}.yaml"
@@ -72,34 +65,24 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
     place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
-    values = (
-        (papermill.iorw.read_yaml_file(str(source)) or {})
-        | {"out": place.as_posix()}
-        | ({"frozen": True} if frozen else {})
-    )
-    _bring_frozen_rows(name, out)
+    values = (papermill.iorw.read_yaml_file(str(source)) or {}) | {"out": place.as_posix()}
+    values |= ({"frozen": True} if frozen else {}) | dict(parameters or {})
+    kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
+    if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":  # the rows that came with the package
+        with atomic_directory(here) as fresh:
+            shutil.copytree(kept, fresh, dirs_exist_ok=True)
     path = out / f"{name}.ipynb"
-    result = notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.SHIPPED)
+    result = notebooks.execute_copy(template, path, values, root=paths.SHIPPED)
     if not result.ok:
         raise RunError(f"report {name}: {result.error}; the notebook up to there is {path}")
     return html.write_page(path)
 
 
-def _bring_frozen_rows(name: str, out: Path) -> None:
-    """The rows that came with the package, beside a report that is written below the working folder's own reports/."""
-    kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
-    if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":
-        with atomic_directory(here) as fresh:
-            shutil.copytree(kept, fresh, dirs_exist_ok=True)
-
-
-def index(out: Path | None = None) -> Path:
-    """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on
-    runs."""
-    root = paths.ROOT
-    made = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
-    copies = sorted((root / "runs").glob("*/notebooks/*.ipynb"))
-    return html.write_index(out or root / "reports" / "index.html", sorted(made), copies)
+def index() -> Path:
+    """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on runs."""
+    reports = [*(paths.ROOT / "reports").glob("*.ipynb"), *(paths.ROOT / "runs").glob("*/report/*.ipynb")]
+    copies = sorted((paths.ROOT / "runs").glob("*/notebooks/*.ipynb"))
+    return html.write_index(paths.ROOT / "reports" / "index.html", sorted(reports), copies)
 
 
 def show_list() -> None:
@@ -110,18 +93,15 @@ def show_list() -> None:
         print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'} ({rows})")
 
 
-def write(cfg: ReportConfig) -> Path | None:
-    """Build the reports and the index and print their paths; without a name, print the list. An unknown name raises
-    before any is built."""
+def write(cfg: ReportConfig) -> None:
+    """Build the reports and the index and print their paths; without a name, print the list. An unknown name raises before any is built."""
     if not cfg.names:
         return show_list()
     for name in cfg.names:
         template_of(name)
     for name in cfg.names:
         print(f"report: {build(name, paths.ROOT / cfg.out, frozen=cfg.frozen)}")
-    found = index()
-    print(f"index: {found}")
-    return found
+    print(f"index: {index()}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,12 +1,7 @@
-"""Executed notebooks as web pages: one self-contained file each, and an index of them.
+"""Executed notebooks as plain HTML pages, and an index page over reports.
 
-A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code
-away. A notebook with a cell tagged `answer` is an article: its answer stands below its title, and all code is folded
-into one place at the end.
-
-Left out: interactive elements (`pages` has them). nbconvert is not used: its pages are twice as long, show progress bars from stderr, and
-pass HTML within Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts
-from the network.
+Jinja2 fills templates and escapes every value, markdown-it turns Markdown into HTML. A page loads nothing from the network. nbconvert would load scripts
+from there, and pass on HTML within Markdown, which a completion of a model may hold.
 """
 
 from __future__ import annotations
@@ -26,9 +21,8 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import DataError
 
 TEMPLATES = Path(__file__).parent / "templates"
-THUMBNAIL = "thumbnail"  # tag of a cell whose figure the index shows
-HEADLINE = "headline"  # tag of a cell whose printed text the index shows
-ANSWER = "answer"  # tag of a cell whose Markdown is the answer of an article, a sentence a line
+# Tags of cells: the figure and the printed text that the index shows; the Markdown that is the answer of an article, a sentence a line.
+THUMBNAIL, HEADLINE, ANSWER = "thumbnail", "headline", "answer"
 HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
 PARAMETERS = ("parameters", "injected-parameters")  # an article lists what they hold in its appendix
 
@@ -49,8 +43,7 @@ def write_page(notebook_path: Path) -> Path:
 
 
 def render(notebook: NotebookNode) -> str:
-    """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after
-    the first cell, unless an answer does.
+    """Prose, outputs, and each cell's code behind a fold; the headline comes after the first cell, unless an answer does.
 
     Cells tagged `hide-cell` are shown at the end, behind one fold with the code of those tagged `hide-input`."""
     article = bool(_tagged(notebook, ANSWER))
@@ -61,17 +54,15 @@ def render(notebook: NotebookNode) -> str:
 
 def _place(cell: NotebookNode, article: bool) -> str:
     """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
-    tags = cell.metadata.get("tags", ())
-    if HIDE_CELL in tags or (article and any(tag in tags for tag in PARAMETERS)):
+    tags = {*cell.metadata.get("tags", ())}
+    if HIDE_CELL in tags or (article and tags & {*PARAMETERS}):
         return "end"
     return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its title, the first sentence of its answer (or its
-    headline) and thumbnails, and a list of other executed notebooks.
-
-    Every notebook is rendered beside its file and linked."""
+    """Write the page `out` over executed reports, each with its title, the first sentence of its answer (or its headline) and thumbnails, and a list of
+    other executed notebooks. Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
@@ -81,8 +72,7 @@ def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = 
 def _card(path: Path, page: Path, folder: Path) -> dict[str, Any]:
     notebook = read(path)
     outputs = [output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})]
-    href = Path(os.path.relpath(page, folder)).as_posix()
-    sentence = answer(notebook).partition("\n")[0]
+    href, sentence = Path(os.path.relpath(page, folder)).as_posix(), answer(notebook).partition("\n")[0]
     return dict(href=href, title=title(notebook), sentence=sentence, headline=headline(notebook), thumbnails=outputs)
 
 
@@ -94,16 +84,14 @@ def answer(notebook: NotebookNode) -> str:
 
 def headline(notebook: NotebookNode) -> str:
     """The text that cells tagged `headline` print."""
-    outputs = _tagged(notebook, HEADLINE)
-    return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stdout").strip()
+    return "".join(o.text for o in _tagged(notebook, HEADLINE) if o.get("name") == "stdout").strip()
 
 
 def title(notebook: NotebookNode) -> str:
     """The first heading, without markup."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (found := re.search(r"^#\s+(.+)$", cell.source, re.MULTILINE)):
-            return re.sub(r"[*_`]", "", found[1])
-    return "untitled"
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found = re.search(r"^#\s+(.+)$", text, re.MULTILINE)
+    return re.sub(r"[*_`]", "", found[1]) if found else "untitled"
 
 
 def prose(markdown: str) -> str:

@@ -1,11 +1,11 @@
 """Which runs a report may use: finished, evaluated with the same settings, and no checkpoint chosen on a test split.
 
-Left out: training settings. Runs that are compared may differ in everything but how they were evaluated.
+Runs that are compared may differ in everything but how they were evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from codechat.core.errors import RunError
@@ -27,85 +27,67 @@ QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint 
 
 
 def check(runs: Sequence[Run]) -> None:
-    """RunError if a run is not finished, evaluated weights that were trained again since, or uses a checkpoint chosen
-    on a test split, or if two runs of one kind were evaluated with different settings."""
+    """RunError if a run is not finished, evaluated weights that were trained again since, or uses a checkpoint chosen on a test split, or if two runs of
+    one kind were evaluated with different settings."""
     for run in runs:
-        require_finished(run)
-        require_current(run)
-        require_not_chosen_on_test(run)
-    require_same_settings(runs)
+        if run.status["status"] != "finished":
+            state, reason = run.status["status"], run.status.get("reason", "no end yet")
+            raise RunError(f"run {run.name} is {state} ({reason}); a report reads finished runs; wait, or use --resume")
+        if run.status["kind"] in ("evaluate", "swaps", "anatomy"):
+            _check_current(run)
+        if run.status["kind"] == "evaluate" and QUOTED & set(run.config.get("split", ())):
+            _check_choice(run)
+    _check_settings(runs)
 
 
-def require_finished(run: Run) -> None:
-    """A report reads finished runs only."""
-    state, reason = run.status["status"], run.status.get("reason")
-    if state != "finished":
-        remedy = "wait until it ends" if state == "running" else "continue it with --resume"
-        why = f" ({reason})" if reason else ""
-        raise RunError(f"run {run.name} is {state}{why}; a report reads finished runs only; {remedy}")
+def _check_current(run: Run) -> None:
+    """The weights that a run evaluated must not have been trained again since. A run that was deleted is skipped: the scores still hold."""
+    for name in _trained(run):
+        if paths.exists(name) and (started := Run.open(name).status["started"]) > run.status["started"]:
+            raise RunError(f"run {run.name} evaluated {name}, which was trained again on {started}; evaluate it again")
 
 
-def require_current(run: Run) -> None:
-    """The weights that a run evaluated must not have been trained again since."""
-    for name, trained in _evaluated(run):
-        if (started := trained.status["started"]) > run.status["started"]:
-            raise RunError(
-                f"run {run.name} evaluated an earlier {name}, which was trained again on {started}; evaluate it again"
-            )
+def _trained(run: Run) -> list[str]:
+    """The runs whose checkpoints an evaluation read."""
+    refs = run.config.get("ckpt", ())
+    return list(dict.fromkeys(_name(ref) for ref in ([refs] if isinstance(refs, str) else refs)))
 
 
-def _evaluated(run: Run) -> Iterable[tuple[str, Run]]:
-    """The runs whose checkpoints an evaluation read. A run that was deleted since is skipped: the scores still hold."""
-    refs = run.config.get("ckpt", ()) if run.status["kind"] in ("evaluate", "swaps", "anatomy") else ()
-    names = dict.fromkeys(_run_of(ref) for ref in ([refs] if isinstance(refs, str) else refs))
-    yield from ((name, Run.open(name)) for name in names if paths.exists(name))
-
-
-def _run_of(checkpoint: Any) -> str:
+def _name(checkpoint: Any) -> str:
     return str(checkpoint).partition("@")[0]
 
 
-def require_not_chosen_on_test(run: Run) -> None:
+def _check_choice(run: Run) -> None:
     """A score on a test split belongs to one checkpoint per run, and that one was chosen on another split."""
-    if run.status["kind"] != "evaluate" or not QUOTED & set(run.config.get("split", ())):
-        return
-    checkpoints = {str(checkpoint) for checkpoint in run.evals().get("checkpoint", ())}
-    for name in sorted({_run_of(c) for c in checkpoints}):
-        if (count := sum(_run_of(c) == name for c in checkpoints)) > 1:
+    names = [_name(c) for c in {*run.evals().get("checkpoint", ())}]
+    for name in sorted(set(names)):
+        if (count := names.count(name)) > 1:
             raise RunError(
-                f"run {run.name} evaluated {count} checkpoints of {name} on {', '.join(run.config['split'])}: the one that is quoted would be "
-                "chosen on test; choose with --all-checkpoints --split select and evaluate that one"
+                f"run {run.name} evaluated {count} checkpoints of {name} on test: the best one would be chosen there; "
+                "choose with --all-checkpoints --split select and evaluate that one"
             )
+    choosers = [r for r in map(Run.open, paths.run_paths()) if r.config.get("all_checkpoints")]
     for ref in (ref for ref in run.config.get("ckpt", ()) if str(ref).endswith("@best")):
-        for chooser in _choosers(_run_of(ref)):
-            if splits := QUOTED & set(chooser.config.get("split", ())):
+        for chooser in choosers:
+            splits = QUOTED & set(chooser.config.get("split", ()))
+            if splits and _trained(chooser) == [_name(ref)]:
                 raise RunError(
-                    f"run {run.name} evaluated {ref}, which {chooser.name} chose on {', '.join(sorted(splits))}; choose it on select, then "
-                    "evaluate it again"
+                    f"run {run.name} evaluated {ref}, which {chooser.name} chose on {', '.join(sorted(splits))}; "
+                    "choose it on select, then evaluate it again"
                 )
 
 
-def _choosers(name: str) -> list[Run]:
-    """The evaluations that chose the best checkpoint of a run."""
-    found = [Run.open(path) for path in paths.run_paths()]
-    return [
-        r for r in found if r.config.get("all_checkpoints") and [_run_of(c) for c in r.config.get("ckpt", ())] == [name]
-    ]
-
-
-def require_same_settings(runs: Sequence[Run]) -> None:
-    """Runs of one kind have the same evaluation settings; evaluations that choose a checkpoint are a kind of their
-    own."""
+def _check_settings(runs: Sequence[Run]) -> None:
+    """Runs of one kind have the same evaluation settings; evaluations that choose a checkpoint are a kind of their own."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
         kind = run.status["kind"]
         other = first.setdefault((kind, bool(run.config.get("all_checkpoints"))), run)
         for setting in SETTINGS.get(kind, ()):
-            a, b = _plain(other.config.get(setting)), _plain(run.config.get(setting))
+            a, b = (_plain(r.config.get(setting)) for r in (other, run))
             if a != b:
                 raise RunError(
-                    f"runs {other.name} and {run.name} were evaluated with different {setting}: {a} and {b}; a report compares runs with the "
-                    "same evaluation settings; evaluate one of them again"
+                    f"runs {other.name} and {run.name} were evaluated with different {setting}: {a} and {b}; evaluate one again"
                 )
 
 

@@ -3,9 +3,8 @@
     frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data")    # from the runs, or from the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
 
-`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from
-committed bytes. Runs that `run_checks` rejects raise. Columns of published tables end in "(published)", so that they
-never join measured ones.
+`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes. Runs that
+`run_checks` rejects raise. Columns of published tables end in "(published)", so that they never join measured ones.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ Frames = dict[str, pd.DataFrame]
 MAX_BYTES = 1_000_000
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
-TABLES = ("runs", "metrics", "evals")  # frozen as csv
-NESTED = {
-    "per_problem": "tiers"
-}  # frozen as csv without this column; other tables hold text and counts and are frozen as jsonl
+TABLES = (
+    "runs",
+    "metrics",
+    "evals",
+)  # frozen as csv, and per_problem without its column tiers; others hold text and are frozen as jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
 STRATA = {  # of the task funcall: what a request of the stratum asks for
     "call": "known tools, new values",
@@ -50,8 +50,8 @@ STRATA = {  # of the task funcall: what a request of the stratum asks for
 # ---------------------------------------------------------------- runs to frames
 
 
-def collect(runs: Sequence[str | Path]) -> Frames:
-    """The frames runs, metrics, evals, per_problem and samples, each with a column `run`.
+def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
+    """The frames runs, metrics, evals, per_problem and samples (at most so many of a run), each with a column `run`.
 
     Raises MissingFile for a run that does not exist, RunError for one that `run_checks` rejects."""
     opened = [Run.open(ref) for ref in runs]
@@ -61,7 +61,7 @@ def collect(runs: Sequence[str | Path]) -> Frames:
         "metrics": _stack((run, run.metrics()) for run in opened),
         "evals": _stack((run, run.evals()) for run in opened),
         "per_problem": _stack((run, pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))) for run in opened),
-        "samples": _stack((run, pd.DataFrame(_spread(run.samples(), SAMPLES_PER_RUN))) for run in opened),
+        "samples": _stack((run, pd.DataFrame(_spread(run.samples(), samples))) for run in opened),
     }
 
 
@@ -95,9 +95,9 @@ def _empty() -> pd.DataFrame:
     return pd.DataFrame({"run": pd.Series(dtype=str)})
 
 
-def _spread(rows: Sequence[Any], count: int) -> list[Any]:
+def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
     """At most `count` rows at equal distances: the first ones would all be of one checkpoint."""
-    return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else list(rows)
+    return [rows[i * len(rows) // count] for i in range(count)] if count and len(rows) > count else list(rows)
 
 
 def gather(
@@ -108,12 +108,10 @@ def gather(
     keep: Mapping[str, str] | None = None,
     more: Callable[[], Frames] | None = None,
 ) -> Frames:
-    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with
-    `frozen` or where this machine has none of the runs.
+    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
+    has none of the runs.
 
-    drop: {table: columns that no figure uses}. keep: {table: pandas query on its rows, "" = none}. more: returns frames
-    that no run holds; they are frozen with the rest. Raises what `collect` and `freeze` raise, and MissingFile where
-    there are neither runs nor frozen rows."""
+    drop: {table: columns that no figure uses}. keep: {table: pandas query on its rows, "" = none}. more: returns frames that no run holds."""
     here = any(paths.exists(run) for run in runs)
     if frozen or (not here and (Path(data) / "runs.csv").is_file()):
         frames = load_frozen(data)
@@ -142,8 +140,7 @@ def name_of(ref: str | Path) -> str:
 
 
 def seeds_of(run: str) -> list[str]:
-    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not on
-    this machine."""
+    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not on this machine."""
     if not paths.exists(run):
         return [run]
     path = paths.find_run(run)
@@ -171,46 +168,42 @@ def verbatim(value: Any) -> str:
 
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
-    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen`
-    reads them.
+    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen` reads them.
 
     Raises ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
-    files = {f"{n}.csv" if _flat(n, frame) else f"{n}.jsonl": _frozen_text(n, frame) for n, frame in frames.items()}
-    sizes = {name: len(text.encode()) for name, text in files.items()}
+    texts = {name: (".csv", _csv(frame)) if _flat(name, frame) else (".jsonl", _jsonl(frame)) for name, frame in frames.items()}  # fmt: skip
+    sizes = {name: len(text.encode()) for name, (_, text) in texts.items()}
     if sum(sizes.values()) > MAX_BYTES:
-        listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        raise ConfigError(
-            f"{sum(sizes.values()):,} bytes to freeze ({listed}); at most {MAX_BYTES:,}; take fewer runs or rows"
-        )
+        raise ConfigError(f"{sum(sizes.values()):,} bytes to freeze ({sizes}); at most {MAX_BYTES:,}; take fewer rows")
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_atomic(directory / name, text)
-        other = {".csv": ".jsonl", ".jsonl": ".csv"}[Path(name).suffix]
-        (directory / name).with_suffix(other).unlink(missing_ok=True)
+    for name, (suffix, text) in texts.items():
+        (directory / f"{name}{'.jsonl' if suffix == '.csv' else '.csv'}").unlink(missing_ok=True)
+        write_atomic(directory / f"{name}{suffix}", text)
     return load_frozen(directory)
 
 
 def _flat(name: str, frame: pd.DataFrame) -> bool:
-    return name in TABLES or (name in NESTED and len(frame) > 0 and NESTED[name] not in frame)
+    return name in TABLES or (name == "per_problem" and len(frame) > 0 and "tiers" not in frame)
 
 
-def _frozen_text(name: str, frame: pd.DataFrame) -> str:
-    if _flat(name, frame):
-        frame = widened(frame) if name in NESTED and "sampling" in frame else frame
-        return frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+def _csv(frame: pd.DataFrame) -> str:
+    wide = widened(frame) if {"sampling", *COUNTS} <= set(frame) else frame
+    return wide.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+
+
+def _jsonl(frame: pd.DataFrame) -> str:
     rows = (row.dropna().to_dict() for _, row in frame.iterrows())
     return "".join(json.dumps(_rounded(row), ensure_ascii=False) + "\n" for row in rows)
 
 
 def widened(counts: pd.DataFrame) -> pd.DataFrame:
-    """Counts per problem with a row for each sampling (greedy, T=1), as a row for all: columns "n SAMPLING" and "c SAMPLING", a third of the bytes."""
+    """Counts per problem with a row for each sampling (greedy, T=1), as a row for all: columns "n SAMPLING" and "c SAMPLING"."""
     keys = [c for c in counts if c not in ("sampling", *COUNTS)]
     wide = counts[keys].drop_duplicates()
     for sampling, rows in counts.groupby("sampling", sort=False):
-        wide = wide.merge(
-            rows[[*keys, *COUNTS]].rename(columns={c: f"{c} {sampling}" for c in COUNTS}), on=keys, how="left"
-        )
+        named = rows[[*keys, *COUNTS]].rename(columns={c: f"{c} {sampling}" for c in COUNTS})
+        wide = wide.merge(named, on=keys, how="left")
     return wide
 
 
@@ -244,20 +237,14 @@ def load_frozen(directory: Path | str) -> Frames:
     directory = Path(directory)
     if not (directory / "runs.csv").is_file():
         raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
-    tables = {
-        name: lengthened(pd.read_csv(directory / f"{name}.csv"))
-        for name in (*TABLES, *NESTED)
-        if (directory / f"{name}.csv").is_file()
-    }
+    named = {name: directory / f"{name}.csv" for name in (*TABLES, "per_problem")}
+    tables = {name: lengthened(pd.read_csv(path)) for name, path in named.items() if path.is_file()}
     rows = {p.stem: pd.DataFrame(read_rows(p)) for p in sorted(directory.glob("*.jsonl"))}
     return tables | {name: frame if len(frame) else _empty() for name, frame in rows.items()}
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
-    """Store the numbers that a report prints beside its frozen rows; if they are stored already, compare to four
-    digits.
-
-    A report drawn from frozen rows so asserts its headline. RunError names the numbers that differ."""
+    """Store the numbers that a report prints beside its frozen rows; if they are stored already, RunError names those that differ in four digits."""
     path, found = Path(data) / NUMBERS, {name: float(f"{value:.4g}") for name, value in numbers.items()}
     if not path.is_file():
         return write_atomic(path, json.dumps(found, indent=1) + "\n")
@@ -265,9 +252,7 @@ def headline(numbers: Mapping[str, float], data: Path | str) -> None:
     changed = [name for name in kept | found if kept.get(name) != found.get(name)]
     if changed:
         listed = "; ".join(f"{name} is {found.get(name)} and was {kept.get(name)}" for name in changed)
-        raise RunError(
-            f"the headline does not follow from the rows in {data}: {listed}; build the report from its runs again"
-        )
+        raise RunError(f"the headline does not follow from the rows in {data}: {listed}; build it from its runs again")
 
 
 def published(table: str) -> pd.DataFrame:
