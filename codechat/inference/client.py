@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,22 @@ from codechat.text import chat
 
 
 def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
-    """The project's messages as OpenAI's: readable calls become tool_calls, and function results answer them in
-    order."""
+    """The project's messages as OpenAI's: readable calls that have a result each become tool_calls; others stay text."""
     out: list[dict[str, Any]] = []
-    open_calls: list[str] = []
+    ids: list[str] = []
     for number, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "function":
-            id_ = open_calls.pop(0) if open_calls else "unread"
-            out.append({"role": "tool", "tool_call_id": id_, "content": content})
+            out.append({"role": "tool", "content": content} | ({"tool_call_id": ids.pop(0)} if ids else {}))
             continue
         out.append({"role": role, "content": content})
         calls = chat.parse_calls(content) if role == "assistant" else []
-        readable = bool(calls) and all(call.form in chat.READABLE for call in calls)
-        open_calls = [f"call_{number}_{k}" for k in range(len(calls))] if readable else []
-        if readable:
+        results = list(takewhile(lambda m: m["role"] == "function", messages[number + 1 :]))
+        readable = all(call.form in chat.READABLE for call in calls)
+        ids = [f"call_{number}_{k}" for k in range(len(calls))] if readable and len(calls) == len(results) else []
+        if ids:
             functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
-            given = [{"id": id_, "type": "function", "function": f} for id_, f in zip(open_calls, functions)]
+            given = [{"id": id_, "type": "function", "function": f} for id_, f in zip(ids, functions)]
             out[-1] |= {"content": content.split(chat.CALL_TAG)[0] or None, "tool_calls": given}
     return out
 

@@ -386,14 +386,13 @@ def to_turn(message: Message, field: str, tags: str) -> Turn:
         raise ApiError(400, f"{field}.content is absent; give a text", f"{field}.content")
     if given and role != "assistant":
         raise ApiError(400, f"{field}.tool_calls belongs to the assistant's messages", f"{field}.tool_calls")
-    if role == "function" and message.tool_call_id is None:
-        raise ApiError(400, f"{field}.tool_call_id is absent; name the call", f"{field}.tool_call_id")
     calls = [call_text(call.function, f"{field}.tool_calls[{i}]") for i, call in enumerate(given)]
     forbidden = [tag for tag in chat.TAGS if tag in message.text and not (tag == chat.CALL_TAG and role == "assistant")]
     if tags == "text" and forbidden:
         problem = f"{field}.content holds the tag {forbidden[0]}, which would forge a turn of this model; take it out"
         raise ApiError(400, problem, f"{field}.content")
-    return Turn(role, message.text, calls, [call.id for call in given], message.tool_call_id)
+    result_of = (message.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
+    return Turn(role, message.text, calls, [call.id for call in given], result_of)
 
 
 def call_text(function: Called, field: str) -> str:

@@ -142,6 +142,8 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
     for messages in (
         [USER, {"role": "assistant", "content": two}, *told],
         [USER, {"role": "assistant", "content": unread}, told[0]],
+        [USER, {"role": "assistant", "content": two}, USER],  # shown, not run
+        [USER, {"role": "assistant", "content": two}, *told, {"role": "assistant", "content": two}, USER],
     ):
         sent = [Message.model_validate(message) for message in as_openai(messages)]
         assert prompt_of(sent, [], LOADED) == chat.prompt(messages, TOK)
