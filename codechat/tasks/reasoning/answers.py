@@ -35,6 +35,9 @@ _OPTION = re.compile(rf"\b(?:option|choice|letter)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_
 _ALONE = re.compile(rf"\W*?{_OPEN}([ABCD]){_CLOSE}[.:!]?\s*")
 _LABELLED = re.compile(r"\(?([ABCD])(?:[.):]|\s[-–—])\s+\S.*")
 _MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\S)\1(?![\w(*])")
+_MINUS = re.compile(  # "10 minus 5" and "the rest minus 5" are sums
+    r"(?:\bnegative|(^\W*|[=:(,]\s*|\b(?:is|are|was|be|equals?|to|of|by|at|about)\s+)minus)\s+(?=[\\$€£]*\.?\d)", re.I
+)
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12, "lakh": 5, "crore": 7}
 _LETTER_SCALES = {"k": 3, "K": 3, "M": 6}
 _PLAIN = r"\d{1,60}(?:\.\d{1,60})?|\.\d{1,60}"
@@ -80,7 +83,7 @@ def plain(text: str) -> str:
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!;:]|\\\(|\\\)|\\\[|\\\]", "", text)
     text = re.sub(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})", ",", text)  # 1{,}234 and 1\,234
-    text = re.sub(r"(?<!\d)(?<!\d\s)\b(?:minus|negative)\s+(?=[\\$€£]*\.?\d)", "-", text, flags=re.I)
+    text = _MINUS.sub(lambda m: f"{m[1] or ''}-", text)
     text = re.sub(r"(?<!\d)[−–](?=\s?[\\$€£.\d])|−", "-", text)  # the dash of 18–20 is no minus
     text = re.sub(r"(?<=-)\s?\\?[$€£]\s?", "", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\%|%|\\\$|\$|€|£|\\,|~", " ", text)
@@ -106,11 +109,13 @@ def _shifted(number: str, places: int) -> str:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text in plain digits, a fraction or a power of such, or None. A part of a word or of a larger number is none."""
+    """The last number of a text in plain digits, a fraction or a power of such. None without one, and where the last digits are no number, as in 3:30."""
     text = _scaled(plain(text[-MAX_TEXT:]), "", _LETTER_SCALES)
     text = re.sub(r"(?<=[A-Za-z)])\s?(?:\^|\*\*)\s?[{(]?-?\d+[)}]?", "", text)  # cm^2
-    values = _VALUE.findall(re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text))
-    return values[-1] if values else None
+    text = re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
+    values = list(_VALUE.finditer(re.sub(r"(?<![\d:])(\d{1,2}):00(?![\d:])", r"\1", text)))  # 5:00 pm
+    after = values[-1].string[values[-1].end() :] if values else ""
+    return values[-1][0] if values and not re.search(r"(?<![A-Za-z\d])\d", after) else None
 
 
 def choice_letter(text: str) -> str | None:
