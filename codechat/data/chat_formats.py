@@ -36,15 +36,9 @@ REASONS = (
     "result_without_call",  # the tool_call_id of no call
     "call_without_result",  # the conversation goes on without the result
 )
-ROLES = {
-    **{role: role for role in chat.ROLES},
-    **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "bing", "bard"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response", "tool_response", "ipython"), "function"),
-    "developer": "system",
-}
 CALL_ROLES = ("function_call", "tool_call")  # ShareGPT's turns that hold nothing but calls
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+PARAMETERS = ("parameters", "input_schema", "inputSchema")  # OpenAI's name, Anthropic's, MCP's
 MARKS = ("weight", "train", "loss")  # 0 or false: an answer that carries no loss
 REFUSED = ("reasoning_content", "reasoning", "thinking", "train_detail")  # of a message: they would be lost
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
@@ -53,10 +47,6 @@ _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])(.*?)</tools>", re.DOTALL)  # the wording before it may name the tags too
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-
-class Unusable(DataError):
-    """A row that cannot be taught; its text is one of `REASONS`."""
 
 
 def holds_conversation(row: Row) -> bool:
@@ -80,8 +70,6 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         return messages_of_turns(_without_list(_joined(turns), tools), tools, tools_style)
     except Unreadable as error:
         return error.reason
-    except Unusable as reason:
-        return str(reason)
 
 
 def column_text(row: Row, names: Sequence[str], where: str) -> str:
@@ -116,7 +104,7 @@ def continued(prompt: Any, value: Any, where: str) -> list[Any]:
 
 def _role(message: Row) -> Any:
     role = message.get("role") or message.get("from")
-    return ROLES.get(role, role) if isinstance(role, str) else role
+    return chat.ROLE_OF.get(role, role) if isinstance(role, str) else role
 
 
 def _without_system(turns: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -136,7 +124,7 @@ def _raw_turns(row: Row, where: str) -> list[Any]:
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
     if not turns:
-        raise Unusable("no_turns")
+        raise Unreadable("no_turns")
     return list(turns)
 
 
@@ -152,7 +140,7 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
         return
     role = _role(raw)
     if role not in chat.ROLES:
-        raise DataError(f"{where}: role {name!r} is unknown; required is one of {', '.join(ROLES)}")
+        raise DataError(f"{where}: role {name!r} is unknown; required is one of {', '.join(chat.ROLE_OF)}")
     text = _text(value, role, raw, where)
     results = _RESULT.findall(text)
     if role == "assistant":
@@ -177,13 +165,13 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
         return value
     if isinstance(value, Sequence) and all(isinstance(part, Mapping) and "type" in part for part in value):
         if any(part["type"] not in ("text", "input_text", "output_text") for part in value):
-            raise Unusable("not_text")
+            raise Unreadable("not_text")
         return "".join(str(part.get("text", "")) for part in value)
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None:
         if not (raw.get("tool_calls") or raw.get("function_call")):
-            raise Unusable("empty_turn")
+            raise Unreadable("empty_turn")
         return ""
     raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
 
@@ -192,14 +180,14 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
     """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
     given = raw.get("tool_calls") or []
     if not isinstance(given, Sequence):
-        raise Unusable("unreadable_call")
+        raise Unreadable("unreadable_call")
     given = [*given, *([{"function": raw["function_call"]}] if raw.get("function_call") else [])]  # OpenAI's first form
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     if "<tool_call>" in text:
         text, tagged = text[: text.index("<tool_call>")], text[text.index("<tool_call>") :]
         if _CALL.sub("", tagged).strip():
-            raise Unusable("text_after_call")
+            raise Unreadable("text_after_call")
         for inner in _CALL.findall(tagged):
             xml = _FUNCTION.fullmatch(inner)
             calls += [_xml_call(*xml.groups(), tools)] if xml else _calls_in(inner)
@@ -211,7 +199,7 @@ def _calls_in(text: str) -> list[str]:
     """Canonical calls of JSON (an object, a list, or one after the other) with or without <tool_call> around each."""
     calls = [call for part in _CALL.findall(text) or [text] for call in chat.parse_calls(f"{chat.CALL_TAG} {part}")]
     if any(call.after for call in calls):
-        raise Unusable("text_after_call")
+        raise Unreadable("text_after_call")
     return [written(call) for call in calls]
 
 
@@ -229,11 +217,11 @@ def _call(function: Any, tools: Sequence[Row]) -> str:
 def written(call: chat.Call) -> str:
     """The canonical text of a call that was read."""
     if call.form not in chat.READABLE:
-        raise Unusable("unreadable_call")
+        raise Unreadable("unreadable_call")
     try:
         return chat.format_call(call.name, call.arguments)
     except DataError:
-        raise Unusable("unreadable_call") from None
+        raise Unreadable("unreadable_call") from None
 
 
 def _xml_call(name: str, body: str, tools: Sequence[Row]) -> str:
@@ -275,7 +263,7 @@ def scanned(text: str) -> list[Any]:
         try:
             item, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            raise Unusable("unreadable_tools") from None
+            raise Unreadable("unreadable_tools") from None
         items.append(item)
         at = text.find("{", end)
     return items
@@ -284,20 +272,21 @@ def scanned(text: str) -> list[Any]:
 def _schema(item: Any) -> dict[str, Any]:
     """A schema with name, description and an object of parameters, without null fields."""
     if isinstance(item, str):
-        (item,) = scanned(item) or [None]
+        item = items[0] if len(items := scanned(item)) == 1 else None
     inner = without_nulls(item.get("function") or item) if isinstance(item, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-        raise Unusable("unreadable_tools")
-    parameters = inner.get("parameters") or {}
+        raise Unreadable("unreadable_tools")
+    parameters = next((inner[name] for name in PARAMETERS if inner.get(name)), {})
     if isinstance(parameters, str):
         parameters = without_nulls((scanned(parameters) or [{}])[0])
     whole = isinstance(parameters, Mapping) and isinstance(parameters.get("required") or [], (list, tuple))
     if not whole or not isinstance(parameters.get("properties") or {}, Mapping):
-        raise Unusable("unreadable_tools")
+        raise Unreadable("unreadable_tools")
     if not {"properties", "type"} & parameters.keys():
         parameters = {"properties": dict(parameters)}  # names and types without the object around them
     parameters = {"type": "object", "properties": {}} | dict(parameters)
-    return {"name": inner["name"], "description": "", **inner, "parameters": parameters}
+    rest = {key: value for key, value in inner.items() if key not in PARAMETERS}
+    return {"name": inner["name"], "description": "", **rest, "parameters": parameters}
 
 
 def _without_list(turns: list[Turn], tools: list[dict[str, Any]]) -> list[Turn]:

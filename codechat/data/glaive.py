@@ -12,8 +12,8 @@ from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.data import chat_formats
-from codechat.data.chat_formats import ROLES
 from codechat.text import chat
+from codechat.text.turns import Unreadable
 
 Row = dict[str, Any]
 Message = dict[str, str]
@@ -29,7 +29,7 @@ def turns(text: str) -> list[Message]:
     """The turns of a `chat` cell, contents stripped, without empty ones."""
     marks: list[tuple[str, int, int]] = []
     for match in _TURN.finditer(text):
-        role = "assistant" if match[1] == "A" else ROLES[match[1].lower().replace(" ", "_")]
+        role = "assistant" if match[1] == "A" else chat.ROLE_OF[match[1].lower().replace(" ", "_")]
         if match[1] == "A" and marks and marks[-1][0] == "assistant":
             continue  # a paragraph of the answer that happens to begin with "A:"
         marks.append((role, match.start(), match.end()))
@@ -55,8 +55,8 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
         return "unreadable_tools"
     try:
         messages = [m | {"content": _canonical(m["content"])} if m["role"] == "assistant" else m for m in messages]
-    except chat_formats.Unusable as reason:
-        return str(reason)
+    except Unreadable as error:
+        return error.reason
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
@@ -64,8 +64,8 @@ def _canonical(content: str) -> str:
     """An assistant turn with its calls in canonical form after its prose."""
     calls = chat.parse_calls(content)
     if any(call.after for call in calls):
-        raise chat_formats.Unusable("text_after_call")
+        raise Unreadable("text_after_call")
     if CALL in content and not calls:
-        raise chat_formats.Unusable("unreadable_call")
+        raise Unreadable("unreadable_call")
     prose = content.partition(CALL)[0].strip() if calls else content
     return "\n".join([*([prose] if prose else []), *map(chat_formats.written, calls)])

@@ -58,10 +58,14 @@ N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
 END_TAG = "<|end|>"
-# other projects' names of our roles, for the error message
-OTHER_NAMES = dict(
-    tool="function", human="user", gpt="assistant", model="assistant", bot="assistant", developer="system"
-)
+# our roles and the names that other projects have for them
+ROLE_OF = {
+    **{role: role for role in ROLES},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "tool_response", "ipython"), "function"),
+    "developer": "system",
+}
 
 
 class Span(NamedTuple):
@@ -246,7 +250,7 @@ def _check(messages: Sequence[Message], tags: str) -> None:
         if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), str):
             raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
         if (role := message.get("role")) not in ROLES:
-            remedy = f"rename it to {OTHER_NAMES.get(str(role), 'one of them')}"
+            remedy = f"rename it to {ROLE_OF.get(str(role), 'one of them')}"
             raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
         forged = [tag for tag in TAGS if tag in content and (tag != CALL_TAG or role != "assistant")]
         if tags == "text" and forged:

@@ -35,7 +35,7 @@ class Turn:
 class Unreadable(DataError):
     """A conversation without messages. reason: for counts of rows; turn: the one at fault; none = the tools are."""
 
-    def __init__(self, reason: str, turn: Turn | None, message: str = "") -> None:
+    def __init__(self, reason: str, turn: Turn | None = None, message: str = "") -> None:
         super().__init__(message or reason)
         self.reason, self.turn = reason, turn
 
