@@ -386,7 +386,7 @@ class ToolChat:
         return response
 
     def _note(self, text: str) -> None:
-        print(f"[{visible(text)}]", flush=True)
+        print(f"[{visible(text).encode(errors='replace').decode()}]", flush=True)
 
 
 def signature(call: chat.Call) -> str:

@@ -316,6 +316,7 @@ def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> No
         ((UNREADABLE, CALL, "144."), 2),
         ((misfit, misfit, "never said"), 1),
         ((misfit, CALL, "144."), 2),
+        ((chat.CALL_TAG + ' {"name": "\\ud83d", "arguments": {}}', "None."), 1),  # half a character as a name
     ):
         model, session = scripted(monkeypatch, *turns, tools=("square",))
         found = session.reply([{"role": "user", "content": REQUEST}])
