@@ -305,7 +305,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *turns: str, **settings: Any) -> t
     return model, ToolChat(ToolsConfig(server="http://x", **settings))
 
 
-def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     misfit, other = call("square", y=1), call("square", x=144)
     for turns, answered in (
         ((CALL, "144."), 1),
