@@ -327,9 +327,14 @@ def _evaluate_checkpoint(
         report = contamination.check(everything, loaded.meta.get("lineage", ()))
         print(report) if dist.is_main() else None
     for (split, items), (i, sampling) in itertools.product(problems.items(), enumerate(samplings(cfg))):
-        which = dict(checkpoint=label(path), split=split)
-        result = _evaluate_sampling(cfg, run, loaded, task, items, which, sampling)
-        row = result.row() | dict(sampling=str(sampling))
+        result, way = evaluate_split(cfg, loaded, task, items, split, sampling), str(sampling)
+        row, which = result.row() | dict(sampling=way), dict(checkpoint=label(path), split=split, sampling=way)
+        if dist.is_main():
+            special = f", {way}" if sampling.forced_call or sampling.constrained else ""
+            print(result.report(f"{which['checkpoint']} on {cfg.task} {split}{special}"))
+            results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
+            results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+        run.log_samples(step, [dict(s, **which) for s in result.samples])
         if i == 0:
             rows[split] = row
             row |= results.clean_and_exposed(result, report.how) if report is not None else {}
@@ -343,27 +348,6 @@ def _evaluate_checkpoint(
                 print(matrix) if dist.is_main() else None
         run.log_eval(step, row | which | dict(task=cfg.task))
     return rows
-
-
-def _evaluate_sampling(
-    cfg: EvaluateConfig,
-    run: Run,
-    loaded: loading.LoadedModel,
-    task: Task,
-    problems: Sequence[Problem],
-    which: dict[str, str],
-    sampling: Sampling,
-) -> TaskResult:
-    """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
-    result = evaluate_split(cfg, loaded, task, problems, which["split"], sampling)
-    which = which | dict(sampling=str(sampling))
-    if dist.is_main():
-        special = f", {sampling}" if sampling.forced_call or sampling.constrained else ""
-        print(result.report(f"{which['checkpoint']} on {cfg.task} {which['split']}{special}"))
-        results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
-        results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
-    run.log_samples(int(loaded.meta["step"]), [dict(s, **which) for s in result.samples])
-    return result
 
 
 def label(path: Path) -> str:
