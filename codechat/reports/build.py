@@ -105,11 +105,5 @@ def write(cfg: ReportConfig) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat report [NAME ...]`, `python -m codechat.reports.build`."""
+    """`codechat report [NAME ...]`."""
     write(config.parse(ReportConfig, sys.argv[1:] if argv is None else argv, prog="codechat report", epilog=__doc__))
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

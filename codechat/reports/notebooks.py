@@ -4,12 +4,11 @@
     python -m codechat.reports.notebooks prose [NAME ...]
     python -m codechat.reports.notebooks check [NAME ...]
 
-`nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens. `build`
-executes the source in an empty folder, removes what differs between machines, and stamps the sha256 of the code cells.
-`prose` writes changed Markdown only and keeps the outputs. Both link the first cell to its neighbours. `check` finds
-pairs that differ and outputs older than their code. `execute_copies` injects parameters (papermill) and prints which
-claims held: a walk-through claims what its last code cell asserts. Names that begin with 9 are report templates,
-committed without outputs.
+`nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens. `build` executes the source in an empty
+folder, removes what differs between machines, and stamps the sha256 of the code cells. `prose` writes changed Markdown only and keeps the outputs. Both
+link the first cell to its neighbours. `check` finds pairs that differ and outputs older than their code. `execute_copies` injects parameters (papermill)
+and prints which claims held: a walk-through claims what its last code cell asserts. Names that begin with 9 are report templates, committed without
+outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,41 +87,48 @@ def code_sha256(notebook: NotebookNode) -> str:
     return hashlib.sha256("\0".join(cell.source.rstrip() for cell in _code(notebook)).encode()).hexdigest()
 
 
+def _stamp(notebook: NotebookNode) -> str | None:
+    return notebook.metadata.get("codechat", {}).get("code_sha256")
+
+
 def build(name: str, *, root: Path = SHIPPED, timeout_s: float = 600) -> Path:
     """Write notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
 
     Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source lacks."""
-    notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
-    _check_unsaved_edits(name, notebook, root)
+    notebook, path = _source(name, root), _executed(name, root)
+    old = html.read(path) if path.exists() else notebook
+    if _stamp(old) and code_sha256(old) not in (_stamp(old), code_sha256(notebook)):
+        raise DataError(
+            f"notebooks/{name}.ipynb holds code that nbs_py/{name}.py lacks and a build would lose; keep it with "
+            f"`jupytext --to py:percent --output nbs_py/{name}.py notebooks/{name}.ipynb`, or delete the .ipynb"
+        )
     if not is_template(name):
         with tempfile.TemporaryDirectory() as empty:
             _execute(notebook, cwd=Path(empty), timeout_s=timeout_s)
             _scrub(notebook, {empty: ".", sys.prefix: ".venv", str(root): ".", str(Path.home()): "~"})
-    _write_pair(name, notebook, root)
-    return path
+    return _write_pair(name, notebook, root)
 
 
 def rewrite_prose(name: str, *, root: Path = SHIPPED) -> Path:
     """Write the source's Markdown into notebooks/NAME.ipynb, outputs kept. DataError if the code needs a build."""
-    notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
-    done = html.read(path)
-    stamp = done.metadata.get("codechat", {}).get("code_sha256")
-    if not stamp == code_sha256(notebook) == code_sha256(done):
-        raise DataError(
-            f"the code of nbs_py/{name}.py is not what {path.name} was executed from; run `make notebooks ARGS={name}`"
-        )
+    notebook, done = _source(name, root), html.read(_executed(name, root))
+    if not _stamp(done) == code_sha256(notebook) == code_sha256(done):
+        raise DataError(f"notebooks/{name}.ipynb was executed from other code; run `make notebooks ARGS={name}`")
     for cell, executed in zip(_code(notebook), _code(done), strict=True):
         cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
-    _write_pair(name, notebook, root)
-    return path
+    return _write_pair(name, notebook, root)
 
 
-def _write_pair(name: str, notebook: NotebookNode, root: Path) -> None:
-    """Stamp a notebook and write both files."""
+def _executed(name: str, root: Path) -> Path:
+    return root / "notebooks" / f"{name}.ipynb"
+
+
+def _write_pair(name: str, notebook: NotebookNode, root: Path) -> Path:
+    """Stamp a notebook and write both files; returns that of the notebook."""
     notebook.metadata["codechat"] = {"code_sha256": code_sha256(notebook)}
     text = jupytext.writes(notebook, fmt="py:percent", config=load_jupytext_config(str(root)))
-    _write(root / "notebooks" / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
     _write(root / "nbs_py" / f"{name}.py", text)
+    return _write(_executed(name, root), nbformat.writes(notebook) + "\n")
 
 
 def navigation(name: str, root: Path = SHIPPED) -> str:
@@ -137,8 +143,7 @@ def navigation(name: str, root: Path = SHIPPED) -> str:
 
 def check(chosen: Iterable[str] = (), *, root: Path = SHIPPED) -> list[str]:
     """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, too large."""
-    chosen = list(chosen)
-    problems = [line for name in names(chosen, root=root) for line in _pair_problems(name, root)]
+    problems = [f"{line}; run `make notebooks ARGS={name}`" for name in names(chosen, root=root) for line in _pair_problems(name, root)]  # fmt: skip
     found = [] if chosen else sorted(path.stem for path in (root / "notebooks").glob("*.ipynb"))
     alone = [name for name in found if not (root / "nbs_py" / f"{name}.py").exists()]
     return problems + [f"notebooks/{name}.ipynb: has no source nbs_py/{name}.py" for name in alone]
@@ -150,19 +155,17 @@ def execute_copies(
     parameters: Mapping[str, object],
     *,
     root: Path = SHIPPED,
-    timeout_s: float = 600,
     echo: Callable[[str], object] = print,
 ) -> list[NotebookResult]:
     """Execute copies of the chosen walk-throughs (or all) into `out_dir`; print which claims held.
 
-    Each receives those of `parameters` that its parameters cell defines. A copy that fails is saved with its outputs up
-    to the error; the others still run."""
+    Each receives those of `parameters` that its parameters cell defines. A copy that fails is saved with its outputs up to the error; the others run."""
     chosen = [name for name in names(chosen, root=root) if not is_template(name)]
     results = []
     for name in chosen:
         notebook = _source(name, root)
         own = {key: value for key, value in parameters.items() if key in parameter_names(notebook)}
-        result = execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root, timeout_s=timeout_s)
+        result = execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root)
         verdict = f"{'held  ' if result.ok else 'FAILED'} {result.seconds:6.1f} s  {name}: {html.title(notebook)}"
         echo(verdict if result.ok else f"{verdict}\n    {result.error}")
         results.append(result)
@@ -179,20 +182,13 @@ class CopiesConfig:
 
 
 def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
-    """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not
-    raised.
-
-    The others give the same result on every machine: `make notebooks` executes them, which takes longer than the recipe
-    has."""
-    reading = [
-        name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, SHIPPED))
-    ]
+    """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not raised."""
+    walks = [name for name in names() if not is_template(name)]
+    reading = [name for name in walks if "source" in parameter_names(_source(name, SHIPPED))]
     return execute_copies(reading, paths.ROOT / cfg.out, {"source": cfg.source})
 
 
-def execute_copy(
-    name: str, path: Path, parameters: Mapping[str, object], *, root: Path = SHIPPED, timeout_s: float = 600
-) -> NotebookResult:
+def execute_copy(name: str, path: Path, parameters: Mapping[str, object], *, root: Path = SHIPPED) -> NotebookResult:
     """Execute one notebook or report template with `parameters` into `path`; it runs in that folder."""
     notebook, begin = _source(name, root), time.perf_counter()
     if parameters:
@@ -207,7 +203,7 @@ def execute_copy(
     path.parent.mkdir(parents=True, exist_ok=True)
     error = None
     try:
-        _execute(notebook, cwd=path.parent, timeout_s=timeout_s)
+        _execute(notebook, cwd=path.parent)
     except NotebookError as failure:
         error = str(failure)
     _write(path, nbformat.writes(notebook) + "\n")
@@ -246,25 +242,10 @@ def _source(name: str, root: Path) -> NotebookNode:
     return notebook
 
 
-def _check_unsaved_edits(name: str, source: NotebookNode, root: Path) -> None:
-    """A build must not overwrite code that was edited in the .ipynb alone since it was stamped."""
-    path = root / "notebooks" / f"{name}.ipynb"
-    if not path.exists():
-        return
-    old = html.read(path)
-    stamp = old.metadata.get("codechat", {}).get("code_sha256")
-    if stamp is not None and code_sha256(old) not in (stamp, code_sha256(source)):
-        raise DataError(
-            f"notebooks/{name}.ipynb holds code that nbs_py/{name}.py lacks and a build would lose; keep it with "
-            f"`jupytext --to py:percent --output nbs_py/{name}.py notebooks/{name}.ipynb`, or delete the .ipynb"
-        )
-
-
-def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float) -> None:
+def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600) -> None:
     """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
     package = str(Path(codechat.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    begun: list[int] = []
     client = NotebookClient(
         notebook,
         timeout=timeout_s,
@@ -275,28 +256,25 @@ def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float) -> None:
         # the kernel works in the notebook's folder; runs/ and data/ are where they are for this process
         extra_arguments=["--log-level=ERROR", f"--IPKernelApp.exec_lines=[{AT_ROOT.format(str(paths.ROOT))!r}]"],
         resources={"metadata": {"path": str(cwd)}},
-        on_cell_start=lambda cell, cell_index: begun.append(cell_index),
     )
+    begun: list[int] = []
+    client.on_cell_start = lambda cell, cell_index: begun.append(cell_index)
     try:
         client.execute(env={**os.environ, "PYTHONPATH": path})
     except NoSuchKernel as error:
         raise NotebookError(f"no Jupyter kernel {error.name} in this environment; run `make venv`") from error
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise _failure(notebook, begun, error) from error
+        cell, cells = len(_code({"cells": notebook.cells[: begun[-1] + 1]})), len(_code(notebook))
+        raise NotebookError(f"code cell {cell} of {cells} {_reason(error, cell == cells)}") from error
     finally:
         notebook.metadata["language_info"] = nbformat.from_dict(LANGUAGE)
 
 
-def _failure(notebook: NotebookNode, begun: list[int], error: Exception) -> NotebookError:
-    """The error that names the code cell that ended the execution, and the reason."""
-    cell, cells = len(_code({"cells": notebook.cells[: begun[-1] + 1]})), len(_code(notebook))
-    where = f"code cell {cell} of {cells}"
+def _reason(error: Exception, last: bool) -> str:
     if not isinstance(error, CellExecutionError):
-        return NotebookError(f"{where} did not end: {str(error).splitlines()[0]}")
+        return f"did not end: {str(error).splitlines()[0]}"
     reason = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
-    if error.ename == "AssertionError" and cell == cells:
-        reason = f"the claim did not hold: {reason}"
-    return NotebookError(f"{where}: {reason}")
+    return f"failed: {'the claim did not hold: ' if last and error.ename == 'AssertionError' else ''}{reason}"
 
 
 def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
@@ -316,50 +294,45 @@ def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
                 output["data"][kind] = clean(value)
 
 
-def _pair_problems(name: str, root: Path) -> list[str]:
-    source, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
-    label, again = f"notebooks/{name}.ipynb", f"run `make notebooks ARGS={name}`"
-    text = (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8")
-    magics = [number for number, line in enumerate(text.splitlines(), 1) if MAGIC.match(line)]
-    found = [f"nbs_py/{name}.py:{number}: a magic breaks the pairing" for number in magics]
+def _pair_problems(name: str, root: Path) -> Iterator[str]:
+    source, path, template = _source(name, root), _executed(name, root), is_template(name)
+    label, text = f"notebooks/{name}.ipynb", (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        if MAGIC.match(line):
+            yield f"nbs_py/{name}.py:{number}: a magic breaks the pairing"
     if navigation(name, root) not in text:
-        found.append(
-            f"nbs_py/{name}.py: its links to neighbours are old; run `python -m codechat.reports.notebooks prose`"
-        )
+        yield f"nbs_py/{name}.py: its links to neighbours are old"
     if not path.exists():
-        return [*found, f"nbs_py/{name}.py: has no {label}; {again}"]
+        yield f"nbs_py/{name}.py: has no {label}"
+        return
     notebook = html.read(path)
     if _cells(notebook) != _cells(source):
-        found.append(f"{label}: its cells differ from nbs_py/{name}.py; {again}")
-    if notebook.metadata.get("codechat", {}).get("code_sha256") != code_sha256(source):
-        found.append(f"{label}: its stamp does not match the code in nbs_py/{name}.py; {again}")
-    expected = [None if is_template(name) else n for n, _ in enumerate(_code(notebook), 1)]
-    if [cell.execution_count for cell in _code(notebook)] != expected:
-        state = "is not stripped" if is_template(name) else "was not executed once, from top to bottom"
-        found.append(f"{label}: {state}; {again}")
+        yield f"{label}: its cells differ from nbs_py/{name}.py"
+    if _stamp(notebook) != code_sha256(source):
+        yield f"{label}: its stamp does not match the code in nbs_py/{name}.py"
+    if [c.execution_count for c in _code(notebook)] != [None if template else n + 1 for n in range(len(_code(source)))]:
+        yield f"{label}: {'is not stripped' if template else 'was not executed once, from top to bottom'}"
     if any(output.output_type == "error" for cell in _code(notebook) for output in cell.outputs):
-        found.append(f"{label}: holds an error; {again}")
+        yield f"{label}: holds an error"
     if path.stat().st_size > MAX_BYTES:
-        found.append(f"{label}: {path.stat().st_size} bytes; at most {MAX_BYTES} are allowed: fewer or smaller figures")
-    return found
+        yield f"{label}: {path.stat().st_size} bytes; at most {MAX_BYTES} are allowed: fewer or smaller figures"
 
 
 def _cells(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(c.cell_type, c.source.rstrip(), tuple(c.metadata.get("tags", ()))) for c in notebook.cells]
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> Path:
     """Write a file whose text changed: a build of unchanged sources leaves the times of files alone."""
     if not (path.exists() and path.read_text(encoding="utf-8") == text):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
+    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`build`, `prose` or `check` for the named notebooks, or all; returns 1 if any has a problem."""
-    parser = argparse.ArgumentParser(
-        prog="python -m codechat.reports.notebooks", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m codechat.reports.notebooks")
     parser.add_argument("action", choices=("build", "prose", "check"))
     parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
     args = parser.parse_args(argv)

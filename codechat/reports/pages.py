@@ -8,9 +8,8 @@
     completions   requests with the reference call and the answers of two checkpoints, by rung
     xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL
 
-A page follows the reader's light or dark setting, works with the keyboard and on a phone, and loads nothing from the
-network: its rows are in it, and the charts' library (Vega-Lite) is one copy below `templates/pages`, to which every
-page refers by a relative path.
+A page loads nothing from the network: its rows are in it, and the charts' library (Vega-Lite) is one copy below `templates/pages`, to which every page
+refers by a relative path.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.atomic_files import read_rows, write_atomic
@@ -31,10 +30,6 @@ from codechat.reports import frozen_rows, html, xray_steps
 from codechat.runs import paths
 from codechat.tasks.funcall.staircase import TIERS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-FROZEN = "frozen"  # as frozen_rows.FROZEN, whose module imports pandas
 FOLDER = Path(__file__).parent / "templates" / "pages"
 LIBRARY = ("vega.min.js", "vega-lite.min.js")
 MAX_BYTES = 2_000_000
@@ -62,7 +57,9 @@ class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
     names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
-    source: str = opt(FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
+    source: str = opt(
+        frozen_rows.FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano"
+    )
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
     standalone: bool = opt(False, "put the charts' library into each page (0.8 MB), so that a page can be sent alone")
 
@@ -75,21 +72,26 @@ def render_page(
     out: Path,
     data: Any,
     *,
-    title: str,
-    lead: str,
     links: Sequence[tuple[str, str]] = (),
     charts: bool = True,
     standalone: bool = False,
     **values: Any,
 ) -> str:
-    """The template of page `name` filled with `data` (plain JSON). out: the file it is for, from which it refers to the
-    library. links: (address, label) of its neighbours. ConfigError above 2 MB."""
-    library = Path(os.path.relpath(FOLDER, out.parent.resolve())).as_posix()
-    read = {file: (FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js")}
-    scripts = [(file, (FOLDER / file).read_text(encoding="utf-8") if standalone else "") for file in LIBRARY]
-    about = dict(title=title, lead=lead, links=links, current=out.name, library=library, scripts=scripts, charts=charts)
-    values |= about | dict(js=read["pages.js"], data=json_for_html(data))
-    text = html.fill(f"pages/{name}.html", more_css=read["pages.css"], **values)
+    """The template of page `name` filled with `data` (plain JSON). out: the file it is for, from which it refers to the library. links: (address, label)
+    of its neighbours. ConfigError above 2 MB."""
+    css, js, *scripts = ((FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js", *LIBRARY))
+    text = html.fill(
+        f"pages/{name}.html",
+        more_css=css,
+        js=js,
+        data=json_for_html(data),
+        links=links,
+        current=out.name,
+        charts=charts,
+        library=Path(os.path.relpath(FOLDER, out.parent.resolve())).as_posix(),
+        scripts=[(file, script if standalone else "") for file, script in zip(LIBRARY, scripts)],
+        **values,
+    )
     if (size := len(text.encode())) > MAX_BYTES:
         raise ConfigError(f"page {out.name} has {size:,} bytes; at most {MAX_BYTES:,}; show fewer runs or rows")
     return text
@@ -104,86 +106,70 @@ def json_for_html(data: Any) -> str:
 # ---------------------------------------------------------------- rows of each page
 
 
-def completions_data(source: str = FROZEN) -> dict[str, Any]:
+def completions_data(source: str = frozen_rows.FROZEN) -> dict[str, Any]:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request.
 
     From runs, the first answer that each checkpoint gave to every problem. DataError unless there are two."""
-    samples = frozen_rows.rows(source, "evaluate", "samples") if source == FROZEN else _examples(source)
-    who = list(dict.fromkeys(samples["checkpoint"]))
+    frozen = source == frozen_rows.FROZEN
+    samples = frozen_rows.rows(source, "evaluate", "samples").to_dict("records") if frozen else _examples(source)
+    who = list(dict.fromkeys(sample["checkpoint"] for sample in samples))
     if len(who) != 2:
-        raise DataError(
-            f"the evaluation of {source} has answers of {len(who)} checkpoints ({', '.join(who)}); the page compares two"
-        )
-    counts = frozen_rows.rows(source, "evaluate", "per_problem")
-    counted = {(r["checkpoint"], r["id"]): r for r in counts.to_dict("records")}
-    answers: dict[tuple[str, str], dict[str, Any]] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for sample in samples.to_dict("records"):
+        raise DataError(f"the evaluation of {source} has answers of {len(who)} checkpoints ({who}); required are two")
+    counts = frozen_rows.rows(source, "evaluate", "per_problem").to_dict("records")
+    counted = {(r["checkpoint"], r["id"]): {k: int(r[k]) for k in ("n", "c")} for r in counts}
+    answers: dict[str, dict[str, dict[str, Any]]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for sample in samples:
         problem, by = sample["problem"], sample["checkpoint"]
-        rows.setdefault(problem, {"id": problem} | {k: sample[k] for k in ("split", "request", "gold")})
-        count = counted.get((by, problem), {})
-        answers.setdefault((by, problem), _answer(sample) | {k: int(count[k]) for k in ("n", "c") if k in count})
-    both = [p for p in rows if all((by, p) in answers for by in who)]
-    return dict(
-        rows=[rows[p] | {"answers": [answers[by, p] for by in who]} for p in both],
-        tiers=list(TIERS),
-        who=who,
-    )
+        about.setdefault(problem, {"id": problem} | {k: sample[k] for k in ("split", "request", "gold")})
+        answer = dict(text=sample["completion"], tier=sample["tier"], reward=float(f"{sample['reward']:.4g}"))
+        answers.setdefault(problem, {}).setdefault(by, answer | counted.get((by, problem), {}))
+    rows = [about[p] | {"answers": [a[by] for by in who]} for p, a in answers.items() if len(a) == len(who)]
+    return dict(rows=rows, tiers=list(TIERS), who=who)
 
 
-def _answer(sample: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(text=sample["completion"], tier=sample["tier"], reward=float(f"{sample['reward']:.4g}"))
-
-
-def _examples(source: str) -> pd.DataFrame:
-    """The first answer of every checkpoint to every problem, of the recipe's own evaluation at T = 1."""
-    import pandas as pd
-
+def _examples(source: str) -> list[dict[str, Any]]:
+    """Every answer at T = 1 of the recipe's own evaluation."""
     run = paths.find_run(f"{source}/evaluate")
-    kept: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in read_rows(run / "examples.jsonl"):
-        if row.get("sampling", "T=1") == "T=1":
-            kept.setdefault((row["checkpoint"], row["problem"]), row)
+    kept = [row for row in read_rows(run / "examples.jsonl") if row.get("sampling", "T=1") == "T=1"]
     if not kept:
         raise MissingFile(f"{run} holds no examples.jsonl; evaluate again: codechat run {source} --force evaluate")
-    return pd.DataFrame(kept.values())
+    return kept
 
 
-def xray_data(source: str = FROZEN) -> dict[str, Any]:
-    """{steps, problems, tiers}: rollouts over the steps of RL; committed ones, or sampled from the checkpoints of a run
-    RECIPE/rl."""
-    rows = xray_steps.frozen() if source == FROZEN else xray_steps.of_run(f"{source}/rl")
+def xray_data(source: str) -> dict[str, Any]:
+    """{steps, problems, tiers}: rollouts over the steps of RL; committed ones, or sampled from the checkpoints of a run RECIPE/rl."""
+    rows = xray_steps.frozen() if source == frozen_rows.FROZEN else xray_steps.of_run(f"{source}/rl")
     return xray_steps.as_page(rows)
 
 
-DATA: dict[str, Callable[[str], Any]] = {
-    "calculator": lambda source: {},
-    "completions": completions_data,
-    "xray": xray_data,
-}
+DATA: dict[str, Callable[[str], Any]] = {"calculator": lambda source: {}, "completions": completions_data, "xray": xray_data}  # fmt: skip
 
 
 # ---------------------------------------------------------------- all pages
 
 
-def render_all(out: Path, names: Iterable[str] = (), source: str = FROZEN, standalone: bool = False) -> dict[Path, str]:
+def render_all(
+    out: Path, names: Iterable[str] = (), source: str = frozen_rows.FROZEN, standalone: bool = False
+) -> dict[Path, str]:
     """The chosen pages (or all) for the folder `out`, and an index of these and of those that are there already."""
     chosen = list(names) or list(ABOUT)
     there = [name for name in ABOUT if name in chosen or (out / f"{name}.html").is_file()]
-    files = {name: out / f"{name}.html" for name in ("index", *there)}
-    links = [(file.name, {"index": "pages"}.get(name, name)) for name, file in files.items()]
+    links = [("index.html", "pages"), *((f"{name}.html", name) for name in there)]
     texts = {}
     for name in chosen:
-        title, lead = ABOUT[name]
-        shape = dict(title=title, lead=lead, links=links, charts=name not in NO_CHARTS, standalone=standalone)
-        texts[files[name]] = render_page(name, files[name], DATA[name](source), **shape)
+        file, (title, lead) = out / f"{name}.html", ABOUT[name]
+        how = dict(title=title, lead=lead, links=links, charts=name not in NO_CHARTS, standalone=standalone)
+        texts[file] = render_page(name, file, DATA[name](source), **how)
     cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
     about = dict(title="CodeChat: try it", lead="Each page works without a server and without a network.")
-    texts[files["index"]] = render_page("index", files["index"], {}, charts=False, pages=cards, links=links, **about)
-    return texts
+    index = out / "index.html"
+    return texts | {index: render_page("index", index, {}, charts=False, pages=cards, links=links, **about)}
 
 
-def build(out: Path, names: Iterable[str] = (), source: str = FROZEN, standalone: bool = False) -> list[Path]:
+def build(
+    out: Path, names: Iterable[str] = (), source: str = frozen_rows.FROZEN, standalone: bool = False
+) -> list[Path]:
     """Write the pages of `render_all`; returns their paths, the index last. Nothing is written if one cannot be made."""
     texts = render_all(out, names, source, standalone)
     out.mkdir(parents=True, exist_ok=True)
@@ -197,9 +183,3 @@ def main(argv: list[str] | None = None) -> None:
     cfg = config.parse(PagesConfig, sys.argv[1:] if argv is None else argv, prog="codechat pages", epilog=__doc__)
     for path in build(paths.ROOT / cfg.out, cfg.names, cfg.source, cfg.standalone):
         print(f"page: {path}")
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

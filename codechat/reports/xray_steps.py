@@ -1,40 +1,35 @@
 """Rollouts over the steps of RL, token by token: loss mask, advantage, share of the gradient and probability.
 
-The rows behind the page `pages xray`. At each step the policy samples one group of answers to each of the same requests;
-the gradient is that of REINFORCE with the group's mean as baseline. `freeze` writes rows below reports/frozen/xray,
-`of_run` samples them from the checkpoints of a run.
-
-Left out: the prompt's own tokens, which carry no loss.
+The rows behind the page `pages xray`. At each step the policy samples one group of answers to each of the same requests; the gradient is that of
+REINFORCE with the group's mean as baseline. `freeze` writes rows below reports/frozen/xray, `of_run` samples them from the checkpoints of a run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from codechat import tasks  # they import torch and pandas: only when rollouts are sampled
+from codechat import tasks
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.errors import DataError, MissingFile
 from codechat.models import loading
+from codechat.models.gpt import GPT
 from codechat.reports import frozen_rows
-from codechat.rl import advantages as advantages_module
 from codechat.rl import rollout
+from codechat.rl.advantages import group_advantages
 from codechat.runs import paths
 from codechat.runs.run import Run
+from codechat.tasks.base import Problem, Task
 from codechat.text.token_view import token_texts, visible
 from codechat.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
-    from codechat.tasks.base import Problem, Task
-
-REQUESTS = 4
-GROUP = 6
+REQUESTS, GROUP = 4, 6
 
 
 def rows_at(
@@ -56,14 +51,14 @@ def rows_at(
         batch = rollout.collect(
             model, task, problems, tokenizer, tags, group_size=group_size, max_new_tokens=max_new_tokens, seed=seed
         )
-    advantages = advantages_module.group_advantages(batch.rewards)  # (P, G)
-    norms = token_gradients(model, batch, advantages)  # (N, C)
+    advantages = group_advantages(batch.rewards)  # (P, G)
+    norms = token_gradients(model, batch, advantages).unflatten(0, advantages.shape)  # (P, G, C)
     rows = []
     for p, problem in enumerate(problems):
-        at = range(p * group_size, (p + 1) * group_size)
-        total = float(norms[at.start : at.stop].sum()) or 1.0
+        shares = norms[p] / (float(norms[p].sum()) or 1.0)
         rollouts = [
-            _rollout(batch, i, float(advantages[p, i - at.start]), (norms[i] / total).tolist(), tokenizer) for i in at
+            _rollout(batch, p * group_size + g, float(advantages[p, g]), shares[g].tolist(), tokenizer)
+            for g in range(group_size)
         ]
         text = visible("".join(token_texts(batch.prompts[p], tokenizer)))
         about = dict(id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem), prompt=text)
@@ -72,8 +67,7 @@ def rows_at(
 
 
 def token_gradients(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor) -> Tensor:
-    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for
-    tokens without loss."""
+    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for tokens without loss."""
     device = model.wte.weight.device
     norms = torch.zeros(batch.mask().shape)
     for packed in rollout.pack(batch, advantages != 0, row_tokens=512, rows=8):
@@ -92,7 +86,7 @@ def token_gradients(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor)
 def _rollout(batch: Any, i: int, advantage: float, shares: Sequence[float], tokenizer: Tokenizer) -> dict[str, Any]:
     done, score = batch.completions[i], batch.scores[i]
     texts = [visible(text) for text in token_texts(done.ids, tokenizer)]
-    p = [_short(2.718281828459045**logprob) for logprob in done.logprobs]
+    p = [_short(math.exp(logprob)) for logprob in done.logprobs]
     scored = dict(reward=_short(score.reward), tier=score.tier, correct=score.correct, advantage=_short(advantage))
     return dict(tokens=texts, p=p, share=[_short(s) for s in shares[: len(texts)]], **scored)
 
@@ -101,7 +95,7 @@ def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def of_run(ref: str, requests: int = REQUESTS, group_size: int = GROUP) -> list[dict[str, Any]]:
+def of_run(ref: str) -> list[dict[str, Any]]:
     """Rows of the run's checkpoints, on problems of its validation split; step 0 is the checkpoint that it began with.
 
     MissingFile for a run without checkpoints, DataError for one that learned no task with rewards."""
@@ -113,32 +107,28 @@ def of_run(ref: str, requests: int = REQUESTS, group_size: int = GROUP) -> list[
         raise MissingFile(f"run {run.name} has no checkpoints; the page samples from them: train with --save-every")
     data = settings.get("data_dir")
     task = tasks.load(settings["task"], **({"source": paths.ROOT / data} if data else {}))
-    problems = task.problems("select", requests, settings.get("seed", 0))
+    problems, most = task.problems("select", REQUESTS, settings.get("seed", 0)), settings.get("max_new_tokens", 64)
     refs = {0: parent["ref"]} if parent.get("ref") and paths.exists(parent["run"]) else {}
-    for step, place in {**refs, **{step: f"{ref}@{step}" for step in run.checkpoints()}}.items():
+    for step, place in (refs | {step: f"{ref}@{step}" for step in run.checkpoints()}).items():
         loaded = loading.load_model(place)
-        sampling = dict(tags=loaded.tags, group_size=group_size, max_new_tokens=settings.get("max_new_tokens", 64))
-        rows += rows_at(step, loaded.model, loaded.tokenizer, task, problems, **sampling)
+        how = dict(tags=loaded.tags, max_new_tokens=most)
+        rows += rows_at(step, loaded.model, loaded.tokenizer, task, problems, **how)
     return rows
 
 
-def as_page(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def as_page(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """{steps, problems, tiers}: what the page reads. DataError where a step lacks a problem."""
-    rows = list(rows)
-    if not rows:
-        raise DataError("no rollouts to show; required is at least one step of one request")
     steps, problems = list(dict.fromkeys(r["step"] for r in rows)), list(dict.fromkeys(r["id"] for r in rows))
     found = {(r["step"], r["id"]): r for r in rows}
-    if missing := [(s, p) for s in steps for p in problems if (s, p) not in found]:
-        raise DataError(f"step {missing[0][0]} has no rollouts of {missing[0][1]}; every step needs the same requests")
+    if len(found) < len(steps) * len(problems):
+        raise DataError(
+            f"{len(found)} rows of {len(steps)} steps of {len(problems)} requests; required is one for each"
+        )
     about = ("id", "request", "gold", "prompt")
-    shown = [
-        {k: found[steps[0], p][k] for k in about} | {"groups": [dict(rollouts=found[s, p]["rollouts"]) for s in steps]}
-        for p in problems
-    ]
-    return dict(
-        steps=[_step(s, [found[s, p] for p in problems]) for s in steps], problems=shown, tiers=rows[0]["tiers"]
-    )
+    groups = {p: [dict(rollouts=found[s, p]["rollouts"]) for s in steps] for p in problems}
+    shown = [{k: found[steps[0], p][k] for k in about} | {"groups": groups[p]} for p in problems]
+    taken = [_step(s, [found[s, p] for p in problems]) for s in steps]
+    return dict(steps=taken, problems=shown, tiers=rows[0]["tiers"])
 
 
 def _step(step: int, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,7 +145,7 @@ def frozen_file() -> Path:
     return frozen_rows.frozen_dir() / "xray" / "rollouts.jsonl"
 
 
-def freeze(rows: Iterable[Mapping[str, Any]]) -> Path:
+def freeze(rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the rows that the committed page shows; returns their file."""
     lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
     frozen_file().parent.mkdir(parents=True, exist_ok=True)
