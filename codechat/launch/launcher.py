@@ -124,8 +124,6 @@ def write(cfg: Any, **machines: Any) -> Written:
         if getattr(cfg, flag, False):
             raise ConfigError(f"{flag}=True in the configuration would apply to every start; leave it out: launch.sh resumes by itself, "
                               "and overwrite is an option of the launch")  # fmt: skip
-    if hasattr(cfg, "resolved"):  # the loop compares its resolved settings with those that are written here
-        cfg = cfg.resolved()
     _check_not_starting(cfg.run_name)
     verdict = plan_verdict(cfg, where.gpu, where.nproc * where.nodes)
     texts, submit = {"launch.sh": launch_sh(cfg, entry.module, where)}, f"codechat launch {cfg.run_name} start"
