@@ -13,10 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
 from codechat.core import config
@@ -31,6 +28,9 @@ from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
+
+if TYPE_CHECKING:  # the help of the command loads no torch
+    from torch import Tensor, nn
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -133,6 +133,8 @@ class Sentinel:
 
 def bf16_snapshot(model: nn.Module) -> list[Tensor]:
     """A copy of every parameter rounded to bfloat16, in the order of `model.parameters()`."""
+    import torch
+
     return [p.detach().to(torch.bfloat16, copy=True) for p in model.parameters()]
 
 
@@ -146,6 +148,8 @@ def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
 
 def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tensor, int]:
     """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
+    import torch
+
     parts = [(dist.local(p.detach()), dist.local(b)) for p, b in zip(model.parameters(), before, strict=True)]
     changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
     return changed, sum(p.numel() for p, _ in parts)
@@ -153,6 +157,8 @@ def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tens
 
 def share_of_all(changed: float, total: int, model: nn.Module) -> float:
     """Share of changed weights, of all ranks where the model is sharded: then a collective."""
+    import torch
+
     if sharding.is_sharded(model):
         changed, total = dist.sum_(torch.tensor([int(changed), total])).tolist()
     return changed / max(1, total)
@@ -187,6 +193,8 @@ def sample_groups(
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory."""
+    import torch
+
     task = tasks.load(cfg.task, **cfg.source)
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from codechat import tasks
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, read_rows, write_atomic
@@ -83,6 +81,8 @@ def run_passk(cfg: PasskConfig) -> Run:
 
 def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and the gate where one is set (it stops nothing)."""
+    import torch
+
     rewards, correct = (
         torch.tensor([e[key] for e in result.examples]).view(result.N, result.n) for key in ("reward", "correct")
     )
