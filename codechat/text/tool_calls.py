@@ -44,7 +44,6 @@ ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 _QUOTED_KEYS = tuple(f'"{key}"' for key in ARGUMENT_KEYS)
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
@@ -95,7 +94,7 @@ def escape_tags(text: str) -> str:
 
 def escape_surrogates(text: str) -> str:
     """JSON with halves of characters escaped, which no encoding can hold; it reads as the same value."""
-    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return text.encode(errors="backslashreplace").decode()
 
 
 DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_words` for people
