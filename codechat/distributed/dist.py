@@ -42,7 +42,6 @@ class World:
 
     rank: int
     size: int
-    local_rank: int
     device: torch.device
 
     @property
@@ -117,7 +116,7 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
     keep_freed_memory(where)
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
     with nullcontext() if joins else _group(where, settings, timeout_s):
-        yield World(rank(), world_size(), int(os.environ.get("LOCAL_RANK", "0")), where)
+        yield World(rank(), world_size(), where)
 
 
 @contextmanager

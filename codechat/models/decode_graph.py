@@ -57,9 +57,8 @@ class Layer:
         at, width = self.slots, v.shape[-1]
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))
-        own_k, own_v, prompt_k, prompt_v = self.own[0], self.own[-1], self.prompt[0], self.prompt[-1]
-        own_v, prompt_v = own_v[..., :width], prompt_v[..., :width]
-        return attend_shared(q, own_k, own_v, mask, prompt_k, prompt_v, at.prompt_real, at.members, at.place)
+        prompt = self.prompt[0], self.prompt[-1][..., :width], at.prompt_real
+        return attend_shared(q, self.own[0], self.own[-1][..., :width], mask, prompt, at.members, at.place)
 
 
 @dataclass

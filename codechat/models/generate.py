@@ -356,12 +356,8 @@ def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, sam
         dtype = compute_dtype(model.wte.weight)
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
         how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
-        return sampling_memory.rows(cfg, free_memory(device), dtype.itemsize, **how)
+        # what nobody uses, and what torch keeps for itself
+        free = torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_allocated(device)
+        return sampling_memory.rows(cfg, free + torch.cuda.memory_reserved(device), dtype.itemsize, **how)
     cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))
-
-
-def free_memory(device: torch.device) -> float:
-    """Bytes of a GPU that nobody uses, those that torch keeps for itself included."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept

@@ -143,8 +143,8 @@ class SharedCache(KVCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `KVCache.attend`, over the prefix and what follows it."""
         k, v = self.store(layer, k, v)
-        prefix = (x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v))
-        return attend_shared(q, k, v, mask, *prefix, self.prefix_mask, self.members, self.place)
+        prefix = *(x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v)), self.prefix_mask
+        return attend_shared(q, k, v, mask, prefix, self.members, self.place)
 
     def select(self, rows: Tensor | slice) -> SharedCache:
         """The cache of `rows`, and of the prefixes that they still need."""
@@ -164,31 +164,23 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causa
     if v.shape[-1] == k.shape[-1] and (mask is None or packed_attention.dense(q.device)):
         grouped = k.shape[1] != q.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
-    y, _ = partial_attention(*_by_key_head(q, k, mask), k, v)
+    y, _ = _partial(*_by_key_head(q, k, mask), k, v)
     return y.reshape(*q.shape[:3], -1)
 
 
 def attend_shared(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    prefix_k: Tensor,
-    prefix_v: Tensor,
-    prefix_mask: Tensor | None,
-    members: Tensor,
-    place: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: tuple[Tensor, ...], members: Tensor, place: Tensor
 ) -> Tensor:
-    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's (P, K, S', E); members, place:
-    of `group_members`.
+    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's keys and values (P, K, S', E)
+    under a mask (P, 1, 1, S'); members, place: of `group_members`.
 
     Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a -
     b)."""
     rows, mask = _by_key_head(q, k, mask)
-    rows = rows.to(k.dtype)
-    behind, behind_lse = partial_attention(rows, mask, k, v)
+    rows, (prefix_k, prefix_v, prefix_mask) = rows.to(k.dtype), prefix
+    behind, behind_lse = _partial(rows, mask, k, v)
     grid = rows[members].transpose(1, 2)  # (P, K, W, H/K x T, E): a group's queries as one matrix
-    past, past_lse = partial_attention(grid.flatten(2, 3), prefix_mask, prefix_k, prefix_v)
+    past, past_lse = _partial(grid.flatten(2, 3), prefix_mask, prefix_k, prefix_v)
     past, past_lse = (x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[place] for x in (past, past_lse))
     share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
     return torch.lerp(past, behind, share).to(q.dtype).reshape(*q.shape[:3], -1)
@@ -211,7 +203,7 @@ def _by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Ten
     return rows, mask.repeat(1, 1, repeats, 1) if mask is not None and q.shape[2] > 1 else mask
 
 
-def partial_attention(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _partial(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
     scores = (q @ k.mT).float()
     if mask is not None:

@@ -26,24 +26,14 @@ def weight_bytes(cfg: GPTConfig, size: int) -> int:
     return size * (cfg.depth * cfg.block_matmul_params + cfg.padded_vocab * cfg.n_embd)
 
 
-def token_bytes(cfg: GPTConfig, size: int) -> int:
-    """Keys and values of one token in all blocks."""
-    return size * cfg.depth * cfg.cache_width
-
-
 def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
     """One row's keys and values, its share of the prompt's, logits (in the compute dtype, in float32, and what a draw
     makes of them), scores."""
-    own = -(-new_tokens // COLUMNS) * COLUMNS + COLUMNS
-    scores = cfg.n_head * (own + prompt_tokens) * (8 + 2 * size)
+    columns = -(-new_tokens // COLUMNS) * COLUMNS + COLUMNS
+    scores = cfg.n_head * (columns + prompt_tokens) * (8 + 2 * size)
     states = 12 * (cfg.n_embd + cfg.hidden_width)
-    return token_bytes(cfg, size) * (own + prompt_tokens / samples) + 16 * cfg.padded_vocab + scores + states
-
-
-def prefill_bytes(cfg: GPTConfig, size: int, tokens: int) -> int:
-    """States of one pass over `tokens` tokens of prompts: the widest moment of a block."""
-    width = cfg.n_embd + 3 * cfg.hidden_width
-    return min(tokens, PREFILL_TOKENS) * (4 * 4 * cfg.n_embd + size * width)
+    cache = size * cfg.depth * cfg.cache_width * (columns + prompt_tokens / samples)
+    return cache + 16 * cfg.padded_vocab + scores + states
 
 
 def rows(
@@ -58,7 +48,9 @@ def rows(
 ) -> int:
     """Rows that fit into `free` bytes, a full bucket or at least 1. samples: completions of each prompt; copies: the
     weights are copied first."""
-    left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill_bytes(cfg, size, PREFILL_TOKENS)
+    # the states of one prefill pass at the widest moment of a block
+    prefill = PREFILL_TOKENS * (4 * 4 * cfg.n_embd + size * (cfg.n_embd + 3 * cfg.hidden_width))
+    left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill
     one = row_bytes(cfg, size, prompt_tokens=prompt_tokens, new_tokens=new_tokens, samples=samples)
     most = max(1, int(left / one))
     return next((n for n in range(most, SMALLEST, -1) if bucket(n) == n), most)

@@ -93,6 +93,7 @@ def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
     assert head.logprobs(hidden, weight, torch.tensor([1]), n_ids=2)[0].item() == -200
 
 
+@pytest.mark.slow
 def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a training step allocates stays under half of the full logits in float32, forward and backward; RL's, too,
     where they are over KEEP_BYTES."""

@@ -255,12 +255,10 @@ def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path)
         assert left_behind(tmp_path) == []
 
 
-def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved()
     out = exported(tmp_path)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    with pytest.raises(ConfigError, match="--overwrite"):
-        exported(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -268,31 +266,24 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     for error, kind in ((full, RunError), (lambda *_: exec("raise KeyboardInterrupt"), KeyboardInterrupt)):
         with monkeypatch.context() as patch:
             patch.setattr(hf_format, "save", error)
-            with pytest.raises(kind):
-                exported(tmp_path, overwrite=True)
-            with pytest.raises(kind):
-                exported(tmp_path, out=tmp_path / "other")
+            for place in (out, tmp_path / "other"):
+                with pytest.raises(kind):
+                    exported(tmp_path, overwrite=True, out=place)
         assert left_behind(tmp_path) == ["out"] and {p.name: p.read_bytes() for p in out.iterdir()} == before
-    saved(n_embd=64)
-    exported(tmp_path, overwrite=True)
-    assert json.loads((out / "config.json").read_text())["hidden_size"] == 64 and left_behind(tmp_path) == ["out"]
-
-
-def test_what_is_not_an_export_is_never_replaced(tmp_path: Path) -> None:
-    saved()
+    with raising(ConfigError, "--overwrite"):
+        exported(tmp_path)
     (tmp_path / "file").write_text("")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     saved(name="other")
     other = Run.open("other").path
-    before = sorted(other.rglob("*"))
-    for out in (tmp_path / "file", tmp_path / "out", other):
-        for form in ("huggingface", "run"):
+    files = sorted(other.rglob("*"))
+    for form in ("run", "huggingface", "run"):
+        for place in (tmp_path / "file", tmp_path / "mine", other):
             with pytest.raises(ConfigError):
-                exported(tmp_path, out=out, format=form, overwrite=True)
-    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work" and sorted(other.rglob("*")) == before
-    for form in ("run", "huggingface", "run"):  # an export is replaced, whatever its format
-        exported(tmp_path, out=tmp_path / "again", format=form, overwrite=True)
+                exported(tmp_path, out=place, format=form, overwrite=True)
+        exported(tmp_path, format=form, overwrite=True)  # an export is replaced, whatever its format
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work" and sorted(other.rglob("*")) == files
 
 
 # ---------------------------------------------------------------- import: logits

@@ -36,16 +36,11 @@ def test_rms_norm_has_the_slopes_of_its_formula(
     torch.testing.assert_close(dw, dw_, **near)
 
 
-def test_rms_norm_of_frozen_weights_has_a_slope_for_its_input_alone() -> None:
+def test_rms_norm_of_frozen_weights_and_of_weights_in_bfloat16_as_shards_are_gathered() -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    frozen = torch.ones(8)
+    frozen, w = torch.ones(8), torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     layers.rms_norm(x, frozen, 1e-5).sum().backward()
     assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
-
-
-def test_a_weight_in_bfloat16_as_shards_are_gathered_has_its_slope() -> None:
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    w = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     layers.rms_norm(x, w, 1e-5).square().sum().backward()
     assert w.grad.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and w.grad.abs().min() > 0
 
