@@ -94,8 +94,8 @@ def evaluation_set(row: Row) -> str | None:
     if {"question", "choices", "answer"} <= keys:
         return "MMLU"
     for text in _texts(row):
-        if _asks_gsm8k(text):
-            return "the test split of GSM8K"
+        if benchmark := asked_in_test(text):
+            return benchmark
         if _GSM8K_ANSWER.search(text):
             return "GSM8K, whose test split cannot be told from its training split by an answer"
     return None
@@ -110,14 +110,14 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _asks_gsm8k(text: str) -> bool:
-    """Whether a sentence of the text begins a question of GSM8K's test split."""
+def asked_in_test(text: str) -> str | None:
+    """The benchmark, where a sentence of the text begins a question of GSM8K's test split."""
     lower = text.lower()
     for mark in _SENTENCE.finditer(text):
         words = _WORD.findall(lower, mark.end(), mark.end() + 200)[:12]
         if len(words) == 12 and digest(" ".join(words))[:10] in _gsm8k_test():
-            return True
-    return False
+            return "the test split of GSM8K"
+    return None
 
 
 @cache
@@ -133,10 +133,15 @@ def whole_number(value: Any) -> Any:
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
     """The rows. DataError at the first row of a benchmark."""
     for number, row in enumerate(rows, 1):
-        if benchmark := evaluation_set(row):
-            rejected = f"{origin}, row {number}, is evaluation data ({benchmark})"
-            raise DataError(f"{rejected}; training on it makes every score on it worthless; choose another --source")
+        reject_benchmark(evaluation_set(row), f"{origin}, row {number},")
         yield row
+
+
+def reject_benchmark(benchmark: str | None, where: str) -> None:
+    """DataError for the name of a benchmark, which must not be training data."""
+    if benchmark:
+        worthless = "training on it makes every score on it worthless"
+        raise DataError(f"{where} is evaluation data ({benchmark}); {worthless}; choose another --source")
 
 
 # ------------------------------------------------------------------ documents
@@ -159,8 +164,10 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
 
 
 def text_files(paths: Iterable[Path], root: Path, ledger: Ledger) -> Iterator[Document]:
-    found = (read_text_file(path, path.relative_to(root).as_posix(), "files", ledger) for path in paths)
-    return (document for document in found if document is not None)
+    for path in paths:
+        if document := read_text_file(path, path.relative_to(root).as_posix(), "files", ledger):
+            reject_benchmark(evaluation_set({"text": document.text}), str(path))
+            yield document
 
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:

@@ -309,6 +309,15 @@ def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path, answer):
         assert "GSM8K" in str(public_rows.evaluation_set(row))
 
 
+def test_gsm8k_is_no_training_data_under_another_name_or_as_text(tmp_path):
+    rows = write(tmp_path / "mine.jsonl", [{"question": QUESTION, "answer": SOLUTION}])
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "sums.txt").write_text(f"Sums.\n\n1) {QUESTION}\n18\n")
+    for kind, source in (("reasoning", rows), ("corpus", tmp_path / "texts"), ("corpus", tmp_path / "texts/sums.txt")):
+        with pytest.raises(DataError, match="test split of GSM8K"):
+            run(kind, tmp_path / "out", "--source", source)
+
+
 def test_every_question_of_the_test_split_is_known_and_none_of_the_training_split(shared_data):
     for split, known in (("test", True), ("train", False)):
         for row in sources.local_rows(shared_data / "gsm8k" / f"{split}.jsonl"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.public_rows import asked_in_test, reject_benchmark
 from codechat.data.sources import (
     digest,
     fraction,
@@ -82,6 +83,8 @@ def _problems(name: str, rows: Iterable[Row], file: str, split: str) -> Iterator
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             where = f"{name}, {file}, row {number + 1}"
             raise DataError(f"{where}: {error}; correct the row, or fetch the file again") from None
+        if name == "gsm8k" and file == "train":
+            reject_benchmark(asked_in_test(row["question"]), f"{name}, {file}, row {number + 1},")
         selected = fraction(digest(problem.messages[0]["content"])) < SELECT_SHARE
         if name != "gsm8k" or file == "test" or selected == (split == "select"):
             yield problem
