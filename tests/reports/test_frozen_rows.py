@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -62,11 +61,7 @@ def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
         for data in frozen_rows.DATA:
             assert frozen_rows.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
         assert frozen_rows.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
-
-
-def test_every_sample_of_an_evaluation_is_kept_so_that_checkpoints_can_be_paired(recipe: Path) -> None:
-    frozen_rows.freeze("nano")
-    assert len(frozen_rows.rows("frozen", "evaluate", "samples")) == 90
+    assert len(frozen_rows.rows("frozen", "evaluate", "samples")) == 90, "every sample: checkpoints can be paired"
 
 
 def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> None:
@@ -95,21 +90,15 @@ def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Pa
         frozen_rows.rows("frozen", "sft", "metrics")
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda source: frozen_rows.rows(source, "sft", "metrics"),
-        lambda source: frozen_rows.settings(source, "sft"),
-        lambda source: frozen_rows.manifest(source, "corpus"),
-        frozen_rows.seeds,
-    ],
-)
 @pytest.mark.parametrize("source, command", [("nano", "make lab"), ("mine", "codechat run mine")])
-def test_a_source_without_runs_says_how_to_make_them(
-    runs_root: Path, read: Callable[[str], object], source: str, command: str
-) -> None:
-    with raising(MissingFile, source, command, "source='frozen'"):
-        read(source)
+def test_a_source_without_runs_says_how_to_make_them(runs_root: Path, source: str, command: str) -> None:
+    for read, more in (
+        (frozen_rows.rows, ("sft", "metrics")),
+        (frozen_rows.manifest, ("corpus",)),
+        (frozen_rows.seeds, ()),
+    ):
+        with raising(MissingFile, source, command, "source='frozen'"):
+            read(source, *more)
 
 
 def test_the_committed_rows_serve_every_stage() -> None:

@@ -15,18 +15,8 @@ from codechat.reports import build, comparisons, html, run_checks, run_frames
 from codechat.runs import paths
 from codechat.runs.run import Run
 
-EVALUATION = dict(
-    task="funcall",
-    data_dir="d",
-    split=["test"],
-    limit=9,
-    n=8,
-    ks=[1, 8],
-    temperature=1.0,
-    top_k=None,
-    max_new_tokens=64,
-    probe_examples=32,
-)
+EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
+                  max_new_tokens=64, probe_examples=32)  # fmt: skip
 
 
 def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str:
@@ -39,19 +29,14 @@ def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str
     return name
 
 
-def test_runs_that_were_evaluated_alike_are_admitted_whatever_their_seed(runs_root: Path) -> None:
+def test_runs_are_admitted_whatever_their_seed_and_another_setting_is_named_with_both_values(runs_root: Path) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
     assert list(run_frames.collect(names)["runs"]["run"]) == names
-
-
-@pytest.mark.parametrize(
-    "setting, value", [("temperature", 0.7), ("n", 4), ("split", ["test_hard"]), ("limit", None), ("data_dir", "other")]
-)
-def test_a_setting_that_differs_is_named_with_both_values(runs_root: Path, setting: str, value: object) -> None:
-    names = [evaluated("a/evaluate", ("a/rl@60",)), evaluated("b/evaluate", ("b/rl@40",), **{setting: value})]
-    with pytest.raises(RunError, match=f"a/evaluate .*b/evaluate .*{setting}: ") as error:
-        run_frames.collect(names)
-    assert str(value) in str(error.value) and str(EVALUATION[setting]) in str(error.value)
+    changed = dict(temperature=0.7, n=4, split=["test_hard"], limit=None, data_dir="other")
+    for setting, value in changed.items():
+        other = evaluated(f"{setting}/evaluate", ("b/rl@40",), **{setting: value})
+        with raising(RunError, "a/evaluate", other, setting, str(value), str(EVALUATION[setting])):
+            run_frames.collect(["a/evaluate", other])
 
 
 def test_several_checkpoints_of_one_run_on_test_raise(runs_root: Path) -> None:
@@ -86,11 +71,8 @@ def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
         swaps=counterfactuals.SwapsConfig,
     )
     assert {*classes, "anatomy"} == run_checks.SETTINGS.keys()
-    assert not {
-        kind: lost
-        for kind, cls in classes.items()
-        if (lost := set(run_checks.SETTINGS[kind]) - set(cls.__dataclass_fields__))
-    }
+    for kind, cls in classes.items():
+        assert set(run_checks.SETTINGS[kind]) <= set(cls.__dataclass_fields__), kind
 
 
 def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
@@ -114,12 +96,8 @@ def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
     run_frames.headline({"gain": 0.0512345, "n": 3}, data)
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)
-    for numbers, named in (
-        ({"gain": 0.0513, "n": 3}, ("gain", 0.0513, 0.05123)),
-        ({"gain": 0.05123}, ("n", None, 3.0)),
-        ({"gain": 0.05123, "n": 3, "more": 1}, ("more", 1.0, None)),
-    ):
-        with raising(RunError, *named):
+    for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
+        with pytest.raises(RunError):
             run_frames.headline(numbers, data)
     run_frames.gather([name], data)  # new rows, new headline
     run_frames.headline({"gain": 0.9}, data)
@@ -166,55 +144,41 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     rng, rows = random.Random(0), []
     for seed, share in enumerate((0.1, 0.5, 0.9)):
         for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
-            hit = int(rng.random() < share)
-            rows += [
-                dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=n) for c, n in (("a", 0), ("b", hit))
-            ]
+            hits = dict(a=0, b=int(rng.random() < share))
+            rows += [dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c]) for c in hits]
     found = comparisons.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
     assert [round(g.value, 1) for g in found.seeds] == [0.1, 0.5, 0.9]
     assert found.all.value == pytest.approx(sum(g.value for g in found.seeds) / 3)
     assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
-    names = list(comparisons.gain_table({"x": found})["name"])
-    assert names == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
+    assert [*comparisons.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
 
 
 def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
-    def rows(seed: int, step: int, correct: list[int], stratum: str) -> list[dict]:
-        run, n = f"r/evaluate-s{seed}", len(correct)
-        one = dict(run=run, checkpoint=f"m-s{seed}@{step}", sampling="greedy", n=1)
-        return [one | dict(id=f"p-0-{stratum}-{i}", c=correct[i], cluster=f"t{i * 2 // n}") for i in range(n)]
-
-    def evals(seed: int, step: int, named: float) -> dict:
-        name = {"tool/named_right": named, "tool/n": 8}
-        return dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy") | name
-
-    half = [1, 1, 1, 1, 0, 0, 0, 0]  # one tool always, one never
-    frames = dict(
-        per_problem=pd.DataFrame(
-            [r for seed in (0, 1) for step, c in ((1, half), (2, [1] * 8)) for r in rows(seed, step, c, "tool")]
-        ),
-        evals=pd.DataFrame([evals(seed, step, 0.2 + 0.4 * seed) for seed in (0, 1) for step in (1, 2)]),
-    )
+    solved, evals = [], []
+    for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        run = dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy")
+        evals.append(run | {"tool/named_right": 0.2 + 0.4 * seed, "tool/n": 8})
+        for i in range(8):  # at step 1 one tool is always correct and one never
+            solved.append(run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}"))
+    frames = dict(per_problem=pd.DataFrame(solved), evals=pd.DataFrame(evals))
     found = comparisons.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
     assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"] and list(found["tool/pass@1"]) == [0.5, 1.0]
-    assert (found["tool/pass@1/lo"][0], found["tool/pass@1/hi"][0]) == (
-        0.0,
-        1.0,
-    )  # two tools are drawn, not eight requests
-    assert found["tool/named_right"][0] == pytest.approx(0.4) and found["tool/n"][0] == 8
+    first = found.iloc[0]  # two tools are drawn, not eight requests
+    assert (first["tool/pass@1/lo"], first["tool/pass@1/hi"]) == (0.0, 1.0)
+    assert first["tool/named_right"] == pytest.approx(0.4) and first["tool/n"] == 8
 
 
 def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
     """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its cluster."""
+    samplings = (("x", "T=1", 4), ("x", "greedy", 1), ("y", "greedy", 1))
     rows = [
-        dict(
-            run=run, checkpoint=c, split=split, sampling=s, id=f"{split}-{i}", n=n, c=i % 2, cluster="a" if i else None
-        )
-        for run, samplings in (("x", (("T=1", 4), ("greedy", 1))), ("y", (("greedy", 1),)))
+        dict(run=run, checkpoint=c, split=t, sampling=s, id=f"{t}-{i}", n=n, c=i % 2, cluster="a" if i else None)
+        for of in ("x", "y")
         for c in ("sft", "rl")
-        for split in ("test", "test_hard")
-        for s, n in samplings
+        for t in ("test", "test_hard")
+        for run, s, n in samplings
+        if run == of
         for i in range(3)
     ]
     counts = pd.DataFrame(rows)
@@ -222,7 +186,8 @@ def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: P
     some = pd.DataFrame({"run": ["x"]})
     frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
     found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
-    assert found.astype(object).where(found.notna(), None).values.tolist() == counts.astype(object).where(counts.notna(), None).values.tolist()  # fmt: skip
+    known = [frame.astype(object).where(frame.notna(), None).values.tolist() for frame in (found, counts)]
+    assert known[0] == known[1]
 
 
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
@@ -233,10 +198,8 @@ def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
         for i in range(4)
     ]
     frames = {"per_problem": pd.DataFrame(rows)}
-    assert (
-        comparisons.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
-        and comparisons.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
-    )
+    assert comparisons.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
+    assert comparisons.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
     with pytest.raises(MissingFile):
         comparisons.paired_gains(frames, ["other"], "test")
 
@@ -255,17 +218,8 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_nu
     old, new = (html.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
     said = [html.answer(notebook) + html.headline(notebook) for notebook in (old, new)]
     assert said[0] == said[1] and len(said[0]) > 100
-    shown = [
-        [
-            o.data["image/png"]
-            for c in nb.cells
-            if c.cell_type == "code"
-            for o in c.outputs
-            if "image/png" in o.get("data", {})
-        ]
-        for nb in (old, new)
-    ]
-    assert len(shown[0]) == len(shown[1]) > 3 and page.is_file()
+    shown = [sum("image/png" in o.get("data", {}) for c in nb.cells for o in c.get("outputs", ())) for nb in (old, new)]
+    assert shown[0] == shown[1] > 3 and page.is_file()
     assert before == sorted((p, p.read_bytes()) for p, _ in before)
 
 
