@@ -57,11 +57,8 @@ def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: 
     words = ["--ckpt", given, "--evaluation", evaluation, "--natural", natural]
     model_card.main(words)
     lines = (Path(given) / "README.md").read_text().splitlines()
-    rows = {
-        line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]]
-        for line in lines
-        if line.startswith("| ")
-    }
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    rows = {first: more for first, *more in cells}
     assert rows["known tools, new values"] == ["20", "0.62 [0.53, 0.72]", "0.88 [0.78, 0.97]"]
     assert rows["own/sft"] == ["sft", "3", "`data/own`"]
     lacking = [line for line in lines if line.startswith("- ") and "% right" in line]

@@ -242,9 +242,8 @@ class TestInChromium:
         page.ask("$('reset').click()")
         a, b = data["tiers"][-1], data["tiers"][-1]
         both = [r for r in data["rows"] if [x["tier"] for x in r["answers"]] == [a, b]]
-        page.ask(
-            f"[...document.querySelectorAll('.matrix button')].find(x => x.ariaLabel.endsWith('{a}, then {b}')).click()"
-        )
+        button = f"[...document.querySelectorAll('.matrix button')].find(x => x.ariaLabel.endsWith('{a}, then {b}'))"
+        page.ask(f"{button}.click()")
         assert page.ask("$('count').textContent").startswith(f"{len(both)} of {len(data['rows'])} requests")
         show(page, COMMITTED / "completions.html", "#q=prime")
         assert page.ask("document.querySelectorAll('article').length") == len(expected), "a view can be linked"
@@ -256,9 +255,8 @@ class TestInChromium:
         page.press("ArrowRight", 39)
         assert page.ask("$('at').textContent").startswith(f"{data['steps'][1]['step']} of")
         first = data["problems"][0]["groups"][1]["rollouts"]
-        assert page.ask("document.querySelector('#rollouts .tokens').textContent") == "".join(
-            first[0]["tokens"]
-        ).replace("\n", "⏎\n")
+        shown = "".join(first[0]["tokens"]).replace("\n", "⏎\n")
+        assert page.ask("document.querySelector('#rollouts .tokens').textContent") == shown
         painted = "[...document.querySelectorAll('#rollouts .tokens span')].filter(s => s.style.background).length"
         every = sum(len(r["tokens"]) for r in first)
         for layer, count in (
@@ -268,9 +266,7 @@ class TestInChromium:
         ):
             page.ask(f"document.querySelector('[value={layer}]').click()")
             assert page.ask(painted) == count, layer
-        assert page.ask("[...document.querySelectorAll('#prompt .tokens span')].length") == 0, (
-            "a prompt is never painted"
-        )
+        assert page.ask("document.querySelectorAll('#prompt .tokens span').length") == 0, "a prompt is never painted"
         page.until(f"{CHARTS} === 1")
 
     def test_a_page_that_was_moved_says_that_its_charts_are_missing(self, chromium: Browser, tmp_path: Path) -> None:

@@ -43,18 +43,15 @@ def tier_row(full: float) -> dict[str, float]:
 
 
 def make_training_runs(rng: np.random.Generator) -> None:
-    with Run.create("nano/pretrain", {"lr": 1}, kind="pretrain") as run:
-        for step in range(0, 41, 10):
-            run.log_eval(step, {"val_loss": 8 - step / 10, "val_bpb": 4 - step / 20})
-        for step in range(1, 41):
-            loss = 8 - step / 10 + rng.normal(0, 0.1)
-            run.log(step, tokens=step * 1000, train_loss=loss, lr=1e-3, tok_per_s=9000 + step)
-    with Run.create("nano/sft", {"lr": 2}, kind="sft") as run:
-        for step in range(0, 41, 10):
-            losses = {"heldout_loss/calls": 5 - step / 10, "heldout_loss/code": 4 - step / 40}
-            run.log_eval(step, losses | probed(step / 50))
-        for step in range(1, 41):
-            run.log(step, tokens=step * 1000, train_loss=5 - step / 10, lr=1e-3, tok_per_s=8000)
+    for stage, height in (("pretrain", 8), ("sft", 5)):
+        with Run.create(f"nano/{stage}", {"lr": 1}, kind=stage) as run:
+            for step in range(0, 41, 10):
+                losses = {"heldout_loss/calls": 5 - step / 10, "heldout_loss/code": 4 - step / 40} | probed(step / 50)
+                bits = {"val_loss": 8 - step / 10, "val_bpb": 4 - step / 20}
+                run.log_eval(step, bits if stage == "pretrain" else losses)
+            for step in range(1, 41):
+                loss = height - step / 10 + rng.normal(0, 0.1)
+                run.log(step, tokens=step * 1000, train_loss=loss, lr=1e-3, tok_per_s=9000 + step)
 
 
 def make_rl_runs(rng: np.random.Generator) -> None:
@@ -90,34 +87,24 @@ def by_stratum(split: str, skill: float) -> dict[str, float]:
 
 
 def make_evaluation(rng: np.random.Generator, suffix: str = "") -> None:
+    text = 'a | b `c` <functioncall> {"name": "f"}\n<script>'
     with Run.create(f"nano/evaluate{suffix}", {"n": 8}, kind="evaluate") as run:
         rows = []
         for checkpoint, step, skill in ((f"nano/sft{suffix}@40", 40, 0.4), (f"nano/rl{suffix}@20", 20, 0.6)):
-            for split in ("test", "test_hard"):
+            for split, strata in STRATA.items():
                 correct = rng.binomial(8, skill, 50)
                 scores = with_interval("pass@1", correct / 8) | with_interval("pass@8", correct > 0)
-                where = {
-                    "checkpoint": checkpoint,
-                    "split": split,
-                    "n_samples": 8,
-                    "n_problems": 50,
-                    "temperature": 1.0,
-                }
-                where |= {"sampling": "greedy"} | by_stratum(split, skill)
-                run.log_eval(step, where | scores | probed(skill))
-                common = {"checkpoint": checkpoint, "split": split, "n": 8, "sampling": "greedy"}
-                rows += [
-                    common
-                    | {
-                        "id": f"reading-{split}-0-{STRATA[split][i % len(STRATA[split])]}-{i}",
+                where = {"checkpoint": checkpoint, "split": split, "sampling": "greedy"}
+                counts = {"n_samples": 8, "n_problems": 50, "temperature": 1.0}
+                run.log_eval(step, where | counts | by_stratum(split, skill) | scores | probed(skill))
+                for i, c in enumerate(correct.tolist()):
+                    about = {
+                        "id": f"reading-{split}-0-{strata[i % len(strata)]}-{i}",
                         "cluster": f"tool {i % 9}",
+                        "n": 8,
                     }
-                    | {"c": int(c), "reward_mean": c / 8, "tiers": {"full": int(c)}}
-                    for i, c in enumerate(correct)
-                ]
-                text = 'a | b `c` <functioncall> {"name": "f"}\n<script>'
-                sample = {"tier": "full", "request": "do", "completion": text}
-                run.log_samples(step, [sample | {"checkpoint": checkpoint, "split": split, "sampling": "greedy"}])
+                    rows.append(where | about | {"c": c, "reward_mean": c / 8, "tiers": {"full": c}})
+                run.log_samples(step, [where | {"tier": "full", "request": "do", "completion": text}])
         (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -168,11 +155,6 @@ def figures(root: Path) -> dict[str, plots.Plot]:
         return {name: draw(name) for name in KINDS}
 
 
-def words(figure: plots.Plot) -> str:
-    """Every text of a figure."""
-    return "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
-
-
 # ---------------------------------------------------------------- figures
 
 
@@ -180,13 +162,12 @@ def test_every_figure_states_a_finding(figures: dict[str, plots.Plot]) -> None:
     assert {name: f.get_suptitle() for name, f in figures.items() if len(f.get_suptitle()) < 15} == {}
 
 
-@pytest.mark.parametrize("name", ["rl", "pass"])  # lines and error bars
-def test_a_saved_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        plots.save(draw(name), name, tmp_path / folder)
-    svg = (tmp_path / "a" / f"{name}.svg").read_bytes()
-    assert svg == (tmp_path / "b" / f"{name}.svg").read_bytes() and b"<dc:date>" not in svg
-    assert (tmp_path / "a" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+def test_a_saved_figure_is_the_same_bytes_each_time(tmp_path: Path) -> None:
+    for name in ("rl", "pass"):  # lines and error bars
+        first, second = (plots.save(draw(name), name, tmp_path / folder) and tmp_path / folder for folder in "ab")
+        svg = (first / f"{name}.svg").read_bytes()
+        assert svg == (second / f"{name}.svg").read_bytes() and b"<dc:date>" not in svg
+        assert (first / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
@@ -200,12 +181,6 @@ def test_evaluations_are_points_with_their_intervals(figures: dict[str, plots.Pl
     (bars,) = figures["rl"].axes[1].collections
     drawn = [tuple(np.round(s[:, 1], 6)) for s in bars.get_segments()]
     assert drawn == [tuple(np.round(r, 6)) for r in evals[["pass@1/lo", "pass@1/hi"]].to_numpy()]
-
-
-def test_differences_are_in_points() -> None:
-    rows = pd.DataFrame([dict(name="pass@1", value=0.065, lo=0.048, hi=0.082)])
-    (ax,) = plots.differences(rows, "RL adds").axes
-    assert list(ax.lines[0].get_xdata()) == pytest.approx([6.5]) and "points" in ax.get_xlabel()
 
 
 def test_tiers_of_evaluations_are_stacked_to_one() -> None:
@@ -272,17 +247,8 @@ def test_an_evaluation_of_weights_that_were_trained_again_raises(
 
 
 def test_siblings_are_the_finished_seeds() -> None:
-    assert [run_frames.name_of(r) for r in run_frames.seeds_of("nano/evaluate")] == [
-        "nano/evaluate",
-        "nano/evaluate-s1",
-    ]
-
-
-def test_text_of_a_completion_stays_text_in_a_table() -> None:
-    frame = pd.DataFrame({"completion": ["a | b `c` <b>x</b>\n\n# no", "``` ` ```"]})
-    shown = html.prose(run_frames.markdown_table(frame, ["completion"], rows=5))
-    assert shown.count("<tr>") == 3 and "<b>" not in shown and "<h1>" not in shown
-    assert "a | b `c` &lt;b&gt;x&lt;/b&gt; # no" in shown
+    names = [run_frames.name_of(run) for run in run_frames.seeds_of("nano/evaluate")]
+    assert names == ["nano/evaluate", "nano/evaluate-s1"]
 
 
 def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -303,11 +269,6 @@ def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
     assert 'href="../x.html"' in index and "&lt;i&gt;1" in index
 
 
-def test_unknown_reports_name_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="nope"):
-        build.build("nope", tmp_path)
-
-
 @pytest.fixture
 def template(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The project's own template and parameters, over the runs of this test."""
@@ -324,17 +285,11 @@ def test_the_nano_report_is_executed_frozen_and_listed(root: Path, template: dic
     out = root / "runs" / "nano" / "report"
     page = build.build("nano", out, template).read_text()
     assert page.count("<img") == 7 and "data:image/png;base64" in page and "Traceback" not in page
-    rows = [
-        json.loads(line)
-        for suffix in ("", "-s1")
-        for line in (root / "runs" / "nano" / f"evaluate{suffix}" / "per_problem.jsonl").open()
-    ]
+    files = [root / "runs" / "nano" / f"evaluate{suffix}" / "per_problem.jsonl" for suffix in ("", "-s1")]
+    rows = [json.loads(line) for file in files for line in file.open()]
     known = [row["c"] / 8 for row in rows if "/sft" in row["checkpoint"] and "-call-" in row["id"]]
-    assert (
-        f"After SFT the model calls {sum(known) / len(known):.0%}" in page
-        and "RL adds +" in page
-        and "2 seeds, paired by problem" in page
-    )
+    assert f"After SFT the model calls {sum(known) / len(known):.0%}" in page
+    assert "RL adds +" in page and "2 seeds, paired by problem" in page
     assert {p.name for p in (out / "nano").iterdir()} == {"data", "figures"}
     assert len(list((out / "nano" / "figures").glob("*.svg"))) == 7
     assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < run_frames.MAX_BYTES

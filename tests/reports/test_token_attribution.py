@@ -108,17 +108,15 @@ def test_tokens_do_not_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
 # ---- gradient
 
 
-def test_gradient_at_the_predictions_lies_on_supervised_tokens_alone(model: GPT, rendered: chat.Rendered) -> None:
-    shares = gradient_share(model, rendered.ids, rendered.loss_mask)
-    assert sum(shares) == pytest.approx(1, abs=1e-6)
-    assert [share > 0 for share in shares] == [bool(m) for m in rendered.loss_mask]
-
-
-def test_gradient_at_the_inputs_ends_before_the_last_supervised_token(model: GPT, rendered: chat.Rendered) -> None:
-    shares = gradient_share(model, rendered.ids, rendered.loss_mask, at="embedding")
-    last = max(i for i, m in enumerate(rendered.loss_mask) if m)
-    assert sum(shares) == pytest.approx(1, abs=1e-6)
-    assert all(shares[:last]) and not any(shares[last:])
+def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_ends_before_the_last(
+    model: GPT, rendered: chat.Rendered
+) -> None:
+    mask = [bool(m) for m in rendered.loss_mask]
+    at_outputs, at_inputs = (gradient_share(model, rendered.ids, mask, at=at) for at in ("hidden", "embedding"))
+    assert sum(at_outputs) == pytest.approx(1, abs=1e-6) and sum(at_inputs) == pytest.approx(1, abs=1e-6)
+    assert [share > 0 for share in at_outputs] == mask
+    last = max(i for i, m in enumerate(mask) if m)
+    assert all(at_inputs[:last]) and not any(at_inputs[last:])
 
 
 def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rendered) -> None:
@@ -189,40 +187,28 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(
 ) -> None:
     folder = home / "data" / "mine"
     folder.mkdir(parents=True)
-    rows = {"chat.select": "in chat", "calls.select": "in calls", "calls.train": "in training"}
-    for name, text in rows.items():
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    for name in ("chat.select", "calls.select", "calls.train"):
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": f"in {name}"}]
         (folder / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (folder / "funcall.select.jsonl").write_text(json.dumps({"messages": turns[:1], "gold": None}) + "\n")
     meta = {"tokenizer": tok.to_dict(), "tags": "reserved"}
-    lineage = [
-        {"run": "a", "kind": "sft", "data_dir": "data/mine"},
-        {"run": "b", "kind": "grpo", "data_dir": "data/gone"},
-    ]
+    lineage = [dict(run="a", kind="sft", data_dir="data/mine"), dict(run="b", kind="grpo", data_dir="data/gone")]
     with Run.create("b", {}, kind="grpo") as run:
         shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=64, vocab_size=tok.n_vocab)
         checkpoint.save(run.path, 1, model=GPT(shape), meta=meta | {"lineage": lineage})
-    main(["--ckpt", "b"])
-    said = capsys.readouterr()
-    assert "in calls" in said.out and "calls.select.jsonl" in said.err
-    (folder / "calls.select.jsonl").unlink()
-    main(["--ckpt", "b"])
-    assert "in chat" in capsys.readouterr().out
-    (folder / "chat.select.jsonl").unlink()
+    for name in ("calls.select", "chat.select"):
+        main(["--ckpt", "b"])
+        said = capsys.readouterr()
+        assert f"in {name}" in said.out and f"{name}.jsonl" in said.err
+        (folder / f"{name}.jsonl").unlink()
     with raising(MissingFile, "data/mine", "--data"):
         main(["--ckpt", "b"])
 
 
 def test_bad_conversations_raise_a_data_error(tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
-    for content in (
-        b"[",
-        b"\xff\xfe",
-        b'{"prompt": "x"}',
-        b'[{"role": "user"}]',
-        b'[{"role": "user", "content": "x"}]',
-        b"[]",
-    ):
+    incomplete = [b"{}", b'["x"]', b'[{"role": "user"}]', b'[{"role": 1, "content": "x"}]', b"[]"]
+    for content in (b"[", b"\xff\xfe", b'{"prompt": "x"}', *incomplete):
         file.write_bytes(content)
         with pytest.raises(DataError):
             main(["--tokenizer", "bytes", "--messages", str(file)])
