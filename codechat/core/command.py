@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,9 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # or Python fails once more when it flushes at exit
         return 0
+    except shutil.Error as error:  # of a copied directory, with its files' errors
+        _, where, why = error.args[0][0]
+        return _fail(f"{where}: {why}; mend this, then run the command again", 2)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise

@@ -22,6 +22,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,7 +107,14 @@ def _board(folder: Path, purge_after: int | None) -> Any:
     except ImportError as e:
         print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
         return None
+    threading.excepthook = _quiet_about_disks
     return SummaryWriter(folder, purge_step=None if purge_after is None else purge_after + 1)
+
+
+def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
+    """No traceback of TensorBoard's thread where a disk fails: the run says so of its own files."""
+    if not issubclass(failed.exc_type, OSError):
+        threading.__excepthook__(failed)
 
 
 class Run:
@@ -294,7 +302,8 @@ class Run:
             f.close()
         self._files = {}
         if self._board:
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
         if self._tracker:
             self._tracker.finish(failed=state == "failed")
         self._board, self._tracker, self._writing = None, None, False

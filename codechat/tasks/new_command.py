@@ -47,8 +47,13 @@ def write_task(name: str, out: Path) -> list[Path]:
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)
-    for path, text in paths.items():
-        write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
+    try:
+        for path, text in paths.items():
+            write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
+    except OSError:  # a full disk leaves no single file of them
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
     print(f"wrote {', '.join(path.name for path in paths)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
     print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
     return list(paths)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parents[1]
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 UNSHARED = ["unshare", "--mount", *(() if Path("/proc/self").stat().st_uid == 0 else ("--map-root-user",))]
 LOOPS = ("pretrain", "sft", "reinforce", "grpo", "ppo", "expert", "preference")
 
@@ -76,7 +76,7 @@ def may_mount() -> bool:
 @pytest.mark.skipif(not may_mount(), reason="no right to mount a file system")
 def test_a_failing_file_system_ends_every_loop_in_one_line(tmp_path: Path) -> None:
     words = [*UNSHARED, sys.executable, "-c", PROGRAM, str(tmp_path), "read-only", "full"]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=TOOLS, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.rpartition("@")[2])
     assert {name.split()[0] for name in found} == set(LOOPS)
@@ -135,7 +135,7 @@ def test_a_failing_file_system_ends_every_other_command_in_one_line_and_leaves_n
     tmp_path: Path,
 ) -> None:
     words = [*UNSHARED, sys.executable, "-c", OTHERS, str(tmp_path)]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=TOOLS, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1].removeprefix("@"))
     assert len(found) == 14

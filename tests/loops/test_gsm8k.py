@@ -16,11 +16,12 @@ from test_docs import Parsed
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import MissingFile
 from codechat.launch import runner
-from codechat.models import export, import_weights, loading
+from codechat.models import export, generate, import_weights, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Score
@@ -42,23 +43,20 @@ R1 = "gsm8k:template=r1_zero"
 def write_tokenizer(folder: Path, bos: bool) -> None:
     """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a text with its own token."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=special,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    how = dict(vocab_size=330, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    bpe.train_from_iterator(
+        [reasoning.R1_ZERO + "</answer>\n</answer>"], tokenizers.trainers.BpeTrainer(**how, show_progress=False)
     )
-    made.train_from_iterator([reasoning.R1_ZERO + "</answer>\n</answer>"], trainer)
     if bos:
-        made.post_processor = tokenizers.processors.TemplateProcessing(
+        bpe.post_processor = tokenizers.processors.TemplateProcessing(
             "<|endoftext|> $A", special_tokens=[(special[0], 0)]
         )
-    made.save(str(folder / "tokenizer.json"))
-    about = {"eos_token": "<|im_end|>" if not bos else "<|endoftext|>", "chat_template": CHATML}
+    bpe.save(str(folder / "tokenizer.json"))
+    about = {"eos_token": special[0] if bos else special[2], "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 
@@ -149,8 +147,7 @@ def test_a_chat_checkpoint_is_evaluated_and_trained_with_raw_prompts(directory: 
 
 
 def test_a_raw_model_is_exported_without_turns(directory: Path, home: Path) -> None:
-    import jinja2
-
+    jinja2 = pytest.importorskip("jinja2")
     import_weights.import_model(import_weights.ImportConfig(source=directory, run_name="theirs", tags="raw"))
     out = export.export(export.ExportConfig(ckpt="theirs", out=home / "out", dtype="float32"))
     talk = [{"role": r, "content": c} for r, c in (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))]
@@ -164,11 +161,8 @@ def test_a_raw_model_is_exported_without_turns(directory: Path, home: Path) -> N
     assert text == chat.decode(ids[len(beginning) :], loaded.tokenizer)
 
 
-def test_raw_completions_end_behind_the_answer(home: Path, gsm8k: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     """However the sampler stops: what a base model goes on to write is neither scored nor trained on."""
-    from codechat.models import generate
-    from codechat.rl import rollout
-
     tok, task = tokenizer.load("bytes"), tasks.load(R1, source=gsm8k)
     written = "so </think> <answer> 1 </answer>"
     ids = tok.encode(written + "\nUser: another")
@@ -185,12 +179,6 @@ def test_raw_completions_end_behind_the_answer(home: Path, gsm8k: str, monkeypat
     assert (tok.eot_id,) in seen["stop"] and tuple(tok.encode("</answer>")) in seen["stop"]
     chatting = rollout.collect(None, task, problems, tok, "reserved", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
     assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
-
-
-def test_minibatches_divide_what_is_accumulated() -> None:
-    with pytest.raises(ConfigError, match="minibatches 3"):
-        grpo.GRPOConfig(device_batch_size=2, grad_accum=2, minibatches=3)
-    assert grpo.GRPOConfig(device_batch_size=1, grad_accum=4, minibatches=4).problems_per_rank == 4
 
 
 # ---------------------------------------------------------------- sampling during SFT
