@@ -12,7 +12,6 @@ hosts are stopped there.
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import platform
@@ -103,16 +102,6 @@ class Written:
         return f"{self.name}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in (k, a, b)) + "</tr>"
-            for k, (a, b) in self.changes.items()
-        )
-        return (
-            f"<b>{html.escape(self.name)}</b><table><tr><th>setting</th><th>default</th><th>here</th></tr>{rows}</table>"
-            f"<p>plan: {html.escape(self.verdict)}<br>start: <code>{html.escape(self.submit)}</code></p>"
-        )
 
 
 def write(cfg: Any, **machines: Any) -> Written:

@@ -19,6 +19,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -134,11 +135,6 @@ class PlanConfig(config.Settings):
             model=self.model, batch=self.rows if rl else self.device_batch_size, length=self.length, grad_accum=self.grad_accum, ranks=self.gpus,
             optimizer=self.optimizer, over=self.over, packed=self.loop != "pretrain", gpu_bytes=int(self.usable), logprobs=rl,
         )  # fmt: skip
-
-    @property
-    def reference_bytes(self) -> int:
-        """Of the reference model on each GPU, in float32; it stays through both phases of RL."""
-        return 4 * self.model.n_params // self.over if self.loop == "rl" and self.reference else 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -308,9 +304,10 @@ def with_reserve(categories: dict[str, int]) -> dict[str, float]:
 def make(cfg: PlanConfig) -> Plan:
     """The plan of these settings."""
     began = time.perf_counter()
-    peaks, reference = step_memory.measure(cfg.step), cfg.reference_bytes
-    if reference:
-        peaks = step_memory.Peaks(*({**held, "reference": reference} for held in (peaks.training, peaks.evaluation)))
+    peaks = step_memory.measure(cfg.step)
+    if cfg.loop == "rl" and cfg.reference:  # in float32; it stays through both phases
+        reference = {"reference": 4 * cfg.model.n_params // cfg.over}
+        peaks = step_memory.Peaks(peaks.training | reference, peaks.evaluation | reference)
     plan = Plan(cfg, peaks)
     if cfg.search and cfg.loop != "rl":  # of RL, rows and row_tokens decide, which its losses do not depend on
         plan = with_knobs(plan)
@@ -374,17 +371,10 @@ def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     rl = loop in RL_LOOPS
     settings = {name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if rl else ())) if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
-        settings["model"] = _parent_model(cfg.init_from) or cfg.model
+        with suppress(MissingFile):  # a parent that has not been trained yet
+            settings["model"] = config.from_dict(GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"])
     reference = rl and getattr(cfg, "kl_coef", 0) > 0
     return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
-
-
-def _parent_model(ref: str) -> GPTConfig | None:
-    """The architecture that a fine-tuning inherits; None where its parent has not been trained yet."""
-    try:
-        return config.from_dict(GPTConfig, checkpoint.read_meta(ref)["model_config"])
-    except MissingFile:
-        return None
 
 
 def of_run(cfg: PlanConfig) -> PlanConfig:

@@ -107,7 +107,7 @@ def test_the_shell_gives_torchrun_exactly_these_words(
 def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
     written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
-    assert "lr" in str(written) == repr(written) and "<td>model.depth</td><td>4</td><td>7</td>" in written._repr_html_()
+    assert "lr" in str(written) == repr(written)
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
     assert launcher.write(CharsConfig(run_name="c", lr=0.5)).changes == {"lr": (3e-3, 0.5)}
     env = json.loads((written.path / "env.json").read_text())
