@@ -96,12 +96,11 @@ class Batch:
 # ------------------------------------------------------------------ reading
 
 
-def read(paths: Path | str | Iterable[Path | str]) -> Iterator[Row]:
-    """Rows of jsonl files, in the project's form or the original's. MissingFile; DataError, with file and line, for an
+def read(path: Path | str) -> Iterator[Row]:
+    """Rows of a jsonl file, in the project's form or the original's. MissingFile; DataError, with file and line, for an
     empty or truncated file, wrong columns or a malformed message."""
-    for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        for number, row in read_jsonl(Path(path)):
-            yield check_row(row, Path(path).name.partition(".")[0], f"{path}:{number}")
+    for number, row in read_jsonl(Path(path)):
+        yield check_row(row, Path(path).name.partition(".")[0], f"{path}:{number}")
 
 
 def check_row(row: Row, default: str, where: str) -> Row:
@@ -293,10 +292,9 @@ def packed_mask(docs: torch.Tensor) -> Any:
     return packed_attention.Documents(docs) if on_host else packed_attention.flex_mask(docs)
 
 
-def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:
-    """The same batches each time, with each of the first `limit` conversations once. The last batch may be smaller; T
-    grows to the longest conversation. `domains` is 0 throughout."""
-    examples = list(islice(examples, limit))
+def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
+    """The same batches each time, with each conversation once. The last batch may be smaller; T grows to the longest
+    conversation. `domains` is 0 throughout."""
     T = max([T, *map(len, examples)])
     buffer, rows = _Buffer(), []
     for index, example in enumerate(examples):

@@ -391,7 +391,6 @@ def val_windows(
     limit: int | None = None,
     *,
     batch: int = 1,
-    split: str = "val",
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
@@ -399,12 +398,12 @@ def val_windows(
     once. limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100."""
     import torch
 
-    corpus = open_corpus(directory, split)
+    corpus = open_corpus(directory, "val")
     lengths = corpus.token_bytes()
     stream = np.concatenate(corpus.shards)
     count = -(-(len(stream) - 1) // T)
     if count < 1:
-        have = f"corpus {directory} holds {len(stream)} {split} tokens"
+        have = f"corpus {directory} holds {len(stream)} validation tokens"
         raise DataError(f"{have}; at least 2 are needed; prepare more text")
     count = count if limit is None else min(limit, count)
     for first in range(rank * batch, count, batch * world):
