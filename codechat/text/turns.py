@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from codechat.core.errors import DataError
@@ -54,26 +53,29 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
 
 
 def in_call_order(turns: Sequence[Turn]) -> list[Turn]:
-    """Results in the order of their calls, found by id where results name one; Unreadable where ids do not match one to
-    one."""
-    ordered: list[Turn] = []
-    while len(ordered) < len(turns):
-        turn = turns[len(ordered)]
-        results = list(takewhile(lambda other: other.role == "function", turns[len(ordered) + 1 :]))
-        ordered += [turn, *_by_id(turn, results, goes_on=len(ordered) + 1 + len(results) < len(turns))]
-    return ordered
+    """Results in the order of their calls where they name one; Unreadable where these ids do not match one to one."""
+    groups: list[list[Turn]] = []  # a turn, and the results that follow it
+    for turn in turns:
+        if turn.role == "function" and groups:
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return [turn for n, group in enumerate(groups, 1) for turn in _by_id(group, goes_on=n < len(groups))]
 
 
-def _by_id(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
+def _by_id(group: list[Turn], goes_on: bool) -> list[Turn]:
+    turn, *results = group
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
-    no_call = not turn.calls and CALL_TAG not in turn.content
-    named = [r for r in ([turn, *results] if turn.role == "function" else results) if r.result_of is not None]
-    left = list(turn.ids)
-    for result in results if turn.ids and named else named if no_call else []:
-        if result.result_of not in left:
-            raise Unreadable("result_without_call", result)
-        left.remove(result.result_of)
+    named, left = [one for one in group if one.result_of is not None], list(turn.ids)
+    if named and not turn.ids and not turn.calls and CALL_TAG not in turn.content:
+        raise Unreadable("result_without_call", named[0])
+    if turn.ids and named:
+        for result in results:
+            if result.result_of not in left:
+                raise Unreadable("result_without_call", result)
+            left.remove(result.result_of)
+        results.sort(key=lambda result: turn.ids.index(str(result.result_of)))
     if len(results) < len(turn.ids) and (results or goes_on):
         raise Unreadable("call_without_result", turn)
-    return sorted(results, key=lambda result: turn.ids.index(str(result.result_of))) if turn.ids and named else results
+    return [turn, *results]
