@@ -135,10 +135,11 @@ class SharedCache(KVCache):
         prefix = self.prefix
         self.members, self.place = group_members(self.owner, len(prefix.lengths))
         self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
+        self.base = prefix.lengths[self.owner]  # (B,)
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
-        return self.prefix.lengths[self.owner][:, None] + super().positions(new)
+        return (self.base + self.lengths)[:, None] + torch.arange(new, device=self.base.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `KVCache.attend`, over the prefix and what follows it."""
