@@ -57,9 +57,7 @@ class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
     names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
-    source: str = opt(
-        frozen_rows.FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano"
-    )
+    source: str = opt("frozen", "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
     standalone: bool = opt(False, "put the charts' library into each page (0.8 MB), so that a page can be sent alone")
 
@@ -106,11 +104,11 @@ def json_for_html(data: Any) -> str:
 # ---------------------------------------------------------------- rows of each page
 
 
-def completions_data(source: str = frozen_rows.FROZEN) -> dict[str, Any]:
+def completions_data(source: str = "frozen") -> dict[str, Any]:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request.
 
     From runs, the first answer that each checkpoint gave to every problem. DataError unless there are two."""
-    frozen = source == frozen_rows.FROZEN
+    frozen = source == "frozen"
     samples = frozen_rows.rows(source, "evaluate", "samples").to_dict("records") if frozen else _examples(source)
     who = list(dict.fromkeys(sample["checkpoint"] for sample in samples))
     if len(who) != 2:
@@ -139,7 +137,7 @@ def _examples(source: str) -> list[dict[str, Any]]:
 
 def xray_data(source: str) -> dict[str, Any]:
     """{steps, problems, tiers}: rollouts over the steps of RL; committed ones, or sampled from the checkpoints of a run RECIPE/rl."""
-    rows = xray_steps.frozen() if source == frozen_rows.FROZEN else xray_steps.of_run(f"{source}/rl")
+    rows = xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl")
     return xray_steps.as_page(rows)
 
 
@@ -150,7 +148,7 @@ DATA: dict[str, Callable[[str], Any]] = {"calculator": lambda source: {}, "compl
 
 
 def render_all(
-    out: Path, names: Iterable[str] = (), source: str = frozen_rows.FROZEN, standalone: bool = False
+    out: Path, names: Iterable[str] = (), source: str = "frozen", standalone: bool = False
 ) -> dict[Path, str]:
     """The chosen pages (or all) for the folder `out`, and an index of these and of those that are there already."""
     chosen = list(names) or list(ABOUT)
@@ -167,9 +165,7 @@ def render_all(
     return texts | {index: render_page("index", index, {}, charts=False, pages=cards, links=links, **about)}
 
 
-def build(
-    out: Path, names: Iterable[str] = (), source: str = frozen_rows.FROZEN, standalone: bool = False
-) -> list[Path]:
+def build(out: Path, names: Iterable[str] = (), source: str = "frozen", standalone: bool = False) -> list[Path]:
     """Write the pages of `render_all`; returns their paths, the index last. Nothing is written if one cannot be made."""
     texts = render_all(out, names, source, standalone)
     out.mkdir(parents=True, exist_ok=True)

@@ -16,22 +16,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.conversations import domain_files
 from codechat.models import loading
-from codechat.models.gpt import GPT
 from codechat.rl import losses
 from codechat.runs import checkpoint, paths
 from codechat.text import chat
 from codechat.text.token_view import Kind, XRay, picture, turn_roles, xray_mask
 from codechat.text.tokenizer import Tokenizer, load
+
+if TYPE_CHECKING:  # --help of the command loads no torch
+    from torch import Tensor, nn
+
+    from codechat.models.gpt import GPT
 
 At = Literal["hidden", "embedding"]
 
@@ -74,9 +75,10 @@ def gradient_share(
     return [0.0, *shares] if at == "hidden" else [*shares, 0.0]
 
 
-@torch.enable_grad()
 def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: Sequence[float] | None, at: At) -> Tensor:
     """(T - 1,) norm of d loss / d output of the module that `at` names, at each input position."""
+    import torch
+
     device = model.wte.weight.device
     inputs = torch.tensor([ids[:-1]], device=device)  # (1, T - 1)
     targets = torch.tensor([[i if c else -100 for i, c in zip(ids[1:], counts[1:])]], device=device)
@@ -88,13 +90,14 @@ def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: Seq
 
     hook = (model.norm if at == "hidden" else model.wte).register_forward_hook(catch)
     try:
-        if weights is None:
-            loss = model.loss(inputs, targets)
-        else:
-            logprobs, _ = model.token_logprobs(inputs, targets)
-            advantages = torch.tensor([list(weights[1:])], device=device)
-            loss = losses.policy_gradient_loss(logprobs, advantages, targets >= 0)
-        (gradient,) = torch.autograd.grad(loss, caught[:1])
+        with torch.enable_grad():
+            if weights is None:
+                loss = model.loss(inputs, targets)
+            else:
+                logprobs, _ = model.token_logprobs(inputs, targets)
+                advantages = torch.tensor([list(weights[1:])], device=device)
+                loss = losses.policy_gradient_loss(logprobs, advantages, targets >= 0)
+            (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
         hook.remove()
     return gradient[0].float().norm(dim=-1)
