@@ -37,20 +37,14 @@ def frozen(path: Path | None = None, baseline: str = "mean") -> list[dict[str, A
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """(start, reward) -> one row per seed, in the order of seeds; only seeds that have all of them.
-
-    DataError if no seed has all."""
-    starts = [s for s in STARTS if any(row["start"] == s for row in rows)]
-    rewards = [r for r in SHAPE_COLOURS if any(row["reward"] == r for row in rows)]
+    """(start, reward) -> one row per seed, in the order of seeds; only seeds that have all of them. DataError if no seed has all."""
     found = {(row["seed"], row["start"], row["reward"]): row for row in rows}
-    seeds = [
-        seed
-        for seed in sorted({key[0] for key in found})
-        if all((seed, s, r) in found for s in starts for r in rewards)
-    ]
+    starts, rewards = ([n for n in names if any(n in key for key in found)] for names in (STARTS, SHAPE_COLOURS))
+    whole = [(s, r) for s in starts for r in rewards]
+    seeds = [seed for seed in sorted({key[0] for key in found}) if all((seed, *cell) in found for cell in whole)]
     if not seeds:
         raise DataError(f"{len(rows)} runs, and no seed has each of {starts} with each of {rewards}; train on")
-    return {(s, r): [found[seed, s, r] for seed in seeds] for s in starts for r in rewards}
+    return {cell: [found[seed, *cell] for seed in seeds] for cell in whole}
 
 
 def values(rows: Sequence[Row], when: str, measure: str) -> np.ndarray:
@@ -105,65 +99,37 @@ def finding(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- figure
 
 
-TICKS = (0, 0.01, 0.1, 0.3, 0.6, 1)  # of starts, on the scale of `_place`
-
-
 def figure(rows: Sequence[Row], title: str = "") -> Plot:
-    """Final exact match, greedy and at T = 1, and groups with variance, over the start's exact match at T = 1."""
+    """Final exact match, greedy and at T = 1, and groups with variance, over the start's exact match at T = 1: a point per reward and start, a little
+    apart so that intervals can be told; pale lines only join what belongs together."""
     found = cells(rows)
+    starts, rewards = (list(dict.fromkeys(names)) for names in zip(*found))
+    first = [found[start, rewards[0]] for start in starts]
     fig, axes = new_figure(title or finding(rows), cols=3, size=(9.6, 3.4))
+    x = _place([values(runs, "before", "pass@1").mean() for runs in first])
     for ax, (measure, label) in zip(axes[0], MEASURES.items()):
-        _draw_scores(ax, found, measure)
-        ax.set_ylim(-0.02, 1.02)
-        finish(ax, x=_scale_starts(ax), y=f"final exact match ({label})", loc="upper left")
+        begun = [values(runs, "before", measure).mean() for runs in first]
+        look = dict(color=GREY, marker="_", markersize=16, linestyle="none", markeredgewidth=1.6)
+        ax.plot(x, begun, label="at the start" if measure == "greedy" else None, **look)
+        for i, reward in enumerate(rewards):
+            at, name = x + 0.016 * (i - (len(rewards) - 1) / 2), reward if measure == "greedy" else None
+            ends = [score(found[start, reward], "after", measure) for start in starts]
+            y, error = [e.value for e in ends], np.array([(e.value - e.lo, e.hi - e.value) for e in ends]).T
+            look = dict(color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linestyle="none", elinewidth=1.4)
+            ax.errorbar(at, y, error, label=name, capsize=2.5, **look)
+            ax.plot(at, y, color=SHAPE_COLOURS[reward], linewidth=0.8, alpha=0.35)
+        _finish(ax, f"final exact match ({label})")
     _draw_published(axes[0, 1])
     axes[0, 1].legend(fontsize=7.5, frameon=False, loc="upper left")
-    _draw_live(axes[0, 2], found)
-    seeds, row = len(next(iter(found.values()))), rows[0]
+    for reward in rewards:
+        live = [live_share(found[start, reward]) for start in starts]
+        axes[0, 2].plot(x, live, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
+    _finish(axes[0, 2], "groups with variance, all updates")
+    seeds, row = len(first[0]), rows[0]
     about = f"{seeds} seed{'s' * (seeds > 1)}, {len(row['after']['greedy'])} held-out requests, 95 %"
     add_note(axes[0, 2], f"{row['weights']:,} weights, {row['steps']} updates; {about}")
     axes[0, 2].texts[-1].set_position((1.0, -0.2))
     return fig
-
-
-def _of(found: Mapping[tuple[str, str], list[Row]], reward: str) -> list[list[Row]]:
-    return [rows for (_, shape), rows in found.items() if shape == reward]
-
-
-def _rewards(found: Mapping[tuple[str, str], list[Row]]) -> list[str]:
-    return list(dict.fromkeys(reward for _, reward in found))
-
-
-def _draw_scores(ax: Axes, found: Mapping[tuple[str, str], list[Row]], measure: str) -> None:
-    """A point per reward and start, a little apart so that intervals can be told; pale lines only join what belongs
-    together."""
-    rewards, first = _rewards(found), _of(found, _rewards(found)[0])
-    starts = _place([values(rows, "before", "pass@1").mean() for rows in first])
-    begun = [values(rows, "before", measure).mean() for rows in first]
-    look = dict(color=GREY, marker="_", markersize=16, linestyle="none", markeredgewidth=1.6)
-    ax.plot(starts, begun, label="at the start" if measure == "greedy" else None, **look)
-    for i, reward in enumerate(rewards):
-        of_starts = _of(found, reward)
-        x = starts + 0.016 * (i - (len(rewards) - 1) / 2)
-        ends = [score(rows, "after", measure) for rows in of_starts]
-        error = np.array([[e.value - e.lo for e in ends], [e.hi - e.value for e in ends]])
-        look = dict(
-            color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linestyle="none", elinewidth=1.4, capsize=2.5
-        )
-        ax.errorbar(x, [e.value for e in ends], error, label=reward if measure == "greedy" else None, **look)
-        ax.plot(x, [e.value for e in ends], color=SHAPE_COLOURS[reward], linewidth=0.8, alpha=0.35)
-
-
-def _draw_published(ax: Axes) -> None:
-    """Where the 8B runs lie: function calls v5 and v6, first and last evaluation; programs, whose reward stayed 0."""
-    evals = run_frames.published("rl_eval")
-    evals = evals[evals["n (published)"] == 120]
-    runs = [run["pass_at_1 (published)"] for _, run in evals.groupby("run_name (published)")]
-    ends = [run.iloc[-1] for run in runs]
-    draw_published(ax, _place([run.iloc[0] for run in runs]), ends, "8B, calls v5, v6", "s")
-    began = run_frames.published("mbpp_diagnosis")["pass_at_1 (published)"].max()
-    ended = run_frames.published("mbpp_rl")["reward_mean (published)"].max()
-    draw_published(ax, _place([began]), [ended], "8B, programs", "D")
 
 
 def _place(shares: Sequence[float]) -> np.ndarray:
@@ -171,21 +137,23 @@ def _place(shares: Sequence[float]) -> np.ndarray:
     return np.sqrt(np.asarray(shares, dtype=float))
 
 
-def _scale_starts(ax: Axes) -> str:
-    """Set the ticks of starts; returns the label."""
+def _finish(ax: Axes, y: str) -> None:
+    ticks = (0, 0.01, 0.1, 0.3, 0.6, 1)
     ax.set_xlim(-0.06, 1.03)
-    ax.set_xticks(_place(TICKS), [f"{tick:g}" for tick in TICKS])
-    return "exact match at the start (T = 1, root scale)"
-
-
-def _draw_live(ax: Axes, found: Mapping[tuple[str, str], list[Row]]) -> None:
-    for reward in _rewards(found):
-        of_starts = _of(found, reward)
-        x = _place([values(rows, "before", "pass@1").mean() for rows in of_starts])
-        y = [live_share(rows) for rows in of_starts]
-        ax.plot(x, y, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, x=_scale_starts(ax), y="groups with variance, all updates")
+    ax.set_xticks(_place(ticks), [f"{tick:g}" for tick in ticks])
+    finish(ax, x="exact match at the start (T = 1, root scale)", y=y, loc="upper left")
+
+
+def _draw_published(ax: Axes) -> None:
+    """Where the 8B runs lie: function calls v5 and v6, first and last evaluation; programs, whose reward stayed 0."""
+    evals = run_frames.published("rl_eval")
+    evals = evals[evals["n (published)"] == 120]
+    runs = [run["pass_at_1 (published)"] for _, run in evals.groupby("run_name (published)")]
+    draw_published(ax, _place([run.iloc[0] for run in runs]), [run.iloc[-1] for run in runs], "8B, calls v5, v6", "s")
+    began = run_frames.published("mbpp_diagnosis")["pass_at_1 (published)"].max()
+    ended = run_frames.published("mbpp_rl")["reward_mean (published)"].max()
+    draw_published(ax, _place([began]), [ended], "8B, programs", "D")
 
 
 def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
