@@ -1,9 +1,7 @@
 """Every figure of runs and reports: functions from DataFrames to a `Figure`, by subject.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()`
-returns. A title states the finding; most functions derive one from the data when none is given. `style` defines how
-figures look.
-
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns. A title states the finding;
+most functions derive one from the data when none is given.
 """
 
 from __future__ import annotations
@@ -39,26 +37,17 @@ from codechat.reports.style import (
 )
 from codechat.reports.style import save as save  # a notebook saves what it draws
 
-SHAPE_COLOURS = {
-    "binary": OKABE_ITO["black"],
-    "fractional": OKABE_ITO["sky"],
-    "tiered": OKABE_ITO["orange"],
-    "staircase": OKABE_ITO["green"],
-}
+SHAPE_COLOURS = {shape: OKABE_ITO[colour] for shape, colour in
+                 dict(binary="black", fractional="sky", tiered="orange", staircase="green").items()}  # fmt: skip
 
 
 # ---------------------------------------------------------------- training
 
 
-def with_tokens(evals: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
-    """Evaluations with a column of tokens seen, interpolated between logged steps."""
-    known = metrics[metrics["tokens"].notna()]
-    return evals.assign(tokens=np.interp(evals["step"], [0, *known["step"]], [0, *known["tokens"]]))
-
-
 def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str | None = None) -> Plot:
     """Left: training loss over tokens. Right: validation bits per byte."""
-    points = with_tokens(evals[evals["val_bpb"].notna()], metrics)
+    points, known = evals[evals["val_bpb"].notna()], metrics[metrics["tokens"].notna()]
+    points = points.assign(tokens=np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]]))
     first, last = points["val_bpb"].iloc[0], points["val_bpb"].iloc[-1]
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
     default = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
@@ -221,29 +210,23 @@ def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
     names = list(dict.fromkeys(rows["checkpoint"]))
     fig, axes = new_figure(title, cols=len(names), size=(8.6, 1.4 + 0.32 * len(kinds)), sharey=True)
     for ax, name in zip(axes[0], names):
-        for shift, (sampling, part) in zip(
-            (-0.12, 0.12), rows[rows["checkpoint"] == name].groupby("sampling", sort=False)
-        ):
-            for at, stratum in enumerate(kinds):
-                own = part.dropna(subset=f"{stratum}/n").iloc[0]
-                value, lo, hi = (100 * own[f"{stratum}/pass@1{end}"] for end in ("", "/lo", "/hi"))
-                fill = dict(markerfacecolor=colour_of(name) if sampling == "greedy" else "none")
-                ax.errorbar([value], [at + shift], xerr=[[max(0, value - lo)], [max(0, hi - value)]], fmt="o", color=colour_of(name),
-                            capsize=2, markersize=4.5, linewidth=1, label=sampling if at == 0 else None, **fill)  # fmt: skip
+        parts = rows[rows["checkpoint"] == name].groupby("sampling", sort=False)
+        for shift, (sampling, part) in zip((-0.12, 0.12), parts):
+            own = [part.dropna(subset=f"{stratum}/n").iloc[0] for stratum in kinds]
+            ends = [[100 * row[f"{k}/pass@1{end}"] for row, k in zip(own, kinds)] for end in ("", "/lo", "/hi")]
+            value, lo, hi = np.array(ends)
+            look = dict(fmt="o", color=colour_of(name), capsize=2, markersize=4.5, linewidth=1, label=sampling)
+            fill = colour_of(name) if sampling == "greedy" else "none"
+            error = [(value - lo).clip(0), (hi - value).clip(0)]
+            ax.errorbar(value, np.arange(len(kinds)) + shift, xerr=error, markerfacecolor=fill, **look)
         ax.set_title(label_of_run(name), fontsize=9, loc="left")
         ax.set_xlim(-2, 102)
         ax.set_xlabel("correct (%)", fontsize=8.5)
     counts = {k: int(rows[f"{k}/n"].dropna().iloc[0]) for k in kinds}
     axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={counts[k]}" for k, words in kinds.items()])
     axes[0, 0].invert_yaxis()
-    outer_legend(
-        fig,
-        axes[0, -1],
-        "outside lower center",
-        ncols=2,
-        title="95 % intervals over tools and seeds",
-        title_fontsize=7.5,
-    )
+    about = "95 % intervals over tools and seeds"
+    outer_legend(fig, axes[0, -1], "outside lower center", ncols=2, title=about, title_fontsize=7.5)
     return fig
 
 
@@ -251,13 +234,9 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
     """Differences of shares in percentage points with 95 % intervals, a line each. rows: name, value, lo, hi."""
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
     ax, points = axes[0, 0], 100 * rows[["value", "lo", "hi"]]
+    error = [points["value"] - points["lo"], points["hi"] - points["value"]]
     style = dict(fmt="o", color=OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
-    ax.errorbar(
-        points["value"],
-        range(len(rows)),
-        xerr=[points["value"] - points["lo"], points["hi"] - points["value"]],
-        **style,
-    )
+    ax.errorbar(points["value"], range(len(rows)), xerr=error, **style)
     ax.axvline(0, color=GREY, linestyle="--", linewidth=0.9)
     ax.set_yticks(range(len(rows)), list(rows["name"]))
     ax.invert_yaxis()

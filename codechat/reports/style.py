@@ -1,16 +1,12 @@
 """How figures look: size, colours, labels, and the parts that several figures share. No global state.
 
-Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ
-by dashes. Raw values are pale under their moving average, whose span is in the legend. Evaluations are points with 95 %
-intervals and n. With fewer than three seeds each curve is drawn, and a note states the number of seeds.
-
-Left out: the figures themselves (`plots`).
+Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ by dashes. Raw values are pale
+under their moving average, whose span is in the legend. Evaluations are points with 95 % intervals and n. A note states the number of seeds.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,59 +26,21 @@ from PIL import Image
 from codechat.runs.metrics import metric
 
 SIZE = (6.4, 3.6)  # inches
-OKABE_ITO = {
-    "blue": "#0072B2",
-    "orange": "#E69F00",
-    "green": "#009E73",
-    "vermilion": "#D55E00",
-    "purple": "#CC79A7",
-    "sky": "#56B4E9",
-    "black": "#000000",
-    "yellow": "#F0E442",
-}
-STAGES = {
-    "pretrain": "blue",
-    "sft": "orange",
-    "rl": "green",
-    "reinforce": "green",
-    "grpo": "vermilion",
-    "ppo": "purple",
-    "base": "black",
-}
+OKABE_ITO = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermilion": "#D55E00",
+             "purple": "#CC79A7", "sky": "#56B4E9", "black": "#000000", "yellow": "#F0E442"}  # fmt: skip
+STAGES = {"pretrain": "blue", "sft": "orange", "rl": "green", "reinforce": "green", "grpo": "vermilion", "ppo": "purple", "base": "black"}  # fmt: skip
 # Runs named VERSION-STAGE and SIZE-BUDGET: one colour per version and per size.
-FAMILIES = {
-    "v1": "#56B4E9",
-    "v2": "#8C510A",
-    "v3": "#01665E",
-    "v5": "#D55E00",
-    "v6": "#AA4499",
-    "v7": "#332288",
-    "d2x32": "#DDAA33",
-    "d2x64": "#44AA99",
-    "d2x128": "#117733",
-    "nano": "#0072B2",
-    "d4x256": "#882255",
-}
+FAMILIES = {"v1": "#56B4E9", "v2": "#8C510A", "v3": "#01665E", "v5": "#D55E00", "v6": "#AA4499", "v7": "#332288", "d2x32": "#DDAA33",
+            "d2x64": "#44AA99", "d2x128": "#117733", "nano": "#0072B2", "d4x256": "#882255"}  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 GREY = "#6b6b6b"
 SPAN = 20
 COLOURS = 96  # palette of a plot shown in a notebook: few colours keep notebooks with many plots small
 SUFFIX = re.compile(r"-s(\d+)$")
 # What a reader calls the metrics that figures draw; any other keeps its name.
-WORDS = {
-    "train_loss": "training loss",
-    "val_loss": "validation loss",
-    "val_bpb": "validation loss",
-    "lr": "learning rate",
-    "grad_norm": "gradient norm",
-    "tok_per_s": "throughput",
-    "mfu": "MFU",
-    "reward_mean": "mean reward",
-    "exact_match": "exact match",
-    "weights_changed_bf16": "bfloat16 weights changed in a step",
-    "heldout_loss/*": "held-out loss",
-    "tier/*": "rollouts",
-}
+WORDS = {"train_loss": "training loss", "val_loss": "validation loss", "val_bpb": "validation loss", "lr": "learning rate", "grad_norm": "gradient norm",
+         "tok_per_s": "throughput", "mfu": "MFU", "reward_mean": "mean reward", "exact_match": "exact match", "heldout_loss/*": "held-out loss",
+         "weights_changed_bf16": "bfloat16 weights changed in a step", "tier/*": "rollouts"}  # fmt: skip
 
 
 class Plot(Figure):
@@ -202,31 +160,22 @@ def span_of(rows: int) -> int:
     return min(SPAN, max(3, rows // 10))
 
 
-def draw_points(
-    ax: Axes, evals: pd.DataFrame, y: str, *, x: str = "step", colour: str, label: str, marker: str = "o"
-) -> None:
-    """Evaluations as points; 95 % intervals if the frame has y/lo and y/hi, N and n if it has n_problems."""
+def draw_points(ax: Axes, evals: pd.DataFrame, y: str, *, colour: str, label: str) -> None:
+    """Evaluations over their steps as points with 95 % intervals; N and n of the last in the label."""
     rows = evals[evals[y].notna()] if y in evals else evals[:0]
     if rows.empty:
         return
-    error = errors_of(rows, y) if f"{y}/lo" in rows else None
-    if error is not None:  # no interval at all: no zero-width bar may look like one
-        error = None if np.isnan(error).all() else np.nan_to_num(error)
-    look = dict(fmt=marker, color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
-    ax.errorbar(rows[x], rows[y], error, label=label + _counts_of(rows), capsize=2.5, linewidth=1.1, zorder=5, **look)
+    if f"{y}/lo" in rows:
+        last = rows.iloc[-1]
+        label += f" (N={int(last['n_problems'])}, n={int(last['n_samples'])}, 95 %)"
+    error = np.nan_to_num(errors_of(rows, y)) if f"{y}/lo" in rows else None
+    look = dict(fmt="o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+    ax.errorbar(rows["step"], rows[y], error, label=label, capsize=2.5, linewidth=1.1, zorder=5, **look)
 
 
 def errors_of(rows: pd.DataFrame, y: str) -> np.ndarray:
     """(2, N) distances of y/lo and y/hi from y."""
     return np.abs(rows[[f"{y}/lo", f"{y}/hi"]].to_numpy().T - rows[y].to_numpy())
-
-
-def _counts_of(rows: pd.DataFrame) -> str:
-    """ " (N=128, n=8, 95 %)" of evaluation rows; "" if they do not hold the counts."""
-    if "n_problems" not in rows or rows["n_problems"].isna().all():
-        return ""
-    last = rows[rows["n_problems"].notna()].iloc[-1]
-    return f" (N={int(last['n_problems'])}, n={int(last['n_samples'])}, 95 %)"
 
 
 def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any) -> None:
@@ -264,14 +213,12 @@ def seeds_note(runs: Iterable[str]) -> str:
 
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:
     """Mean of the first and of the last tenth (at least one row) of a series."""
-    values = frame[y].dropna() if y in frame else pd.Series(dtype=float)
-    if values.empty:
-        return math.nan, math.nan
+    values = frame[y].dropna()
     tenth = max(1, len(values) // 10)
     return float(values[:tenth].mean()), float(values[-tenth:].mean())
 
 
-def change(frame: pd.DataFrame, y: str, digits: int = 2) -> str:
+def change(frame: pd.DataFrame, y: str) -> str:
     """ "train_loss falls from 6.21 to 2.40"; "stays at" where the two print the same."""
-    a, b = (f"{v:.{digits}f}" for v in first_and_last(frame, y))
+    a, b = (f"{v:.2f}" for v in first_and_last(frame, y))
     return f"{y} stays at {b}" if a == b else f"{y} {'falls' if float(b) < float(a) else 'rises'} from {a} to {b}"
