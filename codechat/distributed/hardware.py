@@ -53,14 +53,14 @@ def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -
 
 
 def eager(method: Callable[..., T]) -> Callable[..., T]:
-    """Marks a method that torch.compile leaves out; `leave_out_eager` applies it, since `torch.compiler.disable` imports
-    the compiler, which takes longer than torch."""
+    """Marks a method that torch.compile leaves out; `leave_out_eager` applies it: `torch.compiler.disable` imports the
+    compiler, which takes longer than torch."""
     method.eager = True  # type: ignore[attr-defined]
     return method
 
 
 def leave_out_eager(kind: type) -> None:
-    """Apply the marks of `eager` to a class of modules. Callers of such a method keep its arguments until it returns."""
+    """Apply the marks of `eager` to a class of modules. Its callers keep the arguments until it returns."""
     for base in kind.__mro__:
         for name, method in list(vars(base).items()):
             if getattr(method, "eager", False) and not hasattr(method, "_torchdynamo_disable"):

@@ -49,7 +49,7 @@ def fits(model: nn.Module, device: torch.device) -> bool:
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
-    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them share one copy; None = those of a node.
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them (None = a node's) share one copy.
 
     ConfigError where `over` does not divide the number of ranks."""
     world = dist.world_size()
@@ -66,10 +66,9 @@ def mesh(over: int | None = None) -> DeviceMesh:
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
-    """Split the parameters over the mesh, in place: each block of `model.blocks` is gathered on its own, the rest as one.
+    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one.
 
-    The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in, default
-    `dist.compute_dtype()`."""
+    The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
@@ -148,7 +147,7 @@ def for_products(name: str, p: Tensor, dtype: torch.dtype) -> Tensor:
 def whole(model: M) -> Iterator[M]:
     """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once.
 
-    The copy computes what the sharded model does, and its forward passes need no other rank. Entering is a collective."""
+    The copy computes what the sharded model does, and needs no other rank. Entering is a collective."""
     if not is_sharded(model):
         was_training = model.training
         try:

@@ -46,8 +46,7 @@ class Layer:
     empty = False  # there is a prompt
 
     def __init__(self, prompt: Tensor, own: Tensor) -> None:
-        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are the keys' first columns
-        (a latent)."""
+        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are columns of the keys."""
         self.prompt, self.buffer = prompt, own
         self.own: Tensor  # the part of the buffer that steps read
         self.slots: Slots
@@ -83,7 +82,7 @@ class Slots:
     ids: Tensor  # (B, T)
     logprobs: Tensor  # (B, T) float32
 
-    PER_ROW = ("place", "base", "keys", "budget", "hidden", "tail", "done", "stopped", "ends", "ids", "logprobs")  # fmt: skip
+    PER_ROW = "place base keys budget hidden tail done stopped ends ids logprobs".split()  # noqa: SIM905
 
 
 def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Tensor, ...]:
@@ -150,8 +149,7 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 class Decoder:
     """A batch (`generate._Batch`) that is decoded to its end.
 
-    reader: `generate.Reader`, whose weights must not change meanwhile. cache, last (B, D): of `generate._prefill`
-    without room."""
+    The reader's weights must not change meanwhile. cache, last (B, D): of `generate._prefill` without room."""
 
     def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: _Batch) -> None:
         self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
@@ -225,8 +223,7 @@ class Decoder:
         return True
 
     def _compact(self, live: Tensor) -> None:
-        """Keep the live rows, in the first slots of the same buffers. A block's buffers are copied at a time: a second
-        cache would not fit."""
+        """Keep the live rows, in the first slots of the same buffers, block by block: a second cache would not fit."""
         B = bucket(len(live))
         slots = F.pad(live, (0, B - len(live)))  # padding repeats slot 0, and is done
         padding = torch.arange(B, device=live.device) >= len(live)

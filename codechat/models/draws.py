@@ -63,7 +63,7 @@ class Truncation:
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row from (B, V) float32 logits, which are overwritten, and (B,) uniforms: (ids, logprobs), (B,) each.
+    """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms: (ids, logprobs), (B,) each.
 
     Inverts the cumulative distribution: first the block of the vocabulary, then the token in it; of a truncated
     distribution, the candidate. Sums are float64: float32 would lose the tail."""

@@ -71,8 +71,7 @@ def export(cfg: ExportConfig) -> Path:
 
 
 def write(cfg: ExportConfig) -> str:
-    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits, or
-    --out is in use."""
+    """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits or --out is in use."""
     out = cfg.out.resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         earlier = out.is_dir() and _is_export(out)

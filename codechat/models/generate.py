@@ -182,8 +182,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; how (`decode_graph.Decoder`), or none
-    for one row at a time."""
+    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; whether with static shapes."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
@@ -349,8 +348,7 @@ def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int) -> int:
-    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES; on a GPU, in
-    its free memory."""
+    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory."""
     cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
     if device.type == "cuda":
         dtype = compute_dtype(model.wte.weight)

@@ -66,10 +66,10 @@ class LatentAttention(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads come from
     one low-rank latent per token.
 
-        c = norm(W_c x)                     the latent of a token, for all heads                            eq. 9
-        k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and a rotated part for all heads eq. 10, 15, 17
-        v_h = W_vh c                        a head's value                                                  eq. 11
-        q_h = [W_qh x ; rotate(W_qrh x)]    a head's query, not compressed                                  eq. 14, 16
+        c = norm(W_c x)                     the latent of a token, for all heads                    eq. 9
+        k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and a part for all heads eq. 10, 15, 17
+        v_h = W_vh c                        a head's value                                          eq. 11
+        q_h = [W_qh x ; rotate(W_qrh x)]    a head's query, not compressed                          eq. 14, 16
 
     A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c
     and the rotated part (section 2.1.2): q . W_kh c = (W_kh^T q) . c."""
@@ -154,8 +154,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model. `GPT(cfg)` initialises from `seed`; on the meta device call `init_weights` after
-    `to_empty`."""
+    """The language model, initialised from `seed`; on the meta device call `to_empty` and `init_weights`."""
 
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
@@ -173,8 +172,7 @@ class GPT(nn.Module):
     def init_weights(self, seed: int = 0) -> None:
         """Fill every parameter from a generator seeded by (seed, its name): sharding does not change the weights.
 
-        Projections that write into the residual stream start at zero, so the model starts as a bigram of its
-        embedding."""
+        Projections that write into the residual stream are zero: the model starts as a bigram of its embedding."""
         for name, p in self.named_parameters():
             rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
             if name.endswith("norm.weight"):
@@ -227,8 +225,7 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.n_ids on are unused padding: never
-        sample them."""
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Never sample padding rows, from cfg.n_ids on."""
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(

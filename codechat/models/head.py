@@ -42,8 +42,7 @@ def logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
 
-    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy has a
-    gradient with entropy_grad."""
+    Of softmax(logits / temperature) over the first `n_ids` rows. The entropy has a gradient with entropy_grad."""
     chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden))
     return chosen, entropy if entropy_grad else entropy.detach()
 

@@ -71,8 +71,7 @@ OUT_BIAS = "self_attn.o_proj.bias"
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
-    """The entry of FAMILIES that computes what cfg describes; imported: the tokenizer is not one of ours. ConfigError
-    names what does not fit."""
+    """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
     wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
     if cfg.mlp == "gelu":
         wrong["mlp"] = ("gelu", "relu2 or swiglu")
@@ -204,8 +203,7 @@ def read_model(
 
 
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
-    """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp
-    read."""
+    """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
     *factors, context = cfg.rope_scaling or (1.0,)
     scaling = {"rope_type": "llama3", **dict(zip(ROPE_KEYS, (*factors, int(context))))}
     return {

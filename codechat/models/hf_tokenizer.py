@@ -28,8 +28,7 @@ CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
 
 
 def chat_template(tags: str = "text") -> str:
-    """The jinja template of `chat`'s layout: one text for both tag modes, since only the tokenizer tells them apart; of
-    raw text that without tags."""
+    """The jinja template of `chat`'s layout: one for both tag modes; of raw text without tags."""
     text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
     heads, turns = {**TAG_OF, "tool": TAG_OF["function"]}, [t for t in TAGS if t != CALL_TAG]
     text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))

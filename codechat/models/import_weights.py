@@ -41,7 +41,8 @@ class ImportConfig:
     tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
     tags: Literal["template", "reserved", "text", "raw"] | None = opt(
         None,
-        "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the template if there is one, else text",
+        "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the "
+        "template if there is one, else text",
     )
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 

@@ -62,8 +62,7 @@ class KVCache:
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything, or behind
-        nothing causally."""
+        """bool (B|1, 1, new, S): what the next `new` tokens may see; none = all, or in an empty cache causally."""
         if self.empty and not packed_attention.dense(self.real.device):
             return None  # padding is on the right, where no real token looks
         end = self.extent + new
@@ -102,15 +101,13 @@ class KVCache:
         return self.extent == 0
 
     def select(self, rows: Tensor | slice) -> Self:
-        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled on its own before this one is
-        advanced by all rows."""
+        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this one is advanced."""
         out = copy(self)
         out.kv, out.lengths, out.real = self.kv[:, :, rows], self.lengths[rows], self.real[rows]
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
-        """A cache of len(owner) rows; row i continues row owner[i] of this one, with room for `room` tokens. Nothing is
-        copied."""
+        """Without copies, a cache of len(owner) rows: row i continues row owner[i] of this one by `room` tokens."""
         return SharedCache(self, owner, room)
 
 
@@ -175,8 +172,7 @@ def attend_shared(
     """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's keys and values (P, K, S', E)
     under a mask (P, 1, 1, S'); members, place: of `group_members`.
 
-    Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a -
-    b)."""
+    Each part has its own softmax; their log-sum-exps a and b weight them by sigmoid(a - b)."""
     rows, mask = _by_key_head(q, k, mask)
     rows, (prefix_k, prefix_v, prefix_mask) = rows.to(k.dtype), prefix
     behind, behind_lse = _partial(rows, mask, k, v)
@@ -188,8 +184,7 @@ def attend_shared(
 
 
 def group_members(owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in that table, flattened; owner (B,):
-    a row's group."""
+    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in it, flattened. owner: (B,)."""
     counts = F.one_hot(owner, groups).cumsum(0)
     nth = counts.gather(1, owner[:, None])[:, 0] - 1
     width = max(1, int(counts[-1].max())) if len(owner) else 1

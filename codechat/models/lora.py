@@ -141,8 +141,7 @@ def of_checkpoint(ref: str | Path) -> GPT:
 
 
 def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Path:
-    """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). base: name of the
-    exported base model."""
+    """Write the adapters for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
     directory, layers = Path(directory), {f"{name}.weight": layer for name, layer in adapted(model)}
     places = {name: place for name, place in _places(model.cfg).items() if place.ours in layers}
     if not places:

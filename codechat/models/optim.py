@@ -86,8 +86,7 @@ class Muon(torch.optim.Optimizer):
     arXiv:2502.16982).
 
     The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means
-    the same for every shape. Matrices of one shape are orthogonalised as one batch. A fused query-key-value matrix
-    counts as one matrix."""
+    the same for every shape. Matrices of one shape are orthogonalised as one batch. A fused matrix is one."""
 
     def __init__(self, params: Iterable[Tensor], *, lr: float = 0.02, weight_decay: float = 0.0) -> None:
         super().__init__(params, dict(lr=lr, base_lr=lr, momentum=0.95, weight_decay=weight_decay))
@@ -150,8 +149,7 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of the Newton-Schulz iteration: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply
-    slowly."""
+    """Newton-Schulz tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

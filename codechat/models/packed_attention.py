@@ -35,8 +35,7 @@ Span = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """Queries [at, end) of the flat rows (B T) attend to the spans `before` and causally from `start`, minus `hides`
-    (queries, queries)."""
+    """Queries [at, end) of (B T) attend to `before` and causally from `start`, minus `hides` (queries, queries)."""
 
     before: tuple[Span, ...]
     start: int
@@ -67,8 +66,7 @@ class Documents:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts
-        as a document."""
+        """Of at most QUERIES queries; neighbouring branches share one while they fit. Padding counts as a document."""
         docs, T = self.docs, self.docs.shape[1]
         branches = torch.zeros_like(docs) if self.branches is None else self.branches
         first = torch.ones_like(docs, dtype=torch.bool)

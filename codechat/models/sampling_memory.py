@@ -27,8 +27,7 @@ def weight_bytes(cfg: GPTConfig, size: int) -> int:
 
 
 def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
-    """One row's keys and values, its share of the prompt's, logits (in the compute dtype, in float32, and what a draw
-    makes of them), scores."""
+    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), scores."""
     columns = -(-new_tokens // COLUMNS) * COLUMNS + COLUMNS
     scores = cfg.n_head * (columns + prompt_tokens) * (8 + 2 * size)
     states = 12 * (cfg.n_embd + cfg.hidden_width)
@@ -46,8 +45,7 @@ def rows(
     samples: int = 1,
     copies: bool = True,
 ) -> int:
-    """Rows that fit into `free` bytes, a full bucket or at least 1. samples: completions of each prompt; copies: the
-    weights are copied first."""
+    """Rows that fit into `free` bytes, a full bucket or 1. samples: per prompt; copies: weights are copied first."""
     # the states of one prefill pass at the widest moment of a block
     prefill = PREFILL_TOKENS * (4 * 4 * cfg.n_embd + size * (cfg.n_embd + 3 * cfg.hidden_width))
     left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill
