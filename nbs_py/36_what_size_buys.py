@@ -55,7 +55,8 @@ COLOURS = {"nano": OKABE_ITO["blue"], "mini": OKABE_ITO["vermilion"]}
 STAGES = {"pretrain": "pretraining", "base": "first SFT", "words": "drill of bare names", "lookups": "drill of calls",
           "phrases": "drill of short calls", "sft": "SFT on lists of tools"}
 configs = {row.run: json.loads(row.config) for row in sizes["runs"].itertuples()}
-models = {model: GPTConfig(**configs[f"{model}/pretrain"]["model"]) for model in COLOURS}
+known = GPTConfig.__dataclass_fields__  # committed runs may have settings that are gone
+models = {model: GPTConfig(**{k: v for k, v in configs[f"{model}/pretrain"]["model"].items() if k in known}) for model in COLOURS}
 
 
 def curve(model, stage, value):

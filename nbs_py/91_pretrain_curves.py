@@ -32,17 +32,37 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
-from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames, scaling_law, style
-from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure, short_number, short_power
+from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames, scaling_law
+from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure
 from codechat.runs.run import ROOT
+
+
+
+def shape_of(config):  # committed runs may have settings that are gone
+    return GPTConfig(**{name: value for name, value in config["model"].items() if name in GPTConfig.__dataclass_fields__})
+
 
 run, data = f"{recipe}/pretrain", ROOT / out / "data"
 frames = run_frames.gather([run], data, frozen)
 points_of = run_frames.gather([*series, longer], data / "series", frozen)
 metrics, evals = (run_frames.rows_of(frames[table], run) for table in ("metrics", "evals"))
 config = json.loads(frames["runs"]["config"].iloc[0])
-model = GPTConfig(**config["model"])
+model = shape_of(config)
 validated = evals[evals["val_bpb"].notna()]
+
+
+# %% tags=["hide-cell"]
+def short_number(value):
+    """A count with two significant digits: 365120 is "370k"."""
+    value = float(f"{value:.2g}")
+    size, suffix = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
+    return f"{value / size:g}{suffix}"
+
+
+def short_power(value):
+    """A budget with one digit: 1e12."""
+    return f"{value:.0e}".replace("e+", "e")
+
 
 # %% tags=["hide-cell"]
 # What was published, over tokens instead of steps. Windows that lie within a phase are left out.
@@ -67,7 +87,7 @@ def scaling_points(frames, runs):
     points, configs = [], frames["runs"].set_index("run")["config"]
     for run in runs:
         config = json.loads(configs[run])
-        shape, last = GPTConfig(**config["model"]), run_frames.rows_of(frames["evals"], run).iloc[-1]
+        shape, last = shape_of(config), run_frames.rows_of(frames["evals"], run).iloc[-1]
         tokens = config["max_steps"] * config["device_batch_size"] * config["grad_accum"] * config["seq_len"]
         flops = tokens * shape.flops_per_token(config["seq_len"])
         size = dict(run=run, n=shape.n_params, d=tokens, flops=flops, budget=float(f"{flops:.0e}"))
@@ -103,7 +123,7 @@ numbers = dict(bpb_first=first, bpb_last=last, tokens=tokens, E=law.E, A=law.A, 
                mfu_2b=utilization[0], mfu_8b=utilization[1], mfu=metrics["mfu"].median(), tok_per_s=metrics["tok_per_s"].median())  # fmt: skip
 at_border = lowest[lowest["border"]]
 which = "the smallest" if len(at_border) and (at_border["n"] == points["n"].min()).all() else "the smallest or the largest"
-open_size = f"at {' and '.join(map(style.short_power, at_border['budget']))} FLOPs {which} model has the lowest loss, so the optimum may lie outside the grid"
+open_size = f"at {' and '.join(map(short_power, at_border['budget']))} FLOPs {which} model has the lowest loss, so the optimum may lie outside the grid"
 closed_size = "the lowest loss lies inside the grid at every budget, but each point is one seed"
 
 # %% tags=["answer", "hide-input"]
@@ -234,7 +254,7 @@ def iso_flops(points, law, title):
 
 
 # %% tags=["hide-input"]
-told = [f"at {style.short_power(r.budget)} FLOPs lowest at {style.short_number(r.n)} parameters" + (" (border of the grid)" if r.border else "") for r in lowest.itertuples()]
+told = [f"at {short_power(r.budget)} FLOPs lowest at {short_number(r.n)} parameters" + (" (border of the grid)" if r.border else "") for r in lowest.itertuples()]
 iso_flops(points, law, "; ".join(told))
 
 

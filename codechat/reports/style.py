@@ -128,18 +128,6 @@ def label_of_tier(tier: str) -> str:
     return tier.replace("_", " ").replace("json", "JSON")
 
 
-def short_number(value: float) -> str:
-    """A count with two significant digits: 365120 is "370k"."""
-    value = float(f"{value:.2g}")
-    size, suffix = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
-    return f"{value / size:g}{suffix}"
-
-
-def short_power(value: float) -> str:
-    """A budget with one digit: 1e12."""
-    return f"{value:.0e}".replace("e+", "e")
-
-
 # ---------------------------------------------------------------- parts
 
 
