@@ -26,7 +26,6 @@ frozen = False
 
 # %% tags=["hide-cell"]
 import pandas as pd
-from IPython.display import Markdown
 
 from codechat import articles, comparisons, plots, run_frames
 from codechat.runs import paths
@@ -136,7 +135,8 @@ articles.table(pd.DataFrame(rows), {"stratum": "requests", "who": "greedy"} | {o
 # %% tags=["hide-input"]
 samples = run_frames.rows_of(frames["samples"], name["evaluate"])
 last = samples[(samples["checkpoint"] == rl["checkpoint"].iloc[0]) & (samples["sampling"] == "greedy")]
-Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows=10))
+spread = last.iloc[sorted({i * len(last) // 10 for i in range(10)})]
+articles.table(spread, {column: (column, articles.VERBATIM) for column in ("tier", "request", "completion")})
 
 # %% [markdown]
 # ## What RL changed

@@ -1,9 +1,8 @@
 """Exact policy gradients in a world small enough to enumerate, to measure the bias and variance of every estimator.
 
-A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of
-logits per prefix, so the probability of every text is known and expectations are sums over all texts. An estimator
-takes groups of texts, as a training step does, and returns the gradient of the library's own loss for each group. Its
-mean over *all* groups, weighted by their probabilities, minus the true gradient is its bias, up to rounding.
+A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of logits per prefix, so the
+probability of every text is known and expectations are sums over all texts. An estimator takes groups of texts, as a training step does, and returns the
+gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their probabilities, minus the true gradient is its bias.
 
     world = World()
     theta = world.policy(seed=0)
@@ -11,10 +10,7 @@ mean over *all* groups, weighted by their probabilities, minus the true gradient
     m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean of GRPO's gradient over all groups of two
     cosine(m, g)
 
-Left out: function approximation (a table has no interference), several prompts, truncated sampling.
-
-Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is
-float64.
+Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is float64.
 """
 
 from __future__ import annotations

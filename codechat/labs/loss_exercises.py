@@ -2,11 +2,8 @@
 
     check(dpo_loss)        dpo_loss: correct (6 cases, values and gradients)
 
-A solution is a function with the name and the arguments of an exercise. It runs on random cases; values and gradients
-are compared, and the first difference is reported with both numbers. A function that raises NotImplementedError or
-returns nothing is reported as not filled in; this is not an error, so that a notebook of empty exercises runs.
-
-Left out: the derivations (notebooks 17 and 18), and how a solution is written.
+A solution is a function with the name and the arguments of an exercise. It runs on random cases; values and gradients are compared, and the first
+difference is reported with both numbers. A function that raises NotImplementedError or returns nothing is reported as not filled in.
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Exercise:
-    """solution: the library's function. case: arguments from a generator. learns: names of the arguments that carry a
-    gradient."""
+    """solution: the library's function. case: arguments from a generator. learns: names of the arguments that carry a gradient."""
 
     solution: Callable[..., Tensor]
     case: Callable[[torch.Generator], Case]
@@ -37,13 +33,10 @@ class Exercise:
 
 
 def check(function: Callable[..., Any]) -> str:
-    """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution;
-    ConfigError for an unknown name."""
+    """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution."""
     name = function.__name__
     if name not in EXERCISES:
-        raise ConfigError(
-            f"no exercise is called {name!r}; exercises: {', '.join(EXERCISES)}{nearest(name, EXERCISES)}"
-        )
+        raise ConfigError(f"no exercise is called {name!r}{nearest(name, EXERCISES)}")
     exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
     for number in range(1, CASES + 1):
         case = exercise.case(rng)

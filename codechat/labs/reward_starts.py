@@ -1,11 +1,9 @@
 """REINFORCE from policies that are never, hardly, sometimes and mostly correct: the lab of notebooks 06, 29 and 31.
 
-A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The
-starts are one SFT run at four of its steps. Held-out requests use pairs of numbers that training never has. No tools
-stand in the prompt: the policy knows the eight by heart. `tools/reward_rows.py` trains the committed rows.
-
-A constant factor of the reward does nothing here: AdamW divides it out. What remains is how the rewards weigh groups
-against each other; the baseline "zscore" gives every group with variance the same weight.
+A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The starts are one SFT run at four of its
+steps. Held-out requests use pairs of numbers that training never has. No tools stand in the prompt: the policy knows the eight by heart.
+`tools/reward_rows.py` trains the committed rows. A constant factor of the reward does nothing here, since AdamW divides it out; what remains is how the
+rewards weigh groups against each other.
 
 Shapes: P problems, G completions each.
 """
@@ -49,8 +47,7 @@ ROW_TOKENS, ROWS = 512, 8
 
 
 def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
-    """n requests of the toolbox for the tools in CALLED, whose two numbers are whole and below 100. A pair of numbers
-    belongs to one split."""
+    """n requests of the toolbox for the tools in CALLED. A pair of numbers belongs to one split."""
     rng, made = random.Random(f"reward starts {split} {seed}"), []
     while len(made) < n:
         tool = TOOLS[rng.choice(CALLED)]
@@ -120,9 +117,8 @@ class Setting:
 def reshaped(score: Score, shape: str) -> float:
     """The reward of a scored call under a shape.
 
-    binary: 1 for the exact call, else 0. fractional: the share of arguments that match if the name is correct. tiered:
-    as for programs, 0.05 for a call that cannot be parsed, 0.15 for one that parses and is wrong, 0.15 + 0.85 f for a
-    share f of its arguments. staircase: the task's score."""
+    binary: 1 for the exact call. fractional: the share of arguments that match if the name is correct. tiered, as for programs: 0.05 for a call that
+    cannot be parsed, 0.15 + 0.85 f for a share f of its arguments. staircase: the task's score."""
     if shape == "staircase":
         return score.reward
     f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
@@ -148,8 +144,7 @@ def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor, temper
 
 
 def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
-    """The starts of a seed: one SFT run on correct calls, at some of its steps; its learning rate falls from weak
-    to strong."""
+    """The starts of a seed: one SFT run on correct calls, at some of its steps; its learning rate falls from weak to strong."""
     policy, starts = GPT(setting.model, seed=seed), {}
     told = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
     rows = [conversations.encode({"messages": m, "domain": "calls"}, setting.tokenizer, TAGS, SFT_TOKENS) for m in told]

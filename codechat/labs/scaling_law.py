@@ -4,15 +4,10 @@ parameters the points identify.
     law = fit(n, d, loss)          # sizes, tokens and losses of P training runs, arrays (P,)
     law.predict(n, d), law.residuals, law.region["a"]
 
-Given the exponents a, b and the floor E, the law is linear in A and B. The fit searches a grid of the three and solves
-for A and B, both at least 0: no start values and no local minima. `region` holds the range of each parameter among the
-fits that are not significantly worse than the best (F test of one parameter, 95 %). A parameter whose range touches the
-end of its grid is not identified.
-
-Deviation from the source: squared error of the loss instead of the Huber loss of its logarithm (ten points, no
-outlier).
-
-Left out: a term for the interaction of size and tokens, and errors that grow with the loss.
+Given the exponents a, b and the floor E, the law is linear in A and B. The fit searches a grid of the three and solves for A and B, both at least 0: no
+start values and no local minima. `region` holds the range of each parameter among the fits that are not significantly worse than the best (F test of one
+parameter, 95 %). A parameter whose range touches the end of its grid is not identified. Deviation from the source: squared error of the loss instead of
+the Huber loss of its logarithm (ten points, no outlier).
 """
 
 from __future__ import annotations
@@ -31,9 +26,7 @@ T_SQUARED = (161.4, 18.51, 10.13, 7.709, 6.608, 5.987, 5.591, 5.318, 5.117, 4.96
 
 @dataclass(frozen=True)
 class Law:
-    """E, A, B in nats per token; A and B are the terms of size and tokens at n0, d0 (geometric means). residuals: (P,)
-    measured minus fitted. region: range of each parameter among the fits that are not significantly worse than the
-    best."""
+    """E, A, B in nats per token; A and B are the terms of size and tokens at n0, d0 (geometric means). residuals: (P,) measured minus fitted."""
 
     E: float
     A: float
@@ -56,8 +49,7 @@ class Law:
 
 
 def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, size: bool = True) -> Law:
-    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError without at least one point more
-    than parameters."""
+    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError without at least one point more than parameters."""
     n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
     free = 2 + floor + 2 * size  # B and b; E; A and a
     if not len(n) == len(d) == len(loss) or len(n) <= free:

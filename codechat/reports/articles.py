@@ -4,21 +4,17 @@
     articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
     articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
 
-The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the
-committed ones. `html` shows the cell tagged `answer` first, and its first sentence in the index.
-
-Left out: figures (`plots`), and tables of long text that is cut (`run_frames.markdown_table` cuts rows, this cuts
-nothing).
+The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the committed ones. `html` shows the cell
+tagged `answer` first, and its first sentence in the index.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-
-from codechat.reports.run_frames import verbatim
 
 if TYPE_CHECKING:
     from IPython.display import Markdown
@@ -48,10 +44,9 @@ def beside(rows: Iterable[Sequence[str]]) -> Markdown:
 
 
 def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> Markdown:
-    """Every row of a frame, with words for column names and no text cut.
+    """Every row of a frame, with words for column names and no text cut; what is unknown is a dash.
 
-    columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM; what is unknown is a
-    dash."""
+    columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM."""
     shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
     lines = ["| " + " | ".join(words for words, _ in shown.values()) + " |", "|---" * len(shown) + "|"]
     for row in frame.to_dict("records"):
@@ -65,6 +60,13 @@ def _cell(value: Any, how: str) -> str:
     if how == VERBATIM:
         return verbatim(value)
     return f"{value:{how}}".replace("|", "\\|")
+
+
+def verbatim(value: Any) -> str:
+    """Any text as inline code in one table cell: markup in a completion must not become ours."""
+    text = re.sub(r"\s+", " ", str(value)).strip()
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}".replace("|", "\\|")
 
 
 def _markdown(lines: Iterable[str]) -> Markdown:

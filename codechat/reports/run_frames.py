@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,21 +146,6 @@ def seeds_of(run: str) -> list[str]:
     seeds = {p: p.name.rpartition("-s")[2] for p in path.parent.glob(f"{path.name}-s*")}
     siblings = sorted((int(seed), p) for p, seed in seeds.items() if seed.isdecimal() and paths.is_run(p))
     return [run, *(str(p) for _, p in siblings if Run.open(p).status["status"] == "finished")]
-
-
-def markdown_table(frame: pd.DataFrame, columns: Sequence[str], rows: int) -> str:
-    """Rows at equal distances as a Markdown table; every cell shows its text verbatim."""
-    chosen = frame.iloc[_spread(range(len(frame)), rows)]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(verbatim(row[c]) for c in columns) + " |" for _, row in chosen.iterrows()]
-    return "\n".join(lines)
-
-
-def verbatim(value: Any) -> str:
-    """Any text as inline code in one table cell: markup in a completion must not become ours."""
-    text = re.sub(r"\s+", " ", str(value)).strip()
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}".replace("|", "\\|")
 
 
 # ---------------------------------------------------------------- frozen rows
