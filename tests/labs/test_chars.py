@@ -40,25 +40,9 @@ def write_verse(home: Path) -> Path:
 
 
 def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
-    tiny = dict(depth=1, n_embd=16, n_head=2, block_size=16)
-    common = dict(
-        objective=objective,
-        source=str(write_verse(home)),
-        model=tiny,
-        horizon=8,
-        device_batch_size=4,
-        group_size=4,
-        max_tokens=8 * 4 * 6,
-        feed="text",
-        warmup_steps=1,
-        eval_every=0,
-        save_every=0,
-        log_every=1,
-        samples=2,
-        kl_coef=0.01,
-        kl_warmup_tokens=100,
-        run_name=objective,
-    )
+    common = dict(objective=objective, source=str(write_verse(home)), model=dict(depth=1, n_embd=16, n_head=2, block_size=16), horizon=8,
+                  device_batch_size=4, group_size=4, max_tokens=8 * 4 * 6, feed="text", warmup_steps=1, eval_every=0, save_every=0,
+                  log_every=1, samples=2, kl_coef=0.01, kl_warmup_tokens=100, run_name=objective)  # fmt: skip
     return config.from_dict(loop.CharsConfig, common | changes)
 
 
@@ -288,26 +272,16 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
 
 @pytest.mark.parametrize(
     "objective, feed, epochs, per_step",
-    [
-        ("supervised", "own", 1, 32),
-        ("denoise", "own", 1, 32),
-        ("grpo", "text", 1, 32),
-        ("grpo", "own", 1, 128),
-        ("ppo", "own", 2, 256),
-        ("ppo", "text", 2, 64),
-    ],
+    [("supervised", "own", 1, 32), ("grpo", "own", 1, 128), ("ppo", "own", 2, 256), ("ppo", "text", 2, 64)],
 )
 def test_all_objectives_end_at_the_same_count_of_places(
     home: Path, objective: str, feed: str, epochs: int, per_step: int
 ) -> None:
     cfg = settings(home, objective, feed=feed, inner_epochs=epochs, max_tokens=512)
     assert cfg.tokens_per_step() == per_step and cfg.tokens_per_step(2) == 2 * per_step
-    found = loop.train(cfg).metrics()
+    found, text = loop.train(cfg).metrics(), chars.load(cfg.source, "chars")
     assert len(found) == 512 // per_step and found["tokens"].iloc[-1] == 512
-    text = chars.load(cfg.source, "chars")
-    assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), (
-        "a policy that feeds itself reads less text"
-    )
+    assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), "its own symbols are no text"
 
 
 @pytest.mark.parametrize("prompt_len", [1, 4])
@@ -318,17 +292,15 @@ def test_only_the_horizon_is_learned(home: Path, prompt_len: int) -> None:
     text = chars.load(cfg.source, "chars")
     model = GPT(replace(cfg.shape, vocab_size=text.tokenizer.n_vocab), seed=0)
     windows = text.draw_windows(4, prompt_len + 8, torch.Generator().manual_seed(2))
-    logits = torch.nn.functional.linear(model.hidden(windows[:, :-1]), model.head_weight())[:, -8:].detach()
-    assert found == pytest.approx(
-        float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, -8:].flatten())), rel=1e-5
-    )
+    logits = torch.nn.functional.linear(model.hidden(windows[:, :-1]), model.head_weight())[:, -8:]
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, -8:].flatten())
+    assert found == pytest.approx(float(nats.detach()), rel=1e-5)
 
 
 @lesson("supervised", "denoise")
 def predict_verse(objective: str, home: Path, seed: int) -> list[Claim]:
-    evals = loop.train(
-        settings(home, objective, max_tokens=32 * 400, eval_every=400, lr=1e-2, log_every=100, seed=seed)
-    ).evals()
+    cfg = settings(home, objective, max_tokens=32 * 400, eval_every=400, lr=1e-2, log_every=100, seed=seed)
+    evals = loop.train(cfg).evals()
     first, last = evals["val_loss"].iloc[[0, -1]]
     return [above("first loss", first, 2.9), below("last loss", last, 1.5 if objective == "supervised" else 2.8)]
 
@@ -341,18 +313,10 @@ def test_supervised_learning_learns_and_denoising_too(home: Path) -> None:
 
 @lesson("grpo", "ppo")
 def predict_verse_for_rewards(objective: str, home: Path, seed: int) -> list[Claim]:
-    cfg = settings(
-        home,
-        objective,
-        max_tokens=32 * 500,
-        eval_every=500,
-        lr=5e-3,
-        kl_coef=0.0,
-        entropy_coef=0.02,
-        log_every=100,
-        group_size=8,
-        seed=seed,
+    how = dict(
+        max_tokens=32 * 500, eval_every=500, lr=5e-3, kl_coef=0.0, entropy_coef=0.02, log_every=100, group_size=8
     )
+    cfg = settings(home, objective, seed=seed, **how)
     first, last = loop.train(cfg).evals()["val_accuracy"].iloc[[0, -1]]
     text = chars.load(cfg.source, "chars")
     commonest = float(text.val.bincount().max()) / len(text.val)
@@ -372,13 +336,8 @@ LEARNED = ("train_loss", "reward_mean", "policy_loss", "kl_ref", "kl_weight", "v
     "objective, feed", [("supervised", "text"), ("denoise", "text"), ("grpo", "own"), ("ppo", "text")]
 )
 def test_resuming_continues_the_same_curve_bitwise(objective: str, feed: str, home: Path) -> None:
-    more = dict(
-        save_every=2,
-        feed=feed,
-        minibatches=2,
-        max_tokens=32 * 6 * (4 if feed == "own" else 1),
-        eval_every=3,
-    )
+    places = 32 * 6 * (4 if feed == "own" else 1)
+    more = dict(save_every=2, feed=feed, minibatches=2, max_tokens=places, eval_every=3)
     whole, resumed = resume_contract(loop.train, settings(home, objective, **more), 2)
     assert len(whole.metrics()) == 6
     assert resumed.samples()[-1]["completion"] == whole.samples()[-1]["completion"]
@@ -396,12 +355,13 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
 
 def test_partial_credit_does_not_hide_that_no_draw_is_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place seems to have a signal, since its draws were made in different contexts; none of them is right."""
-    drawn = per_token_rewards.draw_fed_by_itself
-    monkeypatch.setattr(
-        per_token_rewards,
-        "draw_fed_by_itself",
-        lambda *args, **more: replace(out := drawn(*args, **more), drawn=(out.truth + 1).expand_as(out.drawn) % 5),
-    )
+    real = per_token_rewards.draw_fed_by_itself
+
+    def draw(*args: Any, **more: Any) -> per_token_rewards.TokenRewardBatch:
+        batch = real(*args, **more)
+        return replace(batch, drawn=(batch.truth + 1).expand_as(batch.drawn) % 5)
+
+    monkeypatch.setattr(per_token_rewards, "draw_fed_by_itself", draw)
     found = loop.train(settings(home, "grpo", feed="own", partial_logprob=0.05, max_tokens=128)).metrics()
     assert found["frac_zero_std_groups"].eq(1).all() and found["adv_abs_mean"].gt(0).all()
 
