@@ -34,22 +34,31 @@ source = "frozen"
 seed = 0
 
 # %%
-import argparse, contextlib, difflib, inspect, io, json, lzma, math, os, statistics, tarfile, tempfile, textwrap, zlib
+import argparse, contextlib, dataclasses, difflib, inspect, io, json, lzma, math, os, statistics, tarfile, tempfile, textwrap, zlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, PRESETS, config, corpus, frozen_rows, hardware, optim, plots, pretrain, tokenizer
+from codechat import GPT, GPTConfig, PRESETS, corpus, frozen_rows, hardware, optim, plots, pretrain, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs import paths
+
+
+# %%
+def known(kind: type, settings: dict) -> dict:
+    """The settings that a class still has: a committed run may have others."""
+    return {name: value for name, value in settings.items() if name in kind.__dataclass_fields__}
+
+
+asked = known(pretrain.PretrainConfig, frozen_rows.settings(source, "pretrain"))
+cfg = pretrain.PretrainConfig(**asked | {"model": GPTConfig(**known(GPTConfig, asked["model"]))})
 
 # %%
 os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 the sums below would agree to three digits only
 metrics, evals = (frozen_rows.rows(source, "pretrain", table) for table in ("metrics", "evals"))
 run, manifest = metrics["run"].iloc[0], frozen_rows.manifest(source, "corpus")
-cfg = config.from_dict(pretrain.PretrainConfig, frozen_rows.settings(source, "pretrain"))
 tok = tokenizer.load(manifest["tokenizer"])
 uniform = math.log(cfg.model.padded_vocab)
 first, last, seen = evals.iloc[0], evals.iloc[-1], int(metrics["tokens"].max())
@@ -143,7 +152,7 @@ tokenizers
 with tempfile.TemporaryDirectory() as folder:
     corpus.write_corpus(files, folder, tok)
     with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
-        library = pretrain.bits_per_byte(untrained, folder, cfg.length, 8, 4096, torch.device("cpu"))
+        library = pretrain.bits_per_byte(untrained, dataclasses.replace(cfg, data_dir=folder, device_batch_size=8, eval_tokens=4096))
     tokens = np.fromfile(Path(folder) / "val_000000.bin", dtype="<u2").astype(np.int64)[: 4096 + 1]
     bits, n_bytes = 0.0, 0
     for start_at in range(0, len(tokens) - 1, cfg.length):
