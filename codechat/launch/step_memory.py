@@ -54,7 +54,9 @@ class Tape(TorchDispatchMode):
                 kwargs = {"dtype": torch.int64}
         out = func(*args, **(kwargs or {}))
         for t in tree_iter(out):
-            if isinstance(t, Tensor) and (storage := t.untyped_storage())._cdata not in self._sizes:
+            if not isinstance(t, Tensor) or t.device.type == "meta":
+                continue
+            if (storage := t.untyped_storage())._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self._died, storage._cdata).atexit = False
                 self.add(storage.nbytes())
