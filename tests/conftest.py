@@ -42,9 +42,9 @@ def checkout_is_left_alone() -> Iterator[None]:
     assert not changed, f"tests wrote {', '.join(changed[:5])} below the checkout"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root of its own for the test: run directories appear under runs_root / "runs"."""
+    """A root of its own for every test: run directories appear under runs_root / "runs"."""
     from codechat.runs import paths
 
     monkeypatch.setattr(paths, "ROOT", tmp_path)

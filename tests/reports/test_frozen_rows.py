@@ -103,7 +103,7 @@ def test_a_source_without_runs_says_how_to_make_them(runs_root: Path, source: st
 
 def test_the_committed_rows_serve_every_stage() -> None:
     folder = frozen_rows.frozen_dir()
-    assert folder.parent.parent == paths.ROOT
+    assert folder.parent.parent == paths.SHIPPED
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     for stage in frozen_rows.STAGES:
         assert frozen_rows.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")

@@ -16,6 +16,7 @@ import pytest
 from codechat.core.errors import DataError
 from codechat.reports import notebooks
 from codechat.reports.notebooks import NotebookError
+from codechat.runs import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -298,6 +299,7 @@ def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(paths, "ROOT", paths.SHIPPED)  # whose committed rows it reads
     result = notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
     assert result.ok, result.error
     limit = TRAINS_LIVE.get(name, 180)
