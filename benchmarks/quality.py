@@ -15,6 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         bar.update(min(round(spent), round(cfg.seconds)) - bar.n)
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
-            scores = bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device)
+            held_out = replace(how, data_dir=str(directory), device_batch_size=16, eval_tokens=cfg.eval_tokens)
+            scores = bits_per_byte(model, held_out)
             yield {"seconds": spent, "tokens": tokens, **scores}
     bar.close()
 

@@ -160,6 +160,7 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
     kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
     for old, path in paths.items():
         if keep_last > 0 and old not in kept:
+            shutil.rmtree(_temporary(path), ignore_errors=True)  # what a kill left
             os.rename(path, _temporary(path))
     for left in (run_path / "checkpoints").glob(".step_*"):
         if left not in paths.values():
