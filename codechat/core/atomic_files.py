@@ -71,12 +71,13 @@ def sync_directory(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """A json object from a file; RunError where there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise RunError(f"{path} cannot be read ({e}); the run is damaged") from e
+        raise RunError(f"{path} cannot be read ({e}); required: a json object; the run may be damaged") from e
     if not isinstance(value, dict):
-        raise RunError(f"{path} holds a json {type(value).__name__}; required: an object; the run is damaged")
+        raise RunError(f"{path} holds a json {type(value).__name__}; required: an object {{...}}")
     return value
 
 

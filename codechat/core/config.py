@@ -16,12 +16,13 @@ and notebooks need one line as an exception; of a flag given twice it takes the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
-import sys
 import textwrap
 import types
 import typing
@@ -30,7 +31,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from codechat.core.errors import ConfigError, MissingFile, UserError, nearest
+from codechat.core.atomic_files import read_json
+from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 
 T = TypeVar("T")
 Presets = Mapping[str, Mapping[str, Any]]
@@ -44,14 +46,9 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     another default by a plain `lr: float = 5e-5`; help and bounds stay.
 
     meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`; positional=True takes a bare word of
-    the command line; verbatim=True is for texts whose flag takes the next word as it is, and may be repeated."""
+    the command line."""
     how = {} if default is REQUIRED else {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(metadata={"help": help, **meta}, **how)
-
-
-def default(value: Any) -> Any:
-    """Marks another default for an inherited field."""
-    return value
 
 
 class Settings:
@@ -134,10 +131,8 @@ def convert(tp: Any, value: Any) -> Any:
     word, kind, args = str(value), typing.get_origin(tp) or tp, typing.get_args(tp)
     if len(arms(tp)) > 1:
         for arm in arms(tp):
-            try:
+            with contextlib.suppress(ValueError, OverflowError):
                 return convert(arm, value)
-            except (ValueError, OverflowError):
-                continue
     elif kind is Literal and word in map(str, args):
         return args[[*map(str, args)].index(word)]
     elif kind is tuple and isinstance(value, (str, list, tuple)):
@@ -147,7 +142,7 @@ def convert(tp: Any, value: Any) -> Any:
         number = int(value) if exact else float(value)
         if number == number and (tp is float or number == int(number)):
             return tp(number)
-    elif tp is Any or (tp is Path and isinstance(value, (str, Path))) or (tp is str and isinstance(value, (str, Path))):
+    elif tp is Any or (tp in (Path, str) and isinstance(value, (str, Path))):
         return value if tp is Any else tp(value)
     elif (tp is types.NoneType and word.lower() in ("none", "null")) or value is None is tp:
         return None
@@ -175,45 +170,47 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
 # ---- from mappings
 
 
-def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name of a leaf: value}. Keys below a nested config win over an instance of it."""
-    instances: dict[str, Any] = {}
+def _nested(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """Nested, dotted and aliased keys as nested ones; of two keys with one meaning the later wins."""
     out: dict[str, Any] = {}
-    leaves = leaves_of(cls)
     for key, value in mapping.items():
-        name = find_field(cls, prefix + key)
-        if name is None:
+        if (name := find_field(cls, key)) is None:
             raise ConfigError(
-                f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}"
+                f"{where}: unknown setting {prefix + key!r}{nearest(key.replace('-', '_'), leaves_of(cls, prefix))}"
             )
-        new = {name: value}
-        if leaves[name].nested and isinstance(value, (Mapping, leaves[name].nested)):
-            new = _flatten(cls, plain(value), where, f"{name}.")
-        if twice := new.keys() & out.keys():
-            raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
-        (instances if dataclasses.is_dataclass(value) else out).update(new)
-    return instances | out
+        head, _, rest = name.partition(".")
+        below, value = fields_of(cls)[head].nested, {rest: value} if rest else value
+        if below and isinstance(value, (Mapping, below)):
+            value = _nested(below, plain(value), where, f"{prefix}{head}.")
+        out = _merge(out, {head: value})
+    return out
 
 
-def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
-    """An instance from {dotted name: value}; absent fields keep their defaults."""
+def _merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` wins, key by key within nested mappings."""
+    deeper = {
+        k: _merge(values[k], v) for k, v in over.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
+    }
+    return {**values, **over, **deeper}
+
+
+def _build(cls: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
+    """An instance from nested values; absent fields keep their defaults."""
     values: dict[str, Any] = {}
     for key, f in fields_of(cls).items():
-        name = prefix + key
-        if name in flat:
+        name, value = prefix + key, given.get(key)
+        if key not in given:
+            if f.default is REQUIRED:
+                raise ConfigError(f"{name} is required ({f.meta['help']}); set {flag_of(name)}")
+        elif f.nested and isinstance(value, Mapping):
+            values[key] = _build(f.nested, _merge(to_dict(f.default), value) if f.default else value, f"{name}.")
+        else:
             try:
-                values[key] = tuple(flat[name]) if f.meta.get("verbatim") else convert(f.type, flat[name])
+                values[key] = convert(f.type, value)
             except (ValueError, OverflowError):
-                got = ",".join(map(str, v)) if isinstance(v := flat[name], (list, tuple)) else v
-                raise ConfigError(
-                    f"{flag_of(name)} got {got!r}; required: {type_name(f.type)} ({f.meta['help']})"
-                ) from None
-        elif f.nested:
-            below = {k: v for k, v in flat.items() if k.startswith(name + ".")}
-            usual = _dotted(to_dict(f.default), name + ".") if f.default is not None else {}
-            values[key] = _build(f.nested, usual | below, name + ".") if below else f.default
-        elif f.default is REQUIRED:
-            raise ConfigError(f"{name} is required ({f.meta['help']}); set {flag_of(name)}")
+                got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+                needed = f"{type_name(f.type)} ({f.meta['help']})"
+                raise ConfigError(f"{flag_of(name)} got {got!r}; required: {needed}") from None
     _check_bounds(cls, values, prefix)
     try:
         return cls(**values)
@@ -221,33 +218,9 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
         raise e if isinstance(e, UserError) else ConfigError(f"{cls.__name__}: {e}") from e
 
 
-def _merge(flat: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Later wins: none replaces the keys below a nested config, and a key below replaces a none."""
-    out = dict(flat)
-    for key, value in over.items():
-        out = {k: v for k, v in out.items() if not k.startswith(key + ".") and not key.startswith(k + ".")} | {
-            key: value
-        }
-    return out
-
-
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
     """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong types."""
-    return _build(cls, _flatten(cls, d, where or cls.__name__))
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """A json object from a file; MissingFile or ConfigError where there is none."""
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFile(f"{path} is not a file; required: a json file such as runs/NAME/config.json")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:  # bad json and bad utf-8
-        raise ConfigError(f"{path} is not json ({e})") from e
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a json {type(value).__name__}; required: an object {{...}}")
-    return value
+    return _build(cls, _nested(cls, d, where or cls.__name__))
 
 
 def resolve(
@@ -256,22 +229,18 @@ def resolve(
     file: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
-    presets: Presets | None = None,
+    presets: Presets = {},
 ) -> T:
     """defaults < preset < file < overrides. A file may name its own preset. A class may have a method `check_given`, which is called with what
     preset and overrides set."""
-    table, values = presets or {}, read_json(file) if file else {}
-    preset, chosen = preset or values.pop("preset", None), {}
-    if preset:
-        if not isinstance(preset, str) or preset not in table:
-            raise ConfigError(
-                f"unknown preset {preset!r}{nearest(str(preset), table)} (presets: {', '.join(table) or 'none'})"
-            )
-        chosen = _flatten(cls, table[preset], f"preset {preset}")
-    over = _flatten(cls, overrides or {}, "flags" if file or preset else cls.__name__)
-    cfg = _build(cls, _merge(_merge(chosen, _flatten(cls, values, str(file))), over))
+    values = read_json(Path(file)) if file else {}
+    if preset := preset or values.pop("preset", None):
+        check_choice("preset", str(preset), presets)
+    chosen = _nested(cls, presets[preset] if preset else {}, f"preset {preset}")
+    over = _nested(cls, overrides or {}, "flags" if file or preset else cls.__name__)
+    cfg = _build(cls, _merge(_merge(chosen, _nested(cls, values, str(file))), over))
     if check := getattr(cfg, "check_given", None):
-        check(chosen | over)
+        check(_dotted(_merge(chosen, over)))
     return cfg
 
 
@@ -345,41 +314,38 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         if not word.startswith("--"):
             if not free:
                 raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            many = tuple in kinds[free[0]]
-            name = free[0] if many else free.pop(0)
-            values[name] = [*values.get(name, ()), word] if many else word
+            name = free[0]
+            values[name] = [*values.get(name, ()), word] if tuple in kinds[name] else word
+            free = free if tuple in kinds[name] else free[1:]
             continue
         key, equals, value = word[2:].partition("=")
         name = key if key in extra else find_field(cls, key)
-        if name is None and bool in kinds.get(find_field(cls, key.removeprefix("no-")), ()) and not equals:
-            name, equals, value = find_field(cls, key[3:]), "=", False
+        negated = find_field(cls, key.removeprefix("no-"))
+        if name is None and not equals and bool in kinds.get(negated, ()):
+            name, equals, value = negated, "=", False
         if name is None:
             raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), map(flag_of, [*leaves, *extra]))}")
-        many, verbatim = tuple in kinds.get(name, ()), name in leaves and leaves[name].meta.get("verbatim")
-        if not equals and bool in kinds.get(name, ()):
-            value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
-        elif not equals:
-            value = [words.pop(0)] if words and (verbatim or not words[0].startswith("--")) else []
-            while many and words and not words[0].startswith("--"):
-                value.append(words.pop(0))
-            if not value and not many:
-                raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
-            value = value if many else value[0]
-        if verbatim:
-            value = [*values.pop(name, ()), *([value] if isinstance(value, str) else value)]
         if name in values:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
+        if not equals and bool in kinds.get(name, ()):
+            value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
+        elif not equals and tuple in kinds.get(name, ()):
+            value = list(itertools.takewhile(lambda w: not w.startswith("--"), words))
+            del words[: len(value)]
+        elif not equals:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
+            value = words.pop(0)
         values[name] = value
     return values
 
 
-def format_help(cls: type, presets: Presets | None = None, prog: str | None = None, epilog: str | None = None) -> str:
+def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str | None = None) -> str:
     """The text of --help: one entry for each field, under the group that declares it."""
     leaves, heading = leaves_of(cls), cls
     bare = [name.upper() for name, f in leaves.items() if f.meta.get("positional")]
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
     entries += [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
-    lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
     for name, f in leaves.items():
         group = leaves[name.partition(".")[0]].group
         if group is not heading:
@@ -389,15 +355,15 @@ def format_help(cls: type, presets: Presets | None = None, prog: str | None = No
         usual = "required" if shown is REQUIRED else f"default {'none' if shown is None else shown}"
         if not f.nested:
             entries.append((f"{flag_of(name)} {type_name(f.type)}", f"{f.meta['help']} ({usual})"))
-    for flag, text in entries:
-        fill = dict(subsequent_indent=" " * 34, break_on_hyphens=False)
-        lines.append(textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", **fill) if text else flag)
+    fill = dict(subsequent_indent=" " * 34, break_on_hyphens=False)
+    lines = [" ".join(["usage:", prog, *bare, "[--setting value ...]"])]
+    lines += [
+        textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", **fill) if text else flag for flag, text in entries
+    ]
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
 
 
-def parse(
-    cls: type[T], argv: Sequence[str], *, presets: Presets | None = None, prog: str = "", epilog: str | None = None
-) -> T:
+def parse(cls: type[T], argv: Sequence[str], *, presets: Presets = {}, prog: str = "", epilog: str | None = None) -> T:
     """`cls` from the words of a command line. --help prints and raises SystemExit(0); every error is a ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets, prog, epilog))

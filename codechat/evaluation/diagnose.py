@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from codechat import tasks
 from codechat.core import config
 from codechat.core.command import parse_and_run
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
 from codechat.evaluation.evaluate import TaskSettings
@@ -171,7 +171,7 @@ def share_of_all(changed: float, total: int, model: nn.Module) -> float:
 class DiagnoseConfig(TaskSettings):
     """What to judge, and from how many samples."""
 
-    run_name: str = default("diagnose")
+    run_name: str = "diagnose"
     ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
     groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
     group_size: int = opt(8, "completions per problem", least=2)

@@ -20,7 +20,7 @@ from typing import Any
 
 from codechat.core.atomic_files import write_atomic
 from codechat.core.command import parse_and_run
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.evaluation import contamination
@@ -168,12 +168,12 @@ def _as_code(text: str) -> str:
 class NaturalConfig(ScoringSettings):
     """Which checkpoints answer, and how they are sampled."""
 
-    run_name: str = default("natural")
+    run_name: str = "natural"
     out: Path | None = opt(
         None, "directory for copies of natural.jsonl and natural.md; none = only the run", identity=False
     )
-    temperature: float = default(0.0)
-    max_new_tokens: int = default(240)
+    temperature: float = 0.0
+    max_new_tokens: int = 240
     constrain: bool = opt(False, "hold calls to the schemas of the offered functions, as `codechat tools` does")
 
 

@@ -23,7 +23,7 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.core.command import parse_and_run
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
@@ -50,10 +50,10 @@ REMEDIES = {
 class PasskConfig(EvaluateConfig):
     """Which problems to try, and how often."""
 
-    run_name: str = default("passk")
-    task: str = default("micro")
-    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = default(("train",))
-    max_new_tokens: int = default(128)
+    run_name: str = "passk"
+    task: str = "micro"
+    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = ("train",)
+    max_new_tokens: int = 128
     k: int = opt(8, "completions per problem; sets n, and ks to 1 and k", least=2)
     gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1)
     gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1)

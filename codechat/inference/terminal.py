@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from codechat.core import config
-from codechat.core.config import Settings, default, opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
 from codechat.distributed import dist
 from codechat.inference.client import RemoteModel
@@ -96,7 +96,7 @@ class ToolsConfig(ChatConfig):
     """The same with functions: those given, else some of the toolbox that fit each request."""
 
     chooses: ClassVar[bool] = True
-    temperature: float = default(0.0)
+    temperature: float = 0.0
 
 
 # ---- the model

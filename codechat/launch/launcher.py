@@ -66,17 +66,13 @@ class Machines(config.Settings):
     slurm: bool = opt(False, "also write job.slurm")
     scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
     hours: float = opt(24.0, "time limit of a job, hours", least=0.1)
-    job_lines: tuple[str, ...] = opt(
-        (), "one more option of a job script, such as --partition=gpu; may be repeated", verbatim=True
-    )
+    job_lines: str = opt("", "more options of a job script, separated by ; (--job-lines='--partition=gpu; -p x')")
     overwrite: bool = opt(False, "replace a run of this name that has begun")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nodes > 1 and not self.slurm:
             raise ConfigError(f"{self.nodes} nodes: a shell starts ranks on one machine; add --slurm")
-        if broken := [line for line in self.job_lines if "\n" in line]:
-            raise ConfigError(f"{broken[0]!r} holds a line break; a job script takes one option a line")
         # CUDA would silently read fewer GPUs: it stops at the first word it does not know; UUIDs and indices do not mix
         listed, words = f"devices {','.join(self.devices)}", self.devices
         mixed = len({word.isdecimal() for word in words}) > 1 or len(set(words)) < len(words)
@@ -170,7 +166,7 @@ def slurm(name: str, where: Machines) -> str:
         raise ConfigError(f"{path!r} holds a line break; a job script takes one option a line")
     return portable_scripts.fill(
         "job.slurm.sh", job=name.replace("/", "-"), nodes=where.nodes, nproc=where.nproc, path=path, save_s=SAVE_S, port=PORT,
-        time=f"{minutes // 60:02d}:{minutes % 60:02d}", lines="".join(f"#SBATCH {line}\n" for line in where.job_lines),
+        time=f"{minutes // 60:02d}:{minutes % 60:02d}", lines="".join(f"#SBATCH {line.strip()}\n" for line in re.split("[;\n]", where.job_lines) if line.strip()),
         launch=shlex.quote(path + "/launch.sh"),
     )  # fmt: skip
 

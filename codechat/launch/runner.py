@@ -52,7 +52,7 @@ class RecipeConfig:
     recipe: str = opt("", "recipe, or the path of its file (MY.toml)", positional=True)
     list: bool = opt(False, "list the recipes and their stages")
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
-    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them", verbatim=True)
+    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
     base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of the recipe's pretraining")
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")

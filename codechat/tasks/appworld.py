@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.http_client import Link, Refused
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
@@ -261,7 +261,7 @@ class AppWorldDataConfig(PreparedConfig):
     """Successful episodes of evaluations -> appworld.SPLIT.jsonl (conversations)."""
 
     run_name: tuple[str, ...] = opt(("appworld",), "runs of codechat evaluate --task appworld --split train")
-    out: str = default("data/appworld")
+    out: str = "data/appworld"
     min_reward: float = opt(1.0, "least share of passed checks of a kept episode; 1 = every check passed")
 
     def __post_init__(self) -> None:

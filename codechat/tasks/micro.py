@@ -19,7 +19,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from codechat.core.config import default
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.data.synthetic import row as conversation
@@ -257,9 +256,9 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
 class MicroConfig(preparation.GeneratedConfig):
     """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl (problems)."""
 
-    max_examples: int = default(8000)
-    eval_examples: int = default(500)
-    levels: tuple[int, ...] = default(LEVELS)
+    max_examples: int = 8000
+    eval_examples: int = 500
+    levels: tuple[int, ...] = LEVELS
 
     def __post_init__(self) -> None:
         check_levels(self.levels, LEVELS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.tasks.apps import generator
 from codechat.tasks.apps.environment import TIERS, AppsEnvironment
@@ -65,9 +65,9 @@ class AppsTask(GeneratedTask):
 class AppsConfig(GeneratedConfig):
     """Pocket apps -> episodes.SPLIT.jsonl (experts' episodes), apps.SPLIT.jsonl (problems)."""
 
-    out: str = default("data/apps")
-    max_examples: int = default(500)
-    levels: tuple[int, ...] = default(generator.LEVELS)
+    out: str = "data/apps"
+    max_examples: int = 500
+    levels: tuple[int, ...] = generator.LEVELS
     apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core.config import default, opt
+from codechat.core.config import opt
 from codechat.data.sources import Ledger, check_columns
 from codechat.tasks import preparation
 from codechat.tasks.base import Problem, check_levels, check_reference_solutions, row_of
@@ -29,13 +29,13 @@ class ReasoningConfig(preparation.GeneratedConfig):
     source: str = opt(
         "embedded", "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name"
     )
-    out: str = default("data/reasoning")
+    out: str = "data/reasoning"
     template: Literal["xml", "r1_zero", "question_only", "alpaca", "zero_shot"] = opt(
         "xml", "prompt, and layout of a worked solution"
     )
-    max_examples: int = default(4000)
-    eval_examples: int = default(500)
-    levels: tuple[int, ...] = default(stories.LEVELS)
+    max_examples: int = 4000
+    eval_examples: int = 500
+    levels: tuple[int, ...] = stories.LEVELS
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where GSM8K's columns have other names, such as question=query")
 
     def __post_init__(self) -> None:

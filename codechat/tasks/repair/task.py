@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core.config import default
 from codechat.tasks.base import Message, Problem, Score, check_levels
 from codechat.tasks.coding.task import pool_of
 from codechat.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated
@@ -71,8 +70,8 @@ class RepairTask(GeneratedTask):
 class RepairConfig(GeneratedConfig):
     """Small repositories with a bug -> repairs.SPLIT.jsonl (conversations), repair.SPLIT.jsonl (problems)."""
 
-    out: str = default("data/repair")
-    levels: tuple[int, ...] = default(generator.LEVELS)
+    out: str = "data/repair"
+    levels: tuple[int, ...] = generator.LEVELS
 
     def __post_init__(self) -> None:
         check_levels(self.levels, generator.LEVELS)
