@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
@@ -20,7 +19,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from torch import Tensor
 
 from codechat.core.errors import CheckpointError, MissingFile, RunError, UserError
 from codechat.inference import protocol
@@ -28,7 +26,7 @@ from codechat.inference.engine import Engine, Job, Overloaded
 from codechat.inference.page import add_page
 from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ServedModel
 from codechat.inference.responses import ResponseBuilder, cut_short
-from codechat.models import live_weights, loading
+from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -220,20 +218,12 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     if not (checkpoint / "meta.json").is_file():
         raise ApiError(404, f"path {path[:200]!r}: no checkpoint lies there", "path")
     try:
-        state, meta = _read_weights(checkpoint)
+        state, meta = loading.read_weights(checkpoint)
         shape, tok, tags = loading.describe(checkpoint, meta)
         if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
             raise CheckpointError("shape, tokenizer and tags must be those of the served model")
-    except (CheckpointError, MissingFile) as error:
+    except (CheckpointError, MissingFile, RunError) as error:
         raise ApiError(409, str(error), "path") from None
     version = meta.get("version") or fingerprint(meta)
     engine.update_weights(state, version, served.timeout_s)
     return version
-
-
-def _read_weights(checkpoint: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """(weights, meta) of a checkpoint, or of what a trainer on this machine published in memory."""
-    if live_weights.is_live(checkpoint):
-        return live_weights.read(checkpoint)
-    loaded = loading.load_model(checkpoint)
-    return loaded.model.state_dict(), loaded.meta

@@ -32,7 +32,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import gpu_specs, sharding
 from codechat.launch import step_memory  # modules, not names: --help then runs no torch
-from codechat.models import sampling_memory
+from codechat.models import decode_graph
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import rollout
 from codechat.runs import checkpoint
@@ -155,14 +155,14 @@ class Sampling(NamedTuple):
 
 def sampling(cfg: PlanConfig, training: Mapping[str, int]) -> Sampling:
     model, held = cfg.model, sum(training.get(name, 0) for name in STAYS)
-    copy = sampling_memory.weight_bytes(model, BF16)
+    copy = decode_graph.weight_bytes(model, BF16)
     if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
         copy += 4 * model.padded_vocab * model.n_embd
     how = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
     free, wanted = cfg.usable - CONTEXT_GIB * GIB - held - copy, cfg.device_batch_size * cfg.group_size
-    fit = sampling_memory.rows(model, free, BF16, copies=False, **how) if free > 0 else 1
-    rows = min(fit, sampling_memory.bucket(wanted))
-    kept = rows * sampling_memory.row_bytes(model, BF16, **how)
+    fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **how) if free > 0 else 1
+    rows = min(fit, decode_graph.bucket(wanted))
+    kept = rows * decode_graph.row_bytes(model, BF16, **how)
     return Sampling(held / GIB, copy / GIB, kept / GIB, rows, wanted, math.ceil(wanted / rows))
 
 

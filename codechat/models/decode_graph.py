@@ -1,10 +1,9 @@
 """Decoding with static shapes: one new token of every row as a few compiled regions, which a GPU captures once and
-replays as one graph.
+replays as one graph; and how many rows its memory holds.
 
-What `generate` does row by row on the host is here a mask: a finished row stays in its slot and its tokens are ignored,
-the column that a step writes is a tensor, and the host asks once in CHUNK tokens who is still running. Then finished
-rows leave, where a smaller bucket holds the rest. Regions are compiled once for all layers, batches and lengths
-(symbolic shapes); on a CPU the same regions run one after another.
+A finished row stays in its slot and its tokens are ignored; the host asks once in CHUNK tokens who is still running.
+Then finished rows leave, where a smaller bucket holds the rest. Regions are compiled once for all layers, batches and
+lengths (symbolic shapes); on a CPU they run one after another.
 
 Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
 heads, E head width.
@@ -24,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codechat.models.config import GPTConfig
 from codechat.models.draws import Truncation, draw, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_members
 from codechat.models.layers import residual, rope_table
-from codechat.models.sampling_memory import COLUMNS, bucket
 
 if TYPE_CHECKING:
     from codechat.models.generate import Reader, _Batch
@@ -38,18 +37,58 @@ NARROWEST = 64  # own columns that the first steps read
 COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds in a process, pays
 ANY, NEVER = -2, -3  # of stop sequences: where every token matches, and where none does
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
+SPARE = 0.1  # of the free memory, for what the allocator cannot use
+PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
+SMALLEST = 4  # slots of a batch: a shape of 1 would be compiled apart
+COLUMNS = 16  # the cache's room is a multiple of it, and one multiple longer than what is used
+
+
+def bucket(rows: int) -> int:
+    """Slots of a batch for so many rows: powers of two, and halfway between them."""
+    power = max(SMALLEST, 1 << (rows - 1).bit_length())
+    return power * 3 // 4 if rows <= power * 3 // 4 and power > SMALLEST else power
+
+
+def room_for(columns: int) -> int:
+    return -(-columns // COLUMNS) * COLUMNS + COLUMNS
+
+
+def weight_bytes(cfg: GPTConfig, size: int) -> int:
+    """Matrices of the blocks and the output head, `size` bytes each."""
+    return size * (cfg.depth * cfg.block_matmul_params + cfg.padded_vocab * cfg.n_embd)
+
+
+def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
+    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of
+    one block and its states."""
+    columns = room_for(new_tokens)
+    scores = cfg.n_head * (columns + prompt_tokens) * (8 + 2 * size)
+    cache = size * cfg.depth * cfg.cache_width * (columns + prompt_tokens / samples)
+    return cache + 16 * cfg.padded_vocab + scores + 12 * (cfg.n_embd + cfg.hidden_width)
+
+
+def rows_in_memory(
+    cfg: GPTConfig, free: float, size: int, *, copies: bool = True, samples: int = 1, **tokens: int
+) -> int:
+    """Rows that fit into `free` bytes, a full bucket or 1. samples: per prompt; copies: weights are copied first;
+    tokens: prompt_tokens and new_tokens of `row_bytes`."""
+    # the states of one prefill pass at the widest moment of a block
+    prefill = PREFILL_TOKENS * (4 * 4 * cfg.n_embd + size * (cfg.n_embd + 3 * cfg.hidden_width))
+    left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill
+    most = max(1, int(left / row_bytes(cfg, size, samples=samples, **tokens)))
+    return next((n for n in range(most, SMALLEST, -1) if bucket(n) == n), most)
 
 
 class Layer:
     """One block's keys and values: what `gpt.Attention` calls as its cache."""
 
     empty = False  # there is a prompt
+    own: Tensor  # the part of the buffer that steps read
+    slots: Slots
 
     def __init__(self, prompt: Tensor, own: Tensor) -> None:
         """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are columns of the keys."""
         self.prompt, self.buffer = prompt, own
-        self.own: Tensor  # the part of the buffer that steps read
-        self.slots: Slots
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `kv_cache.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
@@ -147,9 +186,8 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 
 
 class Decoder:
-    """A batch (`generate._Batch`) that is decoded to its end.
-
-    The reader's weights must not change meanwhile. cache, last (B, D): of `generate._prefill` without room."""
+    """A batch (`generate._Batch`) that is decoded to its end. cache, last (B, D): of `generate._prefill` without
+    room."""
 
     def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: _Batch) -> None:
         self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
@@ -161,7 +199,7 @@ class Decoder:
         if isinstance(cache, SharedCache):
             prompts, owner, self.extent = cache.prefix, cache.owner, cache.extent
         self.steps = self.waits = 0  # tokens so far; questions to the device
-        self.room = -(-(self.extent + self.most) // COLUMNS) * COLUMNS + COLUMNS
+        self.room = room_for(self.extent + self.most)
         self.row = torch.arange(B, device=device)  # the batch's row in each slot; rows from count on are padding
         self.owner = F.pad(owner, (0, B - self.count))
         self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=device)
@@ -201,8 +239,6 @@ class Decoder:
             self.layers.append(Layer(prompts.kv[i, :, :, :, : prompts.extent], own))
         self.out: list[Any] = [None] * self.count
         self._arrange(rows)
-
-    # ---- between chunks: on the host
 
     def _arrange(self, live: Tensor) -> None:
         """Give every prompt's live slots their places in the grid."""
@@ -244,8 +280,6 @@ class Decoder:
         for row, n, hit, ids, logprobs in zip(*(x[slots].tolist() for x in columns)):
             if row < self.count:
                 self.out[row] = ids[:n], logprobs[:n], hit
-
-    # ---- a token
 
     def step(self) -> None:
         """One new token of every row."""

@@ -1,11 +1,8 @@
 """Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of the sampled tokens.
 
-`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is
-run once, and its samples share its cache; finished rows leave the batch.
-
-A row's tokens do not depend on the other rows, their order, or the batch size (in float32 up to the rounding of matrix
-products of other shapes): `draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph
-(`decode_graph`). Sampling runs in the caller's autocast and leaves the model in its mode.
+Each distinct prompt of a batch is run once, its samples share its cache, and finished rows leave. A row's tokens do not
+depend on the other rows, their order, or the batch size, but for rounding (`draws`). On a GPU a batch takes what memory
+is free and runs as one graph (`decode_graph`). Sampling runs in the caller's autocast and leaves the model in its mode.
 
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
@@ -16,15 +13,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.models import decode_graph, decoding, lora, packed_attention, sampling_memory
+from codechat.models import decode_graph, lora, packed_attention
 from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache
@@ -36,6 +33,8 @@ if TYPE_CHECKING:
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
+FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed copy of the weight
+PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
 
 StopReason = Literal["stop", "length", "context", "turns"]
 CUT_OFF: tuple[StopReason, ...] = ("length", "context")
@@ -45,10 +44,9 @@ Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended: at a stop sequence, at
-    `max_new_tokens`, where the model's block was full, or at an episode's last turn (`rl.episodes`).
+    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
 
-    In an episode ids also hold the environment's text: mask is False there, and the log-probability 0."""
+    In an episode (`rl.episodes`) ids also hold the environment's text: mask is False there, the log-probability 0."""
 
     ids: list[int]
     logprobs: list[float]
@@ -62,7 +60,7 @@ class Completion:
 
     @property
     def cut_off(self) -> bool:
-        """Whether it ended in the middle of an answer. An episode whose last turn was used ended in order."""
+        """Whether it ended in the middle of an answer."""
         return self.stop in CUT_OFF
 
 
@@ -98,9 +96,7 @@ def sample(
     batch_size: rows decoded together; default: cache and logits under a GiB, on a GPU what its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
-    grammars: one per prompt, which its completions follow, or none. progress: called with the rows of each batch.
-
-    ConfigError for an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
+    grammars: one per prompt, which its completions follow, or none. progress: called with the rows of each batch."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
     for name, values in dict(keys=keys, prefix_tokens=prefix_tokens, grammars=grammars).items():
@@ -141,19 +137,15 @@ def stream(
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop: Sequence[Sequence[int]] = (),
     seed: int | None = None,
     key: int | str = 0,
     on_overflow: OnOverflow = "raise",
     grammar: CallGrammar | None = None,
+    **truncation: Any,
 ) -> Iterator[tuple[int, float]]:
-    """(id, logprob) of each token as it is sampled, equal to `sample` for this prompt and key.
-
-    Arguments and errors as in `sample`; errors are raised with the first token."""
-    how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
+    """(id, logprob) of each token as it is sampled, equal to `sample` for this prompt and key; arguments as there."""
+    how, stops = Truncation(**truncation), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
     draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
@@ -162,9 +154,6 @@ def stream(
     with reading(model, False, budget) as reader:
         for _, ids, logprobs, _ in _steps(reader, _Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)):
             yield int(ids), float(logprobs)
-
-
-# ---------------------------------------------------------------- decoding
 
 
 @dataclass(frozen=True)
@@ -199,13 +188,51 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
     device = model.wte.weight.device
     on_cpu = packed_attention.dense(device)
     if on_cpu and not graph:
-        with decoding.prepared(model) as logits_of:
+        with transposed(model) as logits_of:
             yield Reader(model, logits_of, model.head_weight())
         return
     dtype, head = compute_dtype(model.wte.weight), model.head_weight().detach()
     copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
     compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
     yield Reader(copy, lambda hidden: F.linear(hidden, head), head, not on_cpu if graph is None else graph, compiled)
+
+
+@contextmanager
+def transposed(model: GPT) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Copy the weights of the blocks and of the head on a CPU; yields hidden (B, D) -> logits (B, V).
+
+    A product of few rows waits for the weight from memory, and torch packs a weight (out, in) again in every such
+    product. Gradients and inputs of more than FEW_ROWS rows take the weights themselves."""
+    head, layers = model.head_weight(), [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
+    dtype = compute_dtype(head)
+    with torch.no_grad():
+        logits_of = _head(head, dtype)
+        for layer in layers:
+            layer.forward = _forward(layer, dtype)  # hides the method of the class
+    try:
+        yield logits_of
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _forward(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    bias, weight = layer.bias, layer.weight.to(dtype).t().contiguous()
+
+    def forward(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or x.numel() > FEW_ROWS * x.shape[-1]:
+            return nn.Linear.forward(layer, x)
+        return x @ weight if bias is None else x @ weight + bias
+
+    return forward
+
+
+def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    if weight.numel() >= PACKED_HEAD and dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # private, but torch's compiler calls these two
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    copy = weight.to(dtype).t().contiguous()
+    return lambda x: x @ copy if len(x) <= FEW_ROWS else F.linear(x, weight)
 
 
 def _complete(reader: Reader, batch: _Batch) -> list[Ended]:
@@ -274,8 +301,7 @@ def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens,
     and last states (B, D).
 
-    Rows that share nothing are run whole. A few run at a time, no wider than their longest: neighbours are of like
-    length, so little is padding, and what a block passes on stays in a CPU's caches."""
+    Rows that share nothing are run whole, a few at a time, so that little is padding and a CPU's caches suffice."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
     if alone := len(set(heads)) == len(heads):
         heads = [tuple(p) for p in batch.prompts]
@@ -285,7 +311,7 @@ def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
     P, S = ids.shape
     cache = KVCache(model.cfg, P, S + (room if alone else 0), device, compute_dtype(model.wte.weight))
     states, sizes = [], list(map(len, place))
-    for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS):
+    for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else decode_graph.PREFILL_TOKENS):
         n, width = lengths[some], max(sizes[some])
         states.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
     cache.advance(S, lengths)
@@ -321,21 +347,15 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 
 
-# ---------------------------------------------------------------- checks
-
-
 def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
     """Tokens that this prompt's completion may have."""
     cfg, room = model.cfg, model.cfg.block_size - len(prompt)
+    got = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
     if max_new_tokens < 1 or not prompt:
-        raise ConfigError(
-            f"prompt {index} has {len(prompt)} tokens, max_new_tokens is {max_new_tokens}; required is 1 each"
-        )
+        raise ConfigError(f"{got}; required is 1 each")
     if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-        got = f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; the model has 0..{cfg.n_ids - 1}"
-        raise ConfigError(f"{got}; encode it with the tokenizer of the checkpoint")
+        raise ConfigError(f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; required are 0..{cfg.n_ids - 1}")
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
-        got = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
         raise ConfigError(f"{got}; together they must fit the block_size {cfg.block_size}; shorten one of them")
     return min(room, max_new_tokens)
 
@@ -356,6 +376,6 @@ def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, sam
         how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
         # what nobody uses, and what torch keeps for itself
         free = torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_allocated(device)
-        return sampling_memory.rows(cfg, free + torch.cuda.memory_reserved(device), dtype.itemsize, **how)
+        return decode_graph.rows_in_memory(cfg, free + torch.cuda.memory_reserved(device), dtype.itemsize, **how)
     cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))

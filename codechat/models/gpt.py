@@ -1,9 +1,5 @@
-"""The model: a decoder-only transformer and its presets.
-
-Pre-norm RMSNorm, rotary positions, SDPA attention (options: grouped-query, multi-head latent), a non-gated 4x MLP with
-squared ReLU, no biases, tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it
-Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm, with swiglu or squared ReLU), or the original CodeChat architecture
-(pos="learned", mlp="gelu").
+"""The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, SDPA attention, a non-gated 4x MLP with
+squared ReLU, no biases and a tied head.
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
 `token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
@@ -124,15 +120,14 @@ class MLP(nn.Module):
 
 
 def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Of selective checkpointing: what costs most to compute again is kept."""
+    """Of selective checkpointing: keep what costs most to compute again."""
     name = str(operator).removeprefix("aten.").partition(".")[0]
     kept = name in KEPT or name.startswith("_scaled_dot_product_")
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). With recompute elementwise only what is cheap is computed again in
-    the backward pass, within the block's own graph where it is compiled."""
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
@@ -198,10 +193,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """(B, T) ids -> (B, T, D) after the last norm.
 
-        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be
-        longer than block_size. mask: bool (B, 1, T, S), true = attend, or `packed_attention.Documents` or its
-        `flex_mask`; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
-        right-padded row are real (default all)."""
+        positions: (B, T), default 0..T-1 or continuing the cache. mask: of `packed_attention.attend`, default causal.
+        cache: tokens are appended to it; n_new (B,): how many of each right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
@@ -240,8 +233,7 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
 
-        every: no target is -100; places: indices of those that are not, into (B T). Without either they are looked up,
-        which the host of a GPU waits for."""
+        every: no target is -100; places: indices of those that are not, into (B T): a GPU waits to look them up."""
         return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
@@ -268,12 +260,11 @@ class GPT(nn.Module):
         places: Tensor | None = None,
         **where: Any,
     ) -> tuple[Tensor, ...]:
-        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without
-        padding rows: the distribution that `generate.sample` draws from without truncation. Both are 0 where the target
-        is -100.
+        """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B, T), in nats, of what
+        `generate.sample` draws from without truncation; 0 where the target is -100. places: as of `loss`.
 
         The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states:
-        return it too, (B, T, D): where the model is sharded, one method must compute both. places: as of `loss`."""
+        return it too, (B, T, D): where the model is sharded, one method must compute both."""
         wide = self.hidden(ids, **where) if hidden is None else hidden
         hidden, flat = wide.flatten(0, 1), targets.flatten()
         places = (flat >= 0).nonzero()[:, 0] if places is None else places

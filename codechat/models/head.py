@@ -1,9 +1,8 @@
 """Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. `cross_entropy`
-computes the gradient in the forward pass, where it is known up to one factor: 11 to 14 % less time for a step of nano
-on a CPU. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as
-long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's cache holds.
+`cross_entropy` computes the gradient in the forward pass, where it is known up to one factor: a step of nano takes 11 to
+14 % less on a CPU. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A
+chunk is as long as matrix products want it; its logits are worked on in blocks of rows that a CPU's cache holds.
 
 Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on
 them is float32.
@@ -47,9 +46,6 @@ def logprobs(
     return chosen, entropy if entropy_grad else entropy.detach()
 
 
-# ---- rows
-
-
 @cache
 def _budget(device: torch.device, fixed: int, share: float) -> int:
     """Bytes: `fixed`, or on a GPU the share of its memory if that is more."""
@@ -86,17 +82,10 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
     return total
 
 
-# ---- what is done to the logits of a block
-
-
 @cache
-def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(body)
-
-
 def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """On a GPU in one kernel or two instead of a pass over memory each."""
-    return _compiled(body) if device.type == "cuda" else body
+    """What is done to the logits of a block: on a GPU in one kernel or two instead of a pass over memory each."""
+    return torch.compile(body) if device.type == "cuda" else body
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Keys and values that sampling keeps: one cache per batch, or rows that continue the cache of shared prefixes.
 
-For multi-head latent attention (arXiv:2405.04434, eq. 9 and 15) a token has one vector: the latent, then the rotary
-key. It is the key of a single key head, and its first columns are the value.
+Of latent attention a token has one vector, the latent and the rotary key: the key of a single head, and its first
+columns are the value.
 
 Shapes: B sequences, T new tokens, S cached tokens, H heads, K key-value heads, E head width.
 """
@@ -9,7 +9,7 @@ Shapes: B sequences, T new tokens, S cached tokens, H heads, K key-value heads, 
 from __future__ import annotations
 
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,7 @@ class KVCache:
     its positions continue from its own length. A class, not a list: FSDP's mixed precision would copy a list."""
 
     def __init__(
-        self,
-        cfg: GPTConfig,
-        batch: int,
-        length: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, cfg: GPTConfig, batch: int, length: int, device: Any = "cpu", dtype: Any = torch.float32
     ) -> None:
         self.latent_width = cfg.latent_width if cfg.attention == "mla" else None
         heads, width = (1, cfg.cache_width) if self.latent_width else (cfg.kv_heads, cfg.head_dim)
@@ -128,18 +123,15 @@ class SharedCache(KVCache):
         self._group()
 
     def _group(self) -> None:
-        """Find each row's place among those of its prefix."""
         prefix = self.prefix
         self.members, self.place = group_members(self.owner, len(prefix.lengths))
         self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
         self.base = prefix.lengths[self.owner]  # (B,)
 
     def positions(self, new: int) -> Tensor:
-        """(B, new) positions that the next `new` tokens of each row take."""
         return (self.base + self.lengths)[:, None] + torch.arange(new, device=self.base.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As `KVCache.attend`, over the prefix and what follows it."""
         k, v = self.store(layer, k, v)
         prefix = *(x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v)), self.prefix_mask
         return attend_shared(q, k, v, mask, prefix, self.members, self.place)
@@ -156,9 +148,7 @@ class SharedCache(KVCache):
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
     """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W), under a mask (B|1, 1, T, S),
-    causal or over everything.
-
-    torch's kernels want values as wide as keys, and off the CPU no mask; else the scores (B, H, T, S) are computed."""
+    causal or over everything. torch's kernels want values as wide as keys, and off the CPU no mask."""
     if v.shape[-1] == k.shape[-1] and (mask is None or packed_attention.dense(q.device)):
         grouped = k.shape[1] != q.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)

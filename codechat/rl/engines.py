@@ -5,7 +5,7 @@
     vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
 Weights travel through --engine-dir, which trainer and server both see: as a checkpoint, as plain tensors in memory
-(`live_weights`), or as an export for vLLM. Our server reports with every completion which weights sampled it;
+(`models.loading`), or as an export for vLLM. Our server reports with every completion which weights sampled it;
 completions of other weights, as after a restart, are discarded, and weights and request are sent again. While no server
 answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on which a loop saves and
 stops. docs/engines.md has the commands."""
@@ -27,7 +27,7 @@ import torch
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import export, generate, live_weights, lora
+from codechat.models import export, generate, loading, lora
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl.engine_settings import HF
@@ -86,7 +86,7 @@ class Http(Engine):
         self.folder = Path(cfg.engine_dir)
         self.live = cfg.engine_weights == "memory"
         if self.live and dist.is_main():  # memory is given back; a checkpoint stays
-            weakref.finalize(self, live_weights.withdraw, self.folder / cfg.run_name)
+            weakref.finalize(self, loading.withdraw, self.folder / cfg.run_name)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
         self.version, self.path = "", Path()  # of the weights that were pushed last
         self.model = ""  # the server's name of the model
@@ -104,7 +104,7 @@ class Http(Engine):
             return
         began, target = time.perf_counter(), self.folder / self.cfg.run_name
         if self.live:
-            self.path, self.version = live_weights.publish(target, step, lora.merged(model), self.meta)
+            self.path, self.version = loading.publish(target, step, lora.merged(model), self.meta)
         else:
             self.path = checkpoint.save(target, step, model=lora.merged(model), meta=self.meta)
             self.version = fingerprint(checkpoint.read_meta(self.path))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.distributed import sharding
 from codechat.launch.step_memory import Tape
-from codechat.models import decode_graph, generate, lora, packed_attention, sampling_memory
+from codechat.models import decode_graph, generate, lora, packed_attention
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.generate import sample
 from codechat.models.gpt import GPT
@@ -62,8 +62,8 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
     assert [d.waits for d in made] == [-(-longest // decode_graph.CHUNK)] and longest > 2 * decode_graph.CHUNK
     assert slots[0] == 32 and slots[-1] < 32 and slots == sorted(slots, reverse=True)
     sizes = {4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
-    assert {sampling_memory.bucket(n) for n in range(1, 513)} == sizes
-    assert all(n <= sampling_memory.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
+    assert {decode_graph.bucket(n) for n in range(1, 513)} == sizes
+    assert all(n <= decode_graph.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
 
 
 # ---- compiled
@@ -139,7 +139,7 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
     monkeypatch.setattr(packed_attention, "DENSE", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * GIB - 4 * cfg.n_params
-    rows = sampling_memory.rows(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)
+    rows = decode_graph.rows_in_memory(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)
     prompts = [[i] * 256 for i in range(-(-rows // samples)) for _ in range(samples)][:rows]
     batch = generate._Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), generate.Truncation(), [[1]])
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -150,4 +150,4 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
                 made._narrow(256)
                 made.step()
             peak = tape.peak
-    assert 0.6 * free < peak <= free * (1 - sampling_memory.SPARE), (rows, peak / GIB, free / GIB)
+    assert 0.6 * free < peak <= free * (1 - decode_graph.SPARE), (rows, peak / GIB, free / GIB)

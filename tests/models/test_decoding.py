@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from codechat.distributed import sharding
-from codechat.models import decoding
+from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -20,13 +20,13 @@ def model(**options: object) -> GPT:
 @pytest.mark.parametrize("large", [1, 1 << 30])
 def test_copies_give_the_products_of_the_weights(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a head that oneDNN packs."""
-    monkeypatch.setattr(decoding, "PACKED_HEAD", large)
+    monkeypatch.setattr(generate, "PACKED_HEAD", large)
     for options in ({}, dict(qkv_bias=True, mlp="swiglu"), dict(attention="mla")):
-        for rows in (1, decoding.FEW_ROWS, decoding.FEW_ROWS + 1):
+        for rows in (1, generate.FEW_ROWS, generate.FEW_ROWS + 1):
             gpt, ids = model(**options), torch.arange(rows)[:, None]
             with torch.no_grad():
                 expected = gpt(ids)[:, 0]
-                with decoding.prepared(gpt) as logits_of:
+                with generate.transposed(gpt) as logits_of:
                     logits = logits_of(gpt.hidden(ids)[:, 0])
             torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
@@ -34,9 +34,9 @@ def test_copies_give_the_products_of_the_weights(large: int, monkeypatch: pytest
 def test_only_few_rows_without_gradient_read_a_copy_while_the_context_is_open() -> None:
     gpt = model()
     layer = gpt.blocks[0].mlp.up
-    few, many = torch.randn(1, 64), torch.randn(decoding.FEW_ROWS + 1, 64)
+    few, many = torch.randn(1, 64), torch.randn(generate.FEW_ROWS + 1, 64)
     old = layer.weight.detach().clone()
-    with pytest.raises(KeyError), decoding.prepared(gpt):
+    with pytest.raises(KeyError), generate.transposed(gpt):
         layer.weight.data.mul_(2)  # shows which of the two is read
         with torch.no_grad():
             torch.testing.assert_close(layer(few), F.linear(few, old))

@@ -34,7 +34,7 @@ from codechat import grpo, reinforce
 from codechat.core import config, http_client
 from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
 from codechat.core.http_client import Link
-from codechat.models import generate, hf_format, live_weights
+from codechat.models import generate, hf_format, loading
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
 from codechat.rl import engines, rollout  # noqa: E402
@@ -154,7 +154,7 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
         file.seek(-200, os.SEEK_END)
         file.write(b"x")
     live = [
-        live_weights.publish(home / f"weights/{name}", 1, model(1, **changes), META | meta)[0]
+        loading.publish(home / f"weights/{name}", 1, model(1, **changes), META | meta)[0]
         for name, changes, meta in (
             ("wide", dict(n_embd=64), {}),
             ("tagged", {}, {"tags": "text"}),
@@ -382,15 +382,15 @@ def test_what_a_trainer_publishes_is_what_the_server_samples_from(up: Any, home:
 
 
 def test_a_full_memory_leaves_the_weights_that_were_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, _ = live_weights.publish(home / "weights/x", 1, model(1), META)
+    before, _ = loading.publish(home / "weights/x", 1, model(1), META)
 
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hf_format, "save", full)
     with raising(RunError, "No space left", "step 2"):
-        live_weights.publish(home / "weights/x", 2, model(2), META)
-    assert list((home / "weights/x").iterdir()) == [before] and live_weights.read(before)[1]["step"] == 1
+        loading.publish(home / "weights/x", 2, model(2), META)
+    assert list((home / "weights/x").iterdir()) == [before] and loading.read_weights(before)[1]["step"] == 1
 
 
 # ---------------------------------------------------------------- sampling ahead
