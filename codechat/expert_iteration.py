@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.training.presets import TOY_ONE_UPDATE
-from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
+from codechat.training.settings import TOY_ONE_UPDATE, MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +41,6 @@ class ExpertConfig(MinibatchSettings, RLSettings):
         super().__post_init__()
         if self.keep == "best":
             self.needs_groups("--keep best: a group of one never disagrees")
-        self.no_importance_weights("expert iteration learns by the likelihood alone, without weights")
 
 
 # it learns from the best alone, and so more slowly than from all completions; with four problems a step, one seed in eight ends with a class unlearned

@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
-from codechat.training.presets import LORA_RUN, TOY_ONE_UPDATE
-from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
+from codechat.training.settings import LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
     from codechat.training.rl_session import RLSession
 
-PAPER = "; none = as --variant has it"
 # what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
 PAPERS = {
     "grpo": ("zscore", "sequence", "token", 0.2, 0.2, 0),
@@ -49,53 +46,29 @@ VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for na
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOConfig(MinibatchSettings, RLSettings):
+class GRPOConfig(RatioSettings, GroupSettings):
     """Settings of one GRPO run."""
 
     run_name: str = "grpo"
     variant: Literal["grpo", "dr_grpo", "dapo", "gspo"] = opt(
-        "grpo", "the paper whose settings fill what is none below"
+        "grpo", f"the paper whose settings fill those that are none: {' '.join(SET_BY_PAPER)}"
     )
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = opt(
-        None, "what is subtracted from a reward" + PAPER
-    )
+    baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = None
     loss_aggregation: Literal["sequence", "token", "constant"] | None = opt(
-        None,
-        "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens" + PAPER,
+        None, "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens"
     )
-    ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion" + PAPER)
-    clip_eps_low: float | None = opt(
-        None, "a ratio below 1 - this has no gradient where the advantage is negative" + PAPER, least=0
-    )
-    clip_eps_high: float | None = opt(
-        None, "a ratio above 1 + this has no gradient where the advantage is positive" + PAPER, least=0
-    )
+    ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion")
+    clip_eps_low: float | None = None
+    clip_eps_high: float | None = None
     resample_rounds: int | None = opt(
-        None, "times that groups without variance are replaced by those of further problems; 0 = never" + PAPER, least=0
+        None, "times that groups without variance are replaced by those of further problems; 0 = never", least=0
     )
-    kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
-    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence")
     kl_in: Literal["loss", "reward"] = opt(
-        "loss", "where it enters; k1 in the loss is noise of mean zero, k1 in the reward is right"
+        "loss", "where the KL divergence enters; k1 in the loss is noise of mean zero, k1 in the reward is right"
     )
     old_logprobs: Literal["sampler", "trainer"] = opt(
-        "sampler",
-        "whose log-probabilities the ratio starts from; trainer costs one more pass and keeps a mismatch out of the ratio",
+        "sampler", "whose log-probabilities the ratio starts from; trainer: one more pass, no mismatch in the ratio"
     )
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.baseline != "none":
-            self.needs_groups("a group baseline: the advantage is always 0")
-        if (self.clip_eps_low or 0) >= 1:
-            raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
-        if self.old_logprobs == "sampler":
-            if self.top_k:
-                raise ConfigError(
-                    f"top_k {self.top_k}: the sampler's log-probabilities are of its cut distribution; set --old-logprobs trainer"
-                )
-            self.no_importance_weights("the ratio of --old-logprobs sampler starts from the sampler already")
 
     def resolved(self) -> GRPOConfig:
         """With what is none filled in from the variant."""

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
-from codechat.training.presets import LORA_RUN, TOY_RUN
-from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
+from codechat.training.settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,43 +30,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(MinibatchSettings, RLSettings):
+class PPOConfig(RatioSettings, RLSettings):
     """Settings of one PPO run."""
 
     run_name: str = "ppo"
     inner_epochs: int = 2
     minibatches: int = 2
-    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
-    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
+    kl_kind: Literal["k1", "k2", "k3"] = "k1"
     lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
-    gamma: float = opt(1.0, "discount per token", least=0, most=1)
+    gamma: float = opt(1.0, "discount per token, above 0", least=1e-9, most=1)
     whiten: bool = opt(
         False,
         "advantages of a batch to mean 0 and standard deviation 1, over all ranks; where few groups disagree this blows up the value's noise",
     )
     value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
     value_lr: float = opt(1e-2, "learning rate of the value head", least=0)
-    kl_coef: float = opt(
-        0.0,
-        "weight of the KL divergence from the starting policy, in each token's reward; 0 = no reference model",
-        least=0,
-    )
-    kl_kind: Literal["k1", "k2", "k3"] = opt(
-        "k1", "estimator of that divergence; k1 is the one that is right in a reward"
-    )
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip_eps_low >= 1 or not self.gamma:
-            raise ConfigError(
-                f"--clip-eps-low {self.clip_eps_low}, --gamma {self.gamma}; required: below 1, above 0 and at most 1"
-            )
-        self.no_importance_weights("PPO's ratio starts from the sampler already")
-        if self.top_k:
-            raise ConfigError(
-                f"top_k {self.top_k}: PPO's ratio starts from the sampler, whose distribution it cuts; set --top-k none"
-            )
 
 
 # toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds; a constant rate also loses a class

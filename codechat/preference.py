@@ -21,8 +21,7 @@ from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.tasks import NAMES
-from codechat.training.presets import TOY_RUN
-from codechat.training.settings import LearningSettings, PolicySettings, run_presets
+from codechat.training.settings import TOY_RUN, LearningSettings, SamplingSettings, run_presets
 
 if TYPE_CHECKING:
     from codechat.models.gpt import GPT
@@ -30,46 +29,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(LearningSettings, PolicySettings):
+class PreferenceConfig(SamplingSettings, LearningSettings):
     """Settings of one run on preferences."""
 
     run_name: str = "preference"
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
-    data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
     task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
-    group_size: int = opt(8, "completions per group", least=1)
+    group_size: int = 8
     beta: float | None = opt(
-        None, "strength of the pull towards the reference, or scale of the margin; none = the paper's", least=0
+        None, "pull towards the reference, or scale of the margin, above 0; none = the paper's", least=1e-9
     )
     margin: float = opt(1.0, "SimPO's target margin", least=0)
     sft_coef: float | None = opt(None, "weight of an SFT term on what is preferred; none = the paper's", least=0)
-    device_batch_size: int = opt(8, "pairs (KTO: rows) per microbatch and device", least=1)
     max_steps: int = 100
-    temperature: float = opt(
-        1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
-    )
-    top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1)
-    max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
-    row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     lr: float = 5e-5
     muon_lr: float = 0.001
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
-    eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0, identity=False)
-    eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=1)
+    eval_every: int = 25
     save_every: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data_dir is None and self.task is None:
-            raise ConfigError(
-                "neither --data-dir nor --task; set one: preferences are read from a directory or sampled on a task"
-            )
+            raise ConfigError("neither --data-dir nor --task; set one: preferences are read or sampled on a task")
         if self.data_dir is None and self.group_size < 2:
             raise ConfigError(f"group_size {self.group_size}: a pair needs two completions; set --group-size 2 or more")
-        if self.beta is not None and self.beta <= 0:
-            raise ConfigError(f"beta {self.beta}; it must be above 0")
 
     @property
     def ks(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import PRESETS
 from codechat.training.settings import SupervisedSettings
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class PretrainConfig(SupervisedSettings):
     """Settings of one pretraining run."""
 
     run_name: str = "pretrain"
-    data_dir: str = opt("data/corpus", "directory of shards and manifest made by `codechat data corpus`")
-    init_from: str | None = opt(None, "checkpoint to start from: run name, run directory or checkpoint")
-    model: GPTConfig = opt(GPTConfig(), "architecture")
+    data_dir: str = "data/corpus"
     max_steps: int = 1000
     lr: float = 3e-3
     muon_lr: float = 0.02
@@ -42,9 +40,7 @@ class PretrainConfig(SupervisedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.seq_len or 1) > self.model.block_size:
-            raise ConfigError(
-                f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; set --seq-len {self.model.block_size} or less"
-            )
+            raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; lower --seq-len")
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}

@@ -15,31 +15,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.training.presets import TOY_ONE_UPDATE
-from codechat.training.settings import RLSettings, run_presets
+from codechat.training.settings import TOY_ONE_UPDATE, GroupSettings, run_presets
 
 if TYPE_CHECKING:
     from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforceConfig(RLSettings):
+class ReinforceConfig(GroupSettings):
     """Settings of one REINFORCE run."""
 
     run_name: str = "reinforce"
-    max_steps: int = opt(50, "optimizer steps", least=1)
-    top_k: int | None = None
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.baseline != "none":
-            self.needs_groups(f"baseline {self.baseline!r}: the advantage is always 0")
 
 
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)

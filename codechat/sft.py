@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
+from codechat.training.settings import ChatSettings, EngineSettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
     from codechat.models.gpt import GPT
@@ -30,20 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
+class SFTConfig(EngineSettings, ChatSettings, SupervisedSettings):
     """Settings of one supervised fine-tuning run."""
 
     run_name: str = "sft"
-    data_dir: str = opt(
-        "data/sft", "directory with DOMAIN.SPLIT.jsonl made by `codechat data sft` and `codechat data calls`"
-    )
+    data_dir: str = "data/sft"
     mix: tuple[str, ...] = opt((), "share of each domain, such as calls=0.7 code=0.2 chat=0.1; empty = as the data are")
     mix_by: Literal["tokens", "rows"] = opt(
         "tokens", "what the shares of --mix are of: supervised tokens, or conversations"
-    )
-    tags: Literal["reserved", "text", "template", "raw"] = opt(
-        "reserved",
-        "turn tags as single reserved ids, as plain text, or by an imported model's template; raw = no turns",
     )
     lr: float = 1e-3
     muon_lr: float = 0.01

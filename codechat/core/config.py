@@ -314,9 +314,9 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         if not word.startswith("--"):
             if not free:
                 raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            name = free[0]
-            values[name] = [*values.get(name, ()), word] if tuple in kinds[name] else word
-            free = free if tuple in kinds[name] else free[1:]
+            many = tuple in kinds[name := free[0]]
+            values[name] = [*values.get(name, ()), word] if many else word
+            free = free if many else free[1:]
             continue
         key, equals, value = word[2:].partition("=")
         name = key if key in extra else find_field(cls, key)
@@ -325,13 +325,15 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
             name, equals, value = negated, "=", False
         if name is None:
             raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), map(flag_of, [*leaves, *extra]))}")
-        if name in values:
+        many = tuple in kinds.get(name, ())
+        if name in values and not many:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
         if not equals and bool in kinds.get(name, ()):
             value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
-        elif not equals and tuple in kinds.get(name, ()):
-            value = list(itertools.takewhile(lambda w: not w.startswith("--"), words))
-            del words[: len(value)]
+        elif many:
+            more = [] if equals else list(itertools.takewhile(lambda w: not w.startswith("--"), words))
+            del words[: len(more)]
+            value = [*values.get(name, ()), *([value] if equals else more)]
         elif not equals:
             if not words or words[0].startswith("--"):
                 raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")

@@ -36,19 +36,13 @@ class CharsConfig(MinibatchSettings, RunSettings):
     """Settings of one run of the character laboratory."""
 
     run_name: str = "chars"
-    init_from: str | None = opt(
-        None, "checkpoint to start from, such as a supervised run's; none = new weights of --model"
-    )
     objective: Literal["supervised", "grpo", "ppo", "denoise"] = opt("grpo", "how the text is learned")
     source: str = opt("embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file")
     tokenizer: str = opt("chars", "what a symbol is: chars (the text's own), bytes, gpt2, gpt2:N, python:N")
-    model: GPTConfig = opt(
-        GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128),
-        "architecture; objective denoise makes it see both sides",
-    )
+    model: GPTConfig = GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128)
     prompt_len: int = opt(1, "symbols of a window that are given", least=1)
     horizon: int = opt(70, "symbols of a window that are learned, drawn and rewarded", least=1)
-    device_batch_size: int = opt(32, "windows per step and device", least=1)
+    device_batch_size: int = 32
     max_tokens: int = opt(
         1_000_000, "places that go through a backward pass in the whole run, all ranks and epochs", least=1
     )
@@ -69,7 +63,6 @@ class CharsConfig(MinibatchSettings, RunSettings):
     muon_lr: float = 0.02
     warmup_steps: int = 20
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
-    eval_every: int = opt(100, "steps between validations and samples; 0 = only the last", least=0, identity=False)
     eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = 200

@@ -30,11 +30,11 @@ from codechat.distributed import dist, sharding
 from codechat.models import export, generate, loading, lora
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.rl.engine_settings import HF
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.tokenizer import Tokenizer
 
+HF = "hf"  # directory below --engine-dir with the export that vLLM serves
 BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request may succeed
 PARALLEL = 32  # concurrent requests
 BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
@@ -82,7 +82,7 @@ class Http(Engine):
 
     def __init__(self, cfg: Any, tokenizer: Tokenizer, give_up: Callable[[], bool]) -> None:
         self.cfg, self.shape, self.give_up = cfg, cfg.model, give_up
-        self.link = Link(cfg.engine_url, cfg.engine_key_file, flag="--engine-url")
+        self.link = Link(cfg.engine_url, flag="--engine-url")
         self.folder = Path(cfg.engine_dir)
         self.live = cfg.engine_weights == "memory"
         if self.live and dist.is_main():  # memory is given back; a checkpoint stays

@@ -1,4 +1,4 @@
-"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its own.
+"""Settings that several loops share, each declared once, and the presets of RL loops. A loop's config inherits the groups it has and adds its own.
 
 No torch here: `--help`, presets, recipes and launch read these classes.
 Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
@@ -15,23 +15,27 @@ from codechat.core.atomic_files import read_json
 from codechat.core.config import Settings, flag_of, opt
 from codechat.core.errors import ConfigError, UserError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule, check_lora
-from codechat.rl import engine_settings
 from codechat.runs import paths
 from codechat.tasks import NAMES, name_of
+from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 
-TASKS = f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS"
 OFTEN = dict(least=0, identity=False)  # how often something is done decides no result
+HERE = dict(identity=False)  # where and how a run is trained decides no result either
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
-    """What every loop has: the run, its checkpoints, the optimizer."""
+    """What every loop has: the run, its model, its checkpoints, the optimizer."""
 
-    run_name: str = opt("run", "name of the run directory under runs/", identity=False)
-    resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    run_name: str = opt("run", "name of the run directory under runs/", **HERE)
+    resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
+    overwrite: bool = opt(False, "delete the run of this name first", **HERE)
+    wandb: bool = opt(False, "also send the metrics to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
     seed: int = opt(0, "seed of new weights, data order and sampling")
-    wandb: bool = opt(False, "also send the metrics to Weights & Biases (WANDB_MODE=offline: later)", identity=False)
+    init_from: str | None = opt(None, "checkpoint to start from: run or directory; none = new weights of --model")
+    model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
+    device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
+    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **OFTEN)
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **OFTEN)
     keep_last: int = opt(2, "checkpoints to keep; 0 = all", **OFTEN)
     optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
@@ -45,14 +49,13 @@ class RunSettings(Settings):
 
     def check_given(self, given: Mapping[str, Any]) -> None:
         """ConfigError where flags or a preset set what the run takes from the checkpoint of --init-from, also to the default."""
-        parent = getattr(self, "init_from", None)
         try:
-            meta = read_json(paths.find_checkpoint(parent) / "meta.json") if parent else {}
+            meta = read_json(paths.find_checkpoint(self.init_from) / "meta.json") if self.init_from else {}
         except UserError:  # it does not exist yet, or the loop says what is wrong with it
             meta = {}
         if shape := meta.get("model_config"):
             settings = {f"model.{name}": value for name, value in shape.items()}
-            check_parent(parent, given, settings | {"tokenizer": meta.get("tokenizer", {}).get("spec")})
+            check_parent(self.init_from, given, settings | {"tokenizer": meta.get("tokenizer", {}).get("spec")})
 
 
 def check_parent(parent: str | None, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -60,75 +63,30 @@ def check_parent(parent: str | None, given: Mapping[str, Any], settings: Mapping
     for name, value in given.items():
         there = settings.get(name, value)
         if there != value and str(there).lower() != str(value).lower():
-            raise ConfigError(
-                f"{flag_of(name)} {value}: with --init-from {parent} it is {there}; leave the flag, or the --preset that sets it, out"
-            )
+            remedy = "leave the flag, or the --preset that sets it, out"
+            raise ConfigError(f"{flag_of(name)} {value}: with --init-from {parent} it is {there}; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings(Settings):
-    """The model that is trained, or where it comes from."""
+class LearningSettings(RunSettings):
+    """What every loop has but the character laboratory: data, steps, and which weights are trained and where they lie."""
 
-    init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
-    tags: Literal["reserved", "text", "template", "raw"] = opt(
-        "reserved",
-        "turn tags, where --init-from is none; raw = plain text without turns, also for a checkpoint that has tags",
+    data_dir: str | None = opt(
+        None,
+        "directory of prepared data: a corpus, DOMAIN.SPLIT.jsonl, preferences.SPLIT.jsonl or TASK.SPLIT.jsonl; "
+        "none = the task generates its problems, or preferences are sampled on --task",
     )
-    model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
-    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightSettings(Settings):
-    """Which weights are trained, and where they lie."""
-
+    max_steps: int = opt(500, "steps: optimizer updates, RL: batches of rollouts", least=1)
+    grad_accum: int = opt(1, "microbatches (RL: batches of problems) per step, whose gradients add up", least=1)
     lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
     lora_alpha: float = opt(LORA_ALPHA, "their scale is alpha / rank")
     lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices that get one: {' '.join(LORA_TARGETS)}")
-    shard: bool | None = opt(None, "split weights over ranks; none = where a replica does not fit", identity=False)
-    shard_over: int | None = opt(
-        None, "ranks that hold one sharded copy; none = those of a node", identity=False, least=1
-    )
+    shard: bool | None = opt(None, "split weights over ranks; none = where a replica does not fit", **HERE)
+    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings(Settings):
-    """Who samples."""
-
-    max_off_policy, importance_cap, sample_ahead = 0, 0.0, False  # no settings here: the newest weights sample
-    engine: engine_settings.Kind = opt(
-        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
-    )
-    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
-    engine_dir: Path | None = opt(
-        None,
-        "directory through which weights reach it: its --reload-from; of vLLM, the one that holds its model hf",
-        identity=False,
-    )
-    engine_weights: engine_settings.Carrier = opt(
-        "checkpoint",
-        "how they travel: a verified checkpoint, or memory = plain tensors, with --engine-dir below /dev/shm of the server's machine",
-        identity=False,
-    )
-    engine_key_file: Path | None = opt(None, "file whose first line is its API key", identity=False)
-    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", **OFTEN)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        engine_settings.check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningSettings(WeightSettings, RunSettings):
-    """What every loop that learns from given data has."""
-
-    device_batch_size: int = opt(8, "sequences per microbatch and device", least=1)
-    grad_accum: int = opt(1, "microbatches per step", least=1)
-    max_steps: int = opt(500, "optimizer steps", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +97,6 @@ class SupervisedSettings(LearningSettings):
     optimizer: Literal["adamw", "muon"] = "muon"
     schedule: Schedule = "wsd"
     final_lr_share: float = 0.05
-    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **OFTEN)
     save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
     compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
@@ -148,46 +105,77 @@ class SupervisedSettings(LearningSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fp8 and self.lora_rank:
-            raise ConfigError(
-                f"fp8 with lora_rank {self.lora_rank}, whose adapters wrap the layers that fp8 replaces; leave one out"
-            )
+            raise ConfigError(f"fp8 with lora_rank {self.lora_rank}: both replace the same layers; leave one out")
 
     @property
     def length(self) -> int:
         """Tokens per sequence."""
-        return self.seq_len or self.model.block_size  # type: ignore[attr-defined]
+        return self.seq_len or self.model.block_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinibatchSettings(Settings):
-    """Several updates on one batch of rollouts."""
+class ChatSettings(Settings):
+    """How text becomes tokens."""
 
-    inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
-    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size x grad_accum", least=1)
+    tags: Literal["reserved", "text", "template", "raw"] = opt(
+        "reserved", "turn tags of new weights: one id each, plain text, an imported model's template; raw = no turns"
+    )
+    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(Settings):
+    """Who samples."""
+
+    max_off_policy, sample_ahead = 0, False  # no settings here: the newest weights sample
+    engine: Literal["local", "http", "vllm"] = opt(
+        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
+    )
+    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
+    engine_dir: Path | None = opt(
+        None,
+        "directory through which weights reach it: its --reload-from; vLLM: the one that holds its model hf",
+        **HERE,
+    )
+    engine_weights: Literal["checkpoint", "memory"] = opt(
+        "checkpoint",
+        "how they travel: a verified checkpoint, or memory = plain tensors, with --engine-dir below its /dev/shm",
+        **HERE,
+    )
+    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", least=0.01, **HERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = getattr(self, "problems_per_rank", self.device_batch_size)  # type: ignore[attr-defined]
-        if size % self.minibatches:
-            raise ConfigError(f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}")
+        engine, lag = f"--engine {self.engine}", self.max_off_policy
+        if self.engine == "local" and lag:
+            raise ConfigError(f"max_off_policy {lag}, but {engine} samples from the newest weights; set 0")
+        if self.sample_ahead and not lag:
+            raise ConfigError(f"sample_ahead with {engine} and max_off_policy 0; it needs a server and --max-off-policy 1")
+        if self.engine == "vllm" and self.engine_weights == "memory":
+            raise ConfigError("engine_weights memory: vLLM reads an export; set checkpoint, or --engine http")
+        if self.engine != "local" and self.engine_dir is None:
+            raise ConfigError(f"{engine} needs --engine-dir: its --reload-from, or the parent of vLLM's hf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLSettings(EngineSettings, WeightSettings, PolicySettings, RunSettings):
-    """What every loop that learns from a task's reward has."""
+class SamplingSettings(ChatSettings):
+    """Completions that a loop samples and trains on."""
 
-    task: str = opt("funcall", TASKS)
-    data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
-    device_batch_size: int = opt(16, "problems per step and device", least=1)
     group_size: int = opt(16, "completions per problem", least=1)
-    max_steps: int = opt(50, "batches of rollouts", least=1)
-    temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
+    temperature: float = opt(1.0, "sampling temperature; RL trains at the same, preference at 1", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
-    grad_accum: int = opt(
-        1, "batches of device_batch_size problems per step, sampled one after another; their gradients add up", least=1
-    )
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
+    eval_examples: int = opt(128, "validation problems (and pairs) per evaluation", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
+    """What every loop that learns from a task's reward has."""
+
+    task: str = opt("funcall", f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS")
+    device_batch_size: int = 16
+    max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)
     max_off_policy: int = opt(
         0, "steps by which the engine's weights may be older than the policy; 0 = pushed before every step", least=0
@@ -195,11 +183,7 @@ class RLSettings(EngineSettings, WeightSettings, PolicySettings, RunSettings):
     sample_ahead: bool = opt(
         False, "the server samples the next batch while this process learns from the last; needs --max-off-policy 1"
     )
-    importance_cap: float = opt(
-        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", least=0
-    )
-    eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", **OFTEN)
-    eval_examples: int = opt(128, "validation problems per evaluation", least=1)
+    eval_every: int = 25
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
     allow_dead: bool = opt(False, "train although diagnose says DEAD")
@@ -225,9 +209,66 @@ class RLSettings(EngineSettings, WeightSettings, PolicySettings, RunSettings):
         if self.group_size < 2:
             raise ConfigError(f"group_size {self.group_size} with {why}; set --group-size 2 or more")
 
-    def no_importance_weights(self, why: str) -> None:
-        if self.importance_cap:
-            raise ConfigError(f"importance_cap {self.importance_cap}; {why}; set --importance-cap 0")
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings(RLSettings):
+    """What REINFORCE and GRPO have: advantages within a group of completions."""
+
+    baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = opt(
+        "mean", "what is subtracted from a reward"
+    )
+    importance_cap: float = opt(
+        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.baseline != "none":
+            self.needs_groups(f"baseline {self.baseline}: the advantage is always 0")
+        if 0 < self.importance_cap < 1:
+            raise ConfigError(f"importance_cap {self.importance_cap}; it must be 0 (no weights) or at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinibatchSettings(Settings):
+    """Several updates on one batch of rollouts."""
+
+    inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
+    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size x grad_accum", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = getattr(self, "problems_per_rank", self.device_batch_size)  # type: ignore[attr-defined]
+        if size % self.minibatches:
+            raise ConfigError(f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioSettings(MinibatchSettings):
+    """What GRPO and PPO have: clipped ratios to the policy that sampled, and a pull towards the one that began."""
+
+    old_logprobs = "sampler"
+    clip_eps_low: float | None = opt(
+        0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0
+    )
+    clip_eps_high: float | None = opt(
+        0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0
+    )
+    kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
+    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence; k1 is the right one in a reward")
+    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.clip_eps_low or 0) >= 1:
+            raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
+        if self.old_logprobs == "sampler":
+            for name in ("top_k", "importance_cap"):
+                if value := getattr(self, name, None):
+                    remedy = f"set {flag_of(name)} to its default, or in grpo --old-logprobs trainer"
+                    raise ConfigError(
+                        f"{name} {value}: the ratio starts from the sampler's full distribution; {remedy}"
+                    )
 
 
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -235,3 +276,38 @@ def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any])
     sizes: dict[str, Mapping[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
     sizes["nano"] = {**sizes["nano"], "tokenizer": "gpt2:4096"}
     return sizes | ({"toy": toy} if toy is not None else {}) | more
+
+
+# The toy task and a model of its size. The algorithm keeps its defaults.
+TOY_RUN: dict[str, Any] = {
+    "task": "toy",
+    "tokenizer": "bytes",
+    "model": TOY_MODEL,
+    "max_new_tokens": COMPLETION_LENGTH,
+    "lr": 4e-3,
+    "device_batch_size": 4,
+    "max_steps": 120,
+    "warmup_steps": 1,
+    "eval_every": 0,
+    "eval_examples": 4,
+}
+# For loops that make one update of a batch. With groups of 16 and a constant rate, or four problems a step, a policy in five to eight ends with
+# one of the four classes unlearned.
+TOY_ONE_UPDATE: dict[str, Any] = TOY_RUN | {"device_batch_size": 8, "group_size": 32, "schedule": "cosine"}
+# LoRA on an imported checkpoint. The prompt goes through the checkpoint's own chat template.
+LORA_RUN: dict[str, Any] = {
+    "task": "gsm8k",
+    "lora_rank": 16,
+    "lora_alpha": 64.0,
+    "lora_targets": ("qkv", "out", "gate", "up", "down"),
+    "group_size": 16,
+    "device_batch_size": 4,
+    "lr": 5e-6,
+    "schedule": "cosine",
+    "max_steps": 500,
+    "warmup_steps": 50,
+    "max_new_tokens": 256,
+    "row_tokens": 1024,
+    "eval_every": 50,
+    "save_every": 50,
+}

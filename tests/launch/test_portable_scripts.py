@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core import config
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, UserError
 from codechat.core.registry import LOOPS, find
 from codechat.labs.chars import CharsConfig
 from codechat.launch import launcher, portable_scripts, runner
@@ -115,7 +115,7 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
         ("[", "json"),
     ):
         (tmp_path / "s.json").write_text(text)
-        with pytest.raises(ConfigError, match=named):
+        with pytest.raises(UserError, match=named):
             bound_stages("v6", "8b", settings=tmp_path / "s.json")
     for words in ({"recipes": ("v66",)}, {"scales": ("9b",)}):
         with pytest.raises(ConfigError):

@@ -19,7 +19,7 @@ from codechat.tasks.custom import RowsTask
 from codechat.tasks.toolbox import prepare
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
-from codechat.training.presets import TOY_RUN
+from codechat.training.settings import TOY_RUN
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 

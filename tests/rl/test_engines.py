@@ -126,9 +126,7 @@ def test_invalid_settings_are_named(home: Path) -> None:
     for changes, *names in (
         (dict(importance_cap=0.5), "importance_cap", 0.5),
         (dict(max_off_policy=1), "max_off_policy", "--engine local"),
-        (dict(engine="http", engine_url="nonsense"), "--engine-url", "nonsense"),
         (dict(max_off_policy=-1), "max_off_policy", "-1"),
-        (dict(sample_ahead=True), "sample_ahead", "--engine local", "--max-off-policy"),
         (dict(sample_ahead=True, engine="http"), "sample_ahead", "max_off_policy 0"),
         (dict(engine="vllm", engine_weights="memory"), "engine_weights memory", "--engine http"),
         (dict(engine_patience_s=0.0), "engine_patience_s", 0.0),

@@ -47,7 +47,7 @@ def test_unknown_tasks_options_and_splits_are_user_errors() -> None:
 
 def test_names_presets_and_classes_of_tasks_import_no_torch() -> None:
     code = (
-        "import sys, codechat.tasks, codechat.training.presets;"
+        "import sys, codechat.tasks, codechat.training.settings;"
         "[codechat.tasks.task_class(n) for n in codechat.tasks.NAMES]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
