@@ -150,7 +150,9 @@ class EngineSettings(Settings):
         if self.engine == "local" and lag:
             raise ConfigError(f"max_off_policy {lag}, but {engine} samples from the newest weights; set 0")
         if self.sample_ahead and not lag:
-            raise ConfigError(f"sample_ahead with {engine} and max_off_policy 0; it needs a server and --max-off-policy 1")
+            raise ConfigError(
+                f"sample_ahead with {engine} and max_off_policy 0; it needs a server and --max-off-policy 1"
+            )
         if self.engine == "vllm" and self.engine_weights == "memory":
             raise ConfigError("engine_weights memory: vLLM reads an export; set checkpoint, or --engine http")
         if self.engine != "local" and self.engine_dir is None:
