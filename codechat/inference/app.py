@@ -16,7 +16,6 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.security.utils import get_authorization_scheme_param
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -31,6 +30,11 @@ from codechat.runs.checkpoint import fingerprint
 
 MOST_BYTES = 1 << 20  # of a request's body
 RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+CUT_SHORT = {
+    "timeout": (504, "the answer was not finished within {timeout_s:g} s; ask for fewer tokens"),
+    "closed": (503, "the server is stopping"),
+    "cancelled": (499, "the client left"),
+}
 
 
 class AsciiJson(JSONResponse):
@@ -49,7 +53,7 @@ def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts
         RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    guarded = APIRouter(dependencies=[Depends(_key_check(key))])
+    guarded = APIRouter(dependencies=[Depends(_key_check(key))] if key else [])
     add_api(guarded, engine, served)
     add_page(app, guarded, served)
     app.include_router(guarded)
@@ -74,11 +78,10 @@ def _http_error(request: Request, error: HTTPException) -> AsciiJson:
     return error_response(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}"))
 
 
-def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
+def _key_check(key: str) -> Callable[[Request], Awaitable[None]]:
     async def check_key(request: Request) -> None:
-        scheme, given = get_authorization_scheme_param(request.headers.get("authorization"))
-        same = key is None or hmac.compare_digest(given.strip().encode(), key.encode())
-        if not same or (key is not None and scheme.lower() != "bearer"):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     return check_key
@@ -93,17 +96,13 @@ class WeightsRequest(protocol.Strict):
 def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
-    async def answer(request: Request, body: protocol.Common, parse: Callable[..., protocol.ParsedRequest]) -> Response:
-        served.check_name(body.model)
-        return await _answer(request, body, await asyncio.to_thread(parse, body, served), engine, served)
-
     @router.post("/v1/chat/completions")
     async def complete_chat(body: ChatRequest, request: Request) -> Response:
-        return await answer(request, body, protocol.parse_chat)
+        return await _answer(request, body, protocol.parse_chat, engine, served)
 
     @router.post("/v1/completions")
     async def complete_text(body: CompletionRequest, request: Request) -> Response:
-        return await answer(request, body, protocol.parse_completion)
+        return await _answer(request, body, protocol.parse_completion, engine, served)
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -118,68 +117,63 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     if served.reload_from is not None:
 
         @router.post("/admin/weights")
-        async def weights(body: WeightsRequest) -> dict[str, str]:
-            return {"version": await asyncio.to_thread(update_weights, body.path, served, engine)}
+        def weights(body: WeightsRequest) -> dict[str, str]:
+            return {"version": update_weights(body.path, served, engine)}
 
 
 # ---- one answer
 
 
 async def _answer(
-    request: Request, body: protocol.Common, parsed: protocol.ParsedRequest, engine: Engine, served: ServedModel
+    request: Request,
+    body: protocol.Common,
+    parse: Callable[..., protocol.ParsedRequest],
+    engine: Engine,
+    served: ServedModel,
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
+    served.check_name(body.model)
+    parsed = await asyncio.to_thread(parse, body, served)
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
     jobs = engine.submit(parsed.requests, on_progress=wake, streams=bool(body.stream))
     response = ResponseBuilder(parsed, jobs, served, chat=isinstance(body, ChatRequest))
-    leaving = asyncio.create_task(_cancel_when_left(request, jobs))
-
-    def close() -> None:
-        leaving.cancel()
-        for job in jobs:
-            job.cancel()
+    request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
 
     def over() -> bool:
         return all(job.end for job in jobs) or any(map(cut_short, jobs))
 
     async def events() -> AsyncIterator[str]:
         """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
-        try:
-            yield _events(response.first_chunks())
-            while True:
-                progress.clear()  # before looking, so that nothing that comes meanwhile is missed
-                last = over()
-                if chunks := _events(response.new_chunks()):  # one write for what came together
-                    yield chunks
-                if last:
-                    break
+        yield _events(response.first_chunks())
+        last = False
+        while not last:
+            progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+            last = over()
+            if chunks := _events(response.new_chunks()):  # one write for what came together
+                yield chunks
+            if not last:
                 await progress.wait()
+        try:
             check_ends(jobs)
-            if body.stream_options and body.stream_options.include_usage:
-                yield _events([response.usage_chunk()])
-            yield "data: [DONE]\n\n"
         except ApiError as error:  # the status line is long gone; clients look for this
             yield _events([error.body()])
-        finally:
-            close()
+            return
+        if body.stream_options and body.stream_options.include_usage:
+            yield _events([response.usage_chunk()])
+        yield "data: [DONE]\n\n"
 
-    streaming = False
-    try:
-        while not (over() or (body.stream and any(job.ids for job in jobs))):
-            await progress.wait()
-            progress.clear()
-        check_ends(jobs)
-        if not body.stream:
-            return AsciiJson(response.body(body.return_token_ids))
-        streaming = True  # the stream closes the jobs
+    while not (over() or (body.stream and any(job.ids for job in jobs))):
+        await progress.wait()
+        progress.clear()
+    check_ends(jobs)
+    if body.stream:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    finally:
-        if not streaming:
-            close()
+    return AsciiJson(response.body(body.return_token_ids))
 
 
 async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
+    """After the client left, or the answer is complete, where one job may have failed before the others."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     for job in jobs:
@@ -189,13 +183,8 @@ async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
 def check_ends(jobs: list[Job]) -> None:
     """ApiError where a completion was cut short."""
     for job in filter(cut_short, jobs):
-        late = f"the answer was not finished within {job.request.timeout_s:g} s; ask for fewer tokens"
-        ends = {
-            "timeout": (504, late),
-            "closed": (503, "the server is stopping"),
-            "cancelled": (499, "the client left"),
-        }
-        raise ApiError(*ends[job.end])
+        status, why = CUT_SHORT[job.end]
+        raise ApiError(status, why.format(timeout_s=job.request.timeout_s))
 
 
 def _events(values: Iterable[dict[str, Any]]) -> str:
@@ -210,7 +199,6 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     """Let `engine` sample from the checkpoint at `path` below `served.reload_from`, whole or not at all; its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
-    assert served.reload_from is not None
     folder, current = served.reload_from.resolve(), served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
@@ -225,5 +213,5 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     except (CheckpointError, MissingFile, RunError) as error:
         raise ApiError(409, str(error), "path") from None
     version = meta.get("version") or fingerprint(meta)
-    engine.update_weights(state, version, served.timeout_s)
+    engine.update_weights(state, version)
     return version

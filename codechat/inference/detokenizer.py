@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -18,13 +18,6 @@ def stable_text(text: str, end: str) -> str:
     text = text.rstrip("\ufffd")
     cut = next((n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n])), 0)
     return text[: len(text) - cut]
-
-
-class Calls(NamedTuple):
-    """Text before the first call, and the calls: a name and arguments each."""
-
-    text: str
-    calls: list[tuple[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -50,18 +43,16 @@ class Detokenizer:
         text = self._until_stop(ids)
         if not self._as_written and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
             return ""
-        text = text[: min(len(stable_text(text, ending)) for ending in self.endings)]
+        text = text[: min(len(stable_text(text, ending)) for ending in self._endings)]
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
-    def split(self, ids: Sequence[int]) -> Calls:
-        """Text and calls of a finished completion: those before the first unreadable one. If that is the first, all is
-        text."""
+    def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+        """Text before the calls of a finished completion, and the name and arguments of each before the first
+        unreadable one. Without a readable call all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
         readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))
-        if not readable:
-            return Calls(text, [])
-        return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in readable])
+        return text.split(chat.CALL_TAG)[0] if readable else text, [(call.name, call.arguments) for call in readable]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one id; a tag is spelled out."""
@@ -83,25 +74,20 @@ class Detokenizer:
         return self.raw or self.tags is None
 
     def _until_stop(self, ids: Sequence[int]) -> str:
-        text = self._decoded(ids)
-        starts = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return text[: min(starts, default=len(text))]
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        if self.raw:
-            return chat.decode(ids, self.tokenizer)
-        if self.tags is None:
-            return chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
-        return chat.completion_text(ids, self.tokenizer, self.tags)
+        if self._as_written:
+            text = chat.decode([i for i in ids if self.raw or i != self.tokenizer.eot_id], self.tokenizer)
+        else:
+            text = chat.completion_text(ids, self.tokenizer, self.tags)
+        return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
 
     @cached_property
-    def endings(self) -> list[str]:
+    def _endings(self) -> list[str]:
         """What may follow without being shown as text; "" stands for nothing."""
         endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
         if not self._as_written:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
-            before = chat.answer_frame(self.tokenizer, self.tags)[1]
-            endings += [before + closing, closing]  # a model may leave out what stands before
+            # a model may leave out what stands before its closing tag
+            endings += [chat.answer_frame(self.tokenizer, self.tags)[1] + closing, closing]
         return endings
 
 
@@ -111,9 +97,9 @@ class StopStrings:
     def __init__(self, detokenizer: Detokenizer) -> None:
         self.detokenizer, self.tail = detokenizer, b""
         self.stops = [stop.encode() for stop in detokenizer.stops]
-        self.longest = max(map(len, self.stops), default=1)
 
     def __call__(self, token: int) -> bool:
         tail = self.tail + self.detokenizer.piece(token)
-        self.tail = tail[max(0, len(tail) - self.longest + 1) :]  # bytes that the next token may complete
+        # bytes that the next token may complete
+        self.tail = tail[max(0, len(tail) - max(map(len, self.stops)) + 1) :]
         return any(stop in tail for stop in self.stops)

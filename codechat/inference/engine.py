@@ -24,11 +24,11 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
-from codechat.inference.slot_cache import SlotCache
 from codechat.models import generate
+from codechat.models.config import GPTConfig
 from codechat.models.draws import apply_grammars, take_allowed
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
-from codechat.models.kv_cache import new_cache
+from codechat.models.kv_cache import KVCache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.call_grammar import CallGrammar, GrammarState
@@ -70,8 +70,7 @@ class Detail:
 class Job:
     """A submitted request. The engine's thread appends to the lists and sets `end` last; any thread may read.
 
-    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S. It must
-    not block."""
+    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S."""
 
     request: Request
     on_progress: Callable[[], None]
@@ -79,7 +78,7 @@ class Job:
     submitted: float
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
-    details: list[Detail] = field(default_factory=list)  # one per id where `request.top` asks for them
+    details: list[Detail] = field(default_factory=list)  # one per id where `request.top` is set
     end: End | None = None
     version: str = ""  # of the weights; set when it joins
     cancelled: bool = False
@@ -105,13 +104,52 @@ class Job:
         self.on_progress()
 
 
-@dataclass(frozen=True, eq=False)
-class WeightUpdate:
-    """Weights that wait for the running rows to end."""
+class SlotCache(KVCache):
+    """Keys and values of rows that come and go: each stores its next token at its own length.
 
-    state: Mapping[str, Tensor]
-    version: str
-    done: Future[None] = field(default_factory=Future)
+    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that leaves."""
+
+    empty = False  # rows join with their prompts
+
+    def __init__(self, cfg: GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, slots, cfg.block_size, device, dtype)
+        self.tokens: list[int] = []  # of each row in use
+        self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
+
+    def join(self, prefilled: KVCache, row: int, length: int) -> None:
+        """Copy the first `length` tokens of a prefilled row into the next free slot."""
+        self.kv[:, :, len(self.tokens), :, :length] = prefilled.kv[:, :, row, :, :length]
+        self.tokens.append(length)
+
+    def leave(self, slot: int) -> None:
+        """Free a slot; the last row in use moves there."""
+        length = self.tokens.pop()
+        last = len(self.tokens)
+        if slot != last:
+            self.kv[:, :, slot, :, :length] = self.kv[:, :, last, :, :length]
+            self.tokens[slot] = length
+
+    def positions(self, new: int) -> Tensor:
+        """(B, 1) position that the next token of each row takes."""
+        self.columns = torch.tensor(self.tokens, device=self.kv.device)
+        return self.columns[:, None]
+
+    def mask(self, new: int) -> Tensor | None:
+        """bool (B, 1, 1, S): what the next token of each row may attend to; none = everything."""
+        if min(self.tokens) == max(self.tokens):
+            return None
+        return (torch.arange(max(self.tokens) + 1, device=self.kv.device) <= self.columns[:, None])[:, None, None]
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k and v (B, K, 1, E) of one token per row; return those of all tokens so far."""
+        kv, rows = self.kv[layer, :, : len(k)], torch.arange(len(k), device=k.device)
+        for kept, new in zip(kv, (k, v)):
+            kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
+        kv = kv[..., : max(self.tokens) + 1, :]
+        return kv[0], kv[-1, ..., : v.shape[-1]]
+
+    def advance(self, new: int, n_new: Tensor | None = None) -> None:
+        self.tokens = [n + new for n in self.tokens]
 
 
 class Engine:
@@ -122,11 +160,9 @@ class Engine:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
-        self._joining: list[Job] = []  # out of the queue, their prompts not yet run
         self._waiting: deque[Job] = deque()
-        self._update: WeightUpdate | None = None
-        self._one_update = threading.Lock()
-        self._changed = threading.Condition()  # guards the queue, the pending update and `_closing`
+        self._updates: deque[tuple[Mapping[str, Tensor], str, Future[None]]] = deque()  # weights, version, when done
+        self._changed = threading.Condition()  # guards both queues and `_closing`
         self._closing = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -152,10 +188,14 @@ class Engine:
     def submit(
         self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
-        """All of the requests or none. Overloaded where the queue has no room, ConfigError for a bad prompt, RunError
-        after the end."""
-        for request in requests:
-            self._check(request)
+        """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
+        cfg = self.model.cfg
+        for r in requests:
+            if not (r.prompt and 0 <= min(r.prompt) <= max(r.prompt) < cfg.n_ids and r.max_new_tokens > 0):
+                raise ConfigError(f"a prompt of {len(r.prompt)} tokens, max_new_tokens {r.max_new_tokens}; required: "
+                                  f"at least 1 each, and ids in 0..{cfg.n_ids - 1}")  # fmt: skip
+            if len(r.prompt) >= cfg.block_size:
+                raise ConfigError(f"the prompt has {len(r.prompt)} tokens; at most {cfg.block_size - 1}; shorten it")
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
         with self._changed_alive():
             room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self._waiting)
@@ -165,25 +205,14 @@ class Engine:
             self._waiting.extend(jobs)
         return jobs
 
-    def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
-        """Change the weights when the running rows have ended; no request joins meanwhile. Blocks until they are in.
-
-        RunError, with nothing changed, where that takes longer than timeout_s; ConfigError for other shapes."""
-        current = self.model.state_dict()
-        if current.keys() != state.keys() or any(current[name].shape != state[name].shape for name in current):
+    def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
+        """Change the weights when the running rows have ended; no request joins meanwhile. Blocks until they are in."""
+        shapes, given = ({name: p.shape for name, p in s.items()} for s in (self.model.state_dict(), state))
+        if shapes != given:
             raise ConfigError("the weights have other shapes than the model's; give those of the same model")
-        update = WeightUpdate(state, version)
-        with self._one_update:
-            with self._changed_alive():
-                self._update = update
-            try:
-                update.done.result(timeout_s)
-            except TimeoutError:
-                if not update.done.cancel():  # it has begun, and ends soon
-                    return update.done.result()
-                with self._changed:
-                    self._update = None
-                raise RunError(f"completions still run after {timeout_s:g} s; try again later") from None
+        with self._changed_alive():
+            self._updates.append((state, version, done := Future()))
+        done.result()
 
     @contextmanager
     def _changed_alive(self) -> Iterator[None]:
@@ -193,15 +222,6 @@ class Engine:
                 raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
             yield
             self._changed.notify()
-
-    def _check(self, request: Request) -> None:
-        cfg, prompt = self.model.cfg, request.prompt
-        if not 0 < len(prompt) < cfg.block_size:
-            raise ConfigError(f"the prompt has {len(prompt)} tokens; required 1 to {cfg.block_size - 1}; shorten it")
-        if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-            raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.n_ids - 1}")
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens {request.max_new_tokens}; it must be at least 1")
 
     # ---- the engine's thread
 
@@ -216,39 +236,37 @@ class Engine:
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made
-                    self._apply_update()
+                    self._apply_updates()
         except BaseException as error:  # every request ends, and stderr gets the traceback
             self.failure = error
             raise
         finally:
             self._end_all()
 
-    def _end_all(self) -> None:
-        with self._changed:
-            self._closing = True
-            update, self._update = self._update, None
-            jobs = [*self.rows, *self._joining, *self._waiting]
-            self._waiting.clear()
-        if update and update.done.set_running_or_notify_cancel():
-            update.done.set_exception(RunError("the engine has ended; start the server again"))
-        for job in jobs:
-            if job.end is None:
-                job.finish("closed")
-
     def _has_work(self) -> bool:
         """Wait for a request; false at the end, and where no row delays a weight update any more."""
         with self._changed:
-            while not (self.rows or self._waiting or self._closing or self._update):
+            while not (self.rows or self._waiting or self._closing or self._updates):
                 self._changed.wait()
-            return not self._closing and bool(self.rows or not self._update)
+            return not self._closing and bool(self.rows or not self._updates)
 
-    def _apply_update(self) -> None:
+    def _apply_updates(self) -> None:
+        while self._updates:
+            state, self.version, done = self._updates[0]
+            self.model.load_state_dict(state)
+            self._updates.popleft()
+            done.set_result(None)
+
+    def _end_all(self) -> None:
         with self._changed:
-            update, self._update = self._update, None
-        if update and update.done.set_running_or_notify_cancel():
-            self.model.load_state_dict(update.state)
-            self.version = update.version
-            update.done.set_result(None)
+            self._closing = True
+            for _, _, done in self._updates:
+                done.set_exception(RunError("the engine has ended; start the server again"))
+            jobs = [*self.rows, *self._waiting]
+            self._waiting.clear()
+        for job in jobs:
+            if job.end is None:
+                job.finish("closed")
 
     def _round(self) -> None:
         """One token for every row, after rows left and joined."""
@@ -256,39 +274,36 @@ class Engine:
         for slot in reversed(range(len(self.rows))):
             if end := self.rows[slot].interruption(now):
                 self._leave(slot, end)
-        self._joining = self._admit(now)
-        if self._joining:
-            self._prefill(self._joining)
+        if joining := self._admit(now):
+            self._prefill(joining)
         if self.rows:
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
             self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])  # (B, D)
 
     def _admit(self, now: float) -> list[Job]:
-        """Jobs that join now, taken from the queue."""
-        joining: list[Job] = []
+        """Jobs that join now: out of the queue, into the rows."""
+        first, tokens = len(self.rows), 0
         with self._changed:
             for job in [job for job in self._waiting if job.interruption(now)]:
                 self._waiting.remove(job)
                 job.finish(job.interruption(now))
-            tokens, free = 0, self.max_rows - len(self.rows)
-            while self._waiting and not self._update and len(joining) < free and tokens < PREFILL_TOKENS:
-                joining.append(self._waiting.popleft())
-                tokens += len(joining[-1].request.prompt)
-        return joining
+            while self._waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
+                self.rows.append(self._waiting.popleft())
+                tokens += len(self.rows[-1].request.prompt)
+        return self.rows[first:]
 
     def _prefill(self, jobs: list[Job]) -> None:
-        """Run each distinct prompt once, add its rows, and sample their first tokens."""
+        """Run each distinct prompt once, and sample the first token of every job."""
         device = self.model.wte.weight.device
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
         ids, lengths = pad_right(list(index), device)
-        cache = new_cache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
+        cache = KVCache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
         last = last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
             job.state = job.request.grammar and job.request.grammar.begin()
-            self.rows.append(job)
         self._draw(jobs, last[prompt_of])
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
@@ -308,8 +323,11 @@ class Engine:
         for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
             job.logprobs.append(logprob)
             job.ids.append(token)
-        ends = {job: end for job in jobs if (end := self._ended(job))}
-        self._notify(jobs)
+        ends, now = {job: end for job in jobs if (end := self._ended(job))}, time.monotonic()
+        for job in jobs:
+            if job.streams and now - job.flushed >= FLUSH_S:
+                job.flushed = now
+                job.on_progress()
         for slot in reversed(range(len(self.rows))):
             if end := ends.get(self.rows[slot]):
                 self._leave(slot, end)
@@ -328,13 +346,6 @@ class Engine:
         block = self.model.cfg.block_size - len(job.request.prompt)
         return min(job.request.max_new_tokens, block) - len(job.ids)
 
-    def _notify(self, jobs: Sequence[Job]) -> None:
-        now = time.monotonic()
-        for job in jobs:
-            if job.streams and now - job.flushed >= FLUSH_S:
-                job.flushed = now
-                job.on_progress()
-
     def _ended(self, job: Job) -> End | None:
         """Why the completion ends with its last token, if it does. Called once per token: `should_stop` may count."""
         request, ids, state = job.request, job.ids, job.state
@@ -344,7 +355,7 @@ class Engine:
             return "stop"
         if len(ids) == request.max_new_tokens:
             return "length"
-        return "context" if len(request.prompt) + len(ids) == self.model.cfg.block_size else None
+        return "context" if self._room(job) == 0 else None
 
     def _leave(self, slot: int, end: End) -> None:
         """The last row takes the place of the one that leaves."""

@@ -1,5 +1,4 @@
-"""What the chat page needs beside OpenAI's API: the toolbox, which of its functions fit a request, and how much of a
-conversation fits the model.
+"""What the chat page needs beside OpenAI's API.
 
 GET / is the page; /page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox
 function) serve it."""
@@ -14,9 +13,9 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from codechat.inference.fitting_tools import goes_on, tools_for
 from codechat.inference.protocol import ApiError, Message, ServedModel, Strict, prompt_of
 from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
+from codechat.inference.toolkit import goes_on, tools_for
 from codechat.tasks.toolbox.catalogue import TOOLS, respond
 from codechat.text.tool_calls import escape_surrogates
 
@@ -45,6 +44,7 @@ class PrepareRequest(Strict):
 
 def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
     """Add the page's routes; guarded: those that ask for the API key."""
+    loaded = served.loaded
 
     @app.get("/")
     def page() -> HTMLResponse:
@@ -54,13 +54,8 @@ def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
 
     @guarded.get("/page/about")
     async def about() -> dict[str, Any]:
-        return {
-            "model": served.name,
-            "checkpoint": served.meaning or served.loaded.path.name,
-            "tools": [tool.schema for tool in TOOLS.values()],
-            "neutral": NEUTRAL,
-            "alone": mixes_requests(served.loaded.model),
-        }
+        names = {"model": served.name, "checkpoint": served.meaning or loaded.path.name, "neutral": NEUTRAL}
+        return names | {"tools": [tool.schema for tool in TOOLS.values()], "alone": mixes_requests(loaded.model)}
 
     @guarded.post("/page/prepare")
     def prepare(body: PrepareRequest) -> dict[str, Any]:
@@ -68,20 +63,15 @@ def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
         names = tools_for(request, body.before) if body.tools is None else body.tools
         if unknown := [name for name in names if name not in TOOLS]:
             raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
-        return {"offered": names, "dropped": dropped(body.messages, names, served), "goes_on": goes_on(request)}
+        schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
+
+        def too_long(kept: list[Message]) -> bool:
+            return block - len(prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
+
+        dropped = len(body.messages) - len(drop_oldest(body.messages, lambda m: m.role, too_long))
+        return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}
 
     @guarded.post("/page/call")
     def call(body: ToolRequest) -> Response:
         result = escape_surrogates(respond(body.name, body.arguments))
         return Response(result, media_type="application/json")  # goes back to the model
-
-
-def dropped(messages: list[Message], names: list[str], served: ServedModel) -> int:
-    """How many of the oldest messages, system messages not counted, leave the answer no room."""
-    schemas, block = [TOOLS[name].schema for name in names], served.loaded.model.cfg.block_size
-    needed = room_for_an_answer(block, None)
-
-    def too_long(kept: list[Message]) -> bool:
-        return block - len(prompt_of(kept, schemas, served.loaded)) < needed
-
-    return len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))

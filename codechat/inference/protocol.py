@@ -28,7 +28,7 @@ from codechat.text.turns import Turn, Unreadable, messages_of_turns
 
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
-# pydantic's locations also name members of a union, such as str, Choice or list[Part]
+# pydantic's locations also name members of a union, such as str, Tool or list[Part]
 FIELD = re.compile(r"(?!(?:str|int|float|bool|body)$)[a-z_][a-z0-9_]*")
 
 
@@ -127,21 +127,8 @@ class Tool(Lenient):
     function: Function
 
 
-class Name(Lenient):
-    name: str
-
-
-class Choice(Lenient):
-    type: Literal["function"]
-    function: Name
-
-
 class StreamOptions(Lenient):
     include_usage: bool = False
-
-
-class PlainText(Lenient):
-    type: Literal["text"]
 
 
 class Common(Strict):
@@ -167,6 +154,11 @@ class Common(Strict):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The field that sets the longest completion, and its value."""
+        return "max_tokens", self.max_tokens
+
 
 class ChatRequest(Common):
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -174,11 +166,16 @@ class ChatRequest(Common):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = True
-    response_format: PlainText | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
     metadata: dict[str, str] | None = None
     store: Unsupported = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        longest = self.max_completion_tokens
+        return super().limit if longest is None else ("max_completion_tokens", longest)
 
 
 class CompletionRequest(Common):
@@ -229,24 +226,16 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are one setting; keep one", "max_completion_tokens")
     loaded, tools = served.loaded, offered_tools(body)
-    ids = prompt_of(body.messages, [tool.schema_ for tool in tools], loaded)
+    ids, grammar = prompt_of(body.messages, [t.schema_ for t in tools], loaded), grammar_of(body, tools, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     no_calls = body.tool_choice == "none" and loaded.tags == "reserved"
-    grammar = grammar_of(body, tools, loaded)
-    rows = requests_of(
-        body,
-        [ids],
-        served,
-        detokenizer,
-        stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
-        banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else (),
-        top=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar,
-    )
-    needed = (grammar and grammar.shortest) or 0
-    if rows[0].max_new_tokens < needed:
-        message = f"a call may need {needed} tokens, and the answer may have {rows[0].max_new_tokens}; raise the limit"
-        raise ApiError(400, f"{message}, or shorten the conversation", limit_of(body)[0])
+    how = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar)
+    how |= dict(top=(body.top_logprobs or 0) if body.logprobs else None)
+    how |= dict(banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else ())
+    rows = requests_of(body, [ids], served, detokenizer, **how)
+    if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
+        message = f"a call may need {needed} tokens, and the answer may have {longest}; raise the limit"
+        raise ApiError(400, f"{message}, or shorten the conversation", body.limit[0])
     return ParsedRequest(rows, detokenizer, len(ids), bool(body.logprobs), body.parallel_tool_calls is False)
 
 
@@ -280,8 +269,7 @@ def requests_of(
     keys: Sequence[int | str] | None = None,
     **common: Any,
 ) -> list[Request]:
-    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys. common: other
-    fields."""
+    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys."""
     n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
     if n * len(prompts) > served.most_choices:
         raise ApiError(400, f"{n * len(prompts)} completions at once; at most {served.most_choices} are possible", "n")
@@ -290,37 +278,26 @@ def requests_of(
     temperature = 1.0 if body.temperature is None else body.temperature
     common |= dict(how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p))
     common |= dict(timeout_s=served.timeout_s)
-    return [
-        Request(
-            prompt=ids,
-            max_new_tokens=budget(len(ids), body, served),
-            draws=row_key(seed, key, s),
-            should_stop=StopStrings(detokenizer) if body.stops else None,
-            **common,
-        )
-        for key, ids in zip(range(len(prompts)) if keys is None else keys, prompts)
-        for s in range(n)
-    ]
+    requests = []
+    for i, ids in enumerate(prompts):
+        budget = budget_of(len(ids), body, served.loaded.model.cfg.block_size)
+        for s in range(n):
+            should_stop = StopStrings(detokenizer) if body.stops else None
+            draws = row_key(seed, i if keys is None else keys[i], s)
+            requests.append(Request(prompt=ids, max_new_tokens=budget, draws=draws, should_stop=should_stop, **common))
+    return requests
 
 
-def limit_of(body: Common) -> tuple[str, int | None]:
-    """The longest completion asked for, and the field that says so."""
-    longest = getattr(body, "max_completion_tokens", None)
-    return ("max_tokens", body.max_tokens) if longest is None else ("max_completion_tokens", longest)
-
-
-def budget(prompt: int, body: Common, served: ServedModel) -> int:
+def budget_of(prompt: int, body: Common, block: int) -> int:
     """Tokens that a completion may have after a prompt of so many."""
-    (field, requested), block = limit_of(body), served.loaded.model.cfg.block_size
-    room = block - prompt
+    (field, requested), room = body.limit, block - prompt
+    if room >= max(1, requested or 0):
+        return requested or room
     if room < 1:
         field = "messages" if isinstance(body, ChatRequest) else "prompt"
-        message = f"the prompt has {prompt} tokens; the model reads at most {block - 1}; shorten it"
-        raise ApiError(400, message, field, "context_length_exceeded")
-    if (requested or 0) > room:
-        message = f"the prompt has {prompt} tokens and {field} is {requested}; both must fit the model's {block}"
-        raise ApiError(400, f"{message}; set {room} or less", field, "context_length_exceeded")
-    return requested or room
+    message = f"{field}: the prompt has {prompt} tokens and the answer may have {requested or 1}"
+    remedy = f"set {room} or less" if room > 0 else "shorten the prompt"
+    raise ApiError(400, f"{message}; both must fit the model's {block}; {remedy}", field, "context_length_exceeded")
 
 
 # ---- conversations
@@ -334,17 +311,15 @@ def offered_tools(body: ChatRequest) -> list[Function]:
         raise ApiError(400, "two functions have the same name; keep one", "tools")
     if choice == "none":
         return []
-    if choice not in (None, "auto") and not tools:
-        raise ApiError(400, "tool_choice asks for a call, but no tools are offered", "tool_choice")
-    if isinstance(choice, Choice) and choice.function.name not in names:
-        message = f"tool_choice names {choice.function.name[:64]!r}, which is not among the tools"
-        raise ApiError(400, message, "tool_choice")
+    named = choice.function.name if isinstance(choice, Tool) else None
+    if (choice == "required" and not tools) or (named is not None and named not in names):
+        raise ApiError(400, f"tool_choice asks for {named or 'a call'!r}, which is not among the tools", "tool_choice")
     return tools
 
 
 def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel) -> CallGrammar | None:
     """The grammar of the answer where tool_choice asks for a call or a function is strict; none = free."""
-    named = body.tool_choice.function.name if isinstance(body.tool_choice, Choice) else None
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, Tool) else None
     required = named is not None or body.tool_choice == "required"
     if not (required or any(tool.strict for tool in tools)):
         return None
@@ -363,7 +338,7 @@ def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write, as in training."""
-    turns = [to_turn(message, f"messages[{number}]", loaded.tags) for number, message in enumerate(messages)]
+    turns = [to_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
     for turn in turns:
         if loaded.declines and turn == Turn("assistant", chat.DECLINED):
             turn.content = chat.DECLINE  # as the model wrote it
@@ -375,22 +350,18 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
         field = f"messages[{next(i for i, turn in enumerate(turns) if turn is error.turn)}]"
         field += ".tool_call_id" if error.turn.role == "function" else ".tool_calls"
         raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
-    except DataError as error:  # where tags are text, also of a tool's description
+    except DataError as error:  # where tags are text, a content or a tool's description may forge a turn
         raise ApiError(400, str(error), "messages") from None
 
 
-def to_turn(message: Message, field: str, tags: str) -> Turn:
+def to_turn(message: Message, field: str) -> Turn:
     """A message whose calls are texts of the project's protocol."""
     role, given = PROTOCOL_ROLES.get(message.role, message.role), message.tool_calls or []
     if message.content is None and not given:
         raise ApiError(400, f"{field}.content is absent; give a text", f"{field}.content")
     if given and role != "assistant":
         raise ApiError(400, f"{field}.tool_calls belongs to the assistant's messages", f"{field}.tool_calls")
-    calls = [call_text(call.function, f"{field}.tool_calls[{i}]") for i, call in enumerate(given)]
-    forbidden = [tag for tag in chat.TAGS if tag in message.text and not (tag == chat.CALL_TAG and role == "assistant")]
-    if tags == "text" and forbidden:
-        problem = f"{field}.content holds the tag {forbidden[0]}, which would forge a turn of this model; take it out"
-        raise ApiError(400, problem, f"{field}.content")
+    calls = [call_text(call.function, f"{field}.tool_calls[{i}].function") for i, call in enumerate(given)]
     result_of = (message.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
     return Turn(role, message.text, calls, [call.id for call in given], result_of)
 
@@ -399,5 +370,4 @@ def call_text(function: Called, field: str) -> str:
     try:
         return chat.format_call(function.name, json.loads(function.arguments or "{}"))
     except (ValueError, RecursionError, DataError):
-        message = f"{field}.function must have a name and arguments that are a json object in a string"
-        raise ApiError(400, message, f"{field}.function") from None
+        raise ApiError(400, "a name and arguments that are a json object in a string are required", field) from None

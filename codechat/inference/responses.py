@@ -24,10 +24,8 @@ class ResponseBuilder:
 
     def __init__(self, parsed: ParsedRequest, jobs: list[Job], served: ServedModel, *, chat: bool) -> None:
         self.parsed, self.jobs, self.chat, self.detokenizer = parsed, jobs, chat, parsed.detokenizer
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.head = {"id": self.id, "created": int(time.time()), "model": served.name}
-        kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
-        self.whole_head, self.chunk_head = ({**self.head, "object": kind} for kind in kinds)
+        self.head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
+        self.head |= {"model": served.name, "object": "chat.completion" if chat else "text_completion"}
         self.sent = [0] * len(jobs)  # characters
         self.logged = [0] * len(jobs)  # tokens whose log-probability was sent
         self.over = [False] * len(jobs)
@@ -35,16 +33,16 @@ class ResponseBuilder:
     def body(self, with_ids: bool) -> Json:
         """The body of a finished answer."""
         choices = [self._choice(i, job, with_ids) for i, job in enumerate(self.jobs)]
-        return {**self.whole_head, "choices": choices, "usage": self.usage()}
+        return {**self.head, "choices": choices, "usage": self._usage()}
 
-    def usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, int]:
         prompt, completion = self.parsed.prompt_tokens, sum(len(job.ids) for job in self.jobs)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _choice(self, i: int, job: Job, with_ids: bool) -> Json:
         text, calls = self._split(i, job)
         logprobs = self._logprobs(job, 0, len(job.ids))
-        choice: Json = {"index": i, "finish_reason": finish_reason(job, bool(calls)), "logprobs": logprobs}
+        choice: Json = {"index": i, "finish_reason": finish_reason(job, calls), "logprobs": logprobs}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
             choice["message"] |= {"tool_calls": calls} if calls else {}
@@ -61,7 +59,7 @@ class ResponseBuilder:
         written = []
         for k, (name, arguments) in enumerate(calls[:1] if self.parsed.one_call else calls):
             function = {"name": name, "arguments": escape_surrogates(json.dumps(arguments, ensure_ascii=False))}
-            written.append({"id": f"call_{self.id[-12:]}_{i}_{k}", "type": "function", "function": function})
+            written.append({"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function", "function": function})
         return text, written
 
     # ---- streaming
@@ -80,23 +78,25 @@ class ResponseBuilder:
             text, calls = self._split(i, job) if end else (self.detokenizer.growing(ids), [])
             piece = text[self.sent[i] :]
             if piece or end:
-                self.sent[i] = len(text)
-                logprobs = self._logprobs(job, self.logged[i], len(ids))
-                self.logged[i] = len(ids)
                 delta: Json = {"content": piece} if piece or not calls else {}
                 delta |= {"tool_calls": [{"index": k, **call} for k, call in enumerate(calls)]} if calls else {}
-                yield self._chunk(i, delta, logprobs)
+                yield self._chunk(i, delta, self._logprobs(job, self.logged[i], len(ids)))
+                self.sent[i], self.logged[i] = len(text), len(ids)
             if end:
                 self.over[i] = True
-                yield self._chunk(i, {}, None, finish_reason(job, bool(calls)))
+                yield self._chunk(i, {}, None, finish_reason(job, calls))
 
     def usage_chunk(self) -> Json:
-        return {**self.chunk_head, "choices": [], "usage": self.usage()}
+        return {**self.head, "object": self._chunk_kind, "choices": [], "usage": self._usage()}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
 
     def _chunk(self, i: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
         content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
         choice = {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
-        return {**self.chunk_head, "choices": [choice]}
+        return {**self.head, "object": self._chunk_kind, "choices": [choice]}
 
     # ---- log-probabilities
 
@@ -120,9 +120,9 @@ class ResponseBuilder:
 
     def _entry(self, job: Job, t: int) -> Json:
         """One token's log-probability, its entropy in nats, and the likeliest tokens beside it."""
-        detail = job.details[t]
-        top = [self._token(token, lp) for token, lp in detail.top]
-        return self._token(job.ids[t], job.logprobs[t]) | {"entropy": max(0.0, detail.entropy), "top_logprobs": top}
+        top = [self._token(token, lp) for token, lp in job.details[t].top]
+        entropy = max(0.0, job.details[t].entropy)
+        return self._token(job.ids[t], job.logprobs[t]) | {"entropy": entropy, "top_logprobs": top}
 
     def _token(self, token: int, logprob: float) -> Json:
         piece = self.detokenizer.piece(token)
@@ -137,5 +137,5 @@ def cut_short(job: Job) -> bool:
     return job.end in ("timeout", "closed", "cancelled")
 
 
-def finish_reason(job: Job, calls: bool) -> str:
+def finish_reason(job: Job, calls: list[Json]) -> str:
     return "tool_calls" if calls else "stop" if job.end == "stop" else "length"

@@ -17,10 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codechat.core import config
+from codechat.core.command import parse_and_run
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import dist
@@ -78,12 +80,18 @@ def read_key(path: Path | None) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. ConfigError where the port is taken or the address is not ours."""
+    """A bound socket."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port} ({error}); set another --port or --host") from None
+
+
+def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
+    """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
+    name = paths.name_of(loaded.path.parent.parent)
+    return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
 
 
 def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) -> None:
@@ -101,12 +109,6 @@ def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) 
         device = dist.device()
         dist.keep_freed_memory(device)
         answer(cfg, loading.load_model(path, device), sock, ready, meaning)
-
-
-def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
-    """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
-    name = paths.name_of(loaded.path.parent.parent)
-    return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
 
 
 def answer(
@@ -149,6 +151,4 @@ def answer(
             sys.setswitchinterval(usual)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat serve`."""
-    serve(config.parse(ServeConfig, sys.argv[1:] if argv is None else argv, prog="codechat serve", epilog=__doc__))
+main = partial(parse_and_run, ServeConfig, serve, "serve", __doc__)

@@ -21,32 +21,26 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from codechat.core import config
 from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
+from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.http_client import Link
 from codechat.distributed import dist
-from codechat.inference.client import RemoteModel
 from codechat.inference.detokenizer import Detokenizer
-from codechat.inference.fitting_tools import goes_on, tools_for
+from codechat.inference.toolkit import Schema, gather, goes_on, tools_for
 from codechat.models import generate, loading
 from codechat.runs import paths
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
-from codechat.text.tool_calls import escape_tags
-from codechat.text.tool_functions import call as run_function
-from codechat.text.tool_functions import executors_of, load_executors
 
 Message = dict[str, str]
-Schema = dict[str, Any]
 M = TypeVar("M")
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
-LONGEST_RESULT = 1000  # characters of a result that the model may read
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
 
@@ -114,20 +108,21 @@ class LocalModel:
         self.loaded = loading.load_model(path, dist.device())
         self.tokenizer, self.tags = self.loaded.tokenizer, self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
-        if (cfg.max_new_tokens or 0) >= self.block:
-            raise ConfigError(f"max_new_tokens {cfg.max_new_tokens}; the block of {cfg.ckpt} holds {self.block} tokens")
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
-        self.only_pretrained = bool(kinds) and kinds <= {"pretrain", "chars"}  # it never saw a conversation
+        if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
+            advice = "take a checkpoint after SFT, or continue a text with --complete"
+            print(f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]", file=sys.stderr)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
-    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), raw: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn. tools: schemas that its calls are held to; raw: with tags."""
-        grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if tools else None
+    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), held: bool = False) -> Iterator[str]:
+        """Pieces of the assistant's next turn. held: calls follow the schemas of the tools, which `messages` offer."""
+        grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if held else None
         ids: list[int] = []
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
-        yield from self._pieces(ids, self.prompt(messages), Detokenizer(self.tokenizer, self.tags, raw=raw), **how)
+        shown = Detokenizer(self.tokenizer, self.tags, raw=self.cfg.raw)
+        yield from self._pieces(ids, self.prompt(messages), shown, **how)
         self.content = chat.completion_text(ids, self.tokenizer, self.tags)
 
     def complete(self, text: str) -> Iterator[str]:
@@ -136,17 +131,13 @@ class LocalModel:
         return self._pieces([], self.tokenizer.encode(text), Detokenizer(self.tokenizer, None), stop=stop)
 
     def _pieces(self, ids: list[int], prompt: list[int], detokenizer: Detokenizer, **how: Any) -> Iterator[str]:
-        """Pieces of a text whose tokens are appended to `ids`. ConfigError where the block has no room for it."""
+        """Pieces of a text whose tokens are appended to `ids`."""
         cfg, shown, room = self.cfg, "", self.block - len(prompt)
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
-        how |= dict(max_new_tokens=cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1)))
         self.answers += 1
-        if room < how["max_new_tokens"]:
-            problem = f"the conversation has {len(prompt)} tokens and the answer may have {how['max_new_tokens']}"
-            remedy = f"set --max-new-tokens {room} or less" if room > 0 else "shorten the conversation"
-            raise ConfigError(f"{problem}; both must fit the block of {self.block}; {remedy}")
+        longest = cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
         with dist.autocast(dist.device()):
-            for token, _ in generate.stream(self.loaded.model, prompt, **how):
+            for token, _ in generate.stream(self.loaded.model, prompt, max_new_tokens=longest, **how):
                 ids.append(token)
                 text = detokenizer.growing(ids)
                 if len(text) > len(shown):
@@ -170,8 +161,7 @@ def room_for_an_answer(block_size: int, longest: int | None) -> int:
 
 
 def mixes_requests(model: Any) -> bool:
-    """Whether a request that does not go on with the one before is answered better without it: so it is in small
-    models."""
+    """Whether a request that does not go on with the one before is answered better without it, as in small models."""
     return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
@@ -187,114 +177,94 @@ def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Calla
     return kept
 
 
-def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
-    """The checkpoint or the server of the flags. ConfigError where they name none or both."""
-    if bool(cfg.ckpt) == bool(cfg.server):
-        given = "both --ckpt and --server are given" if cfg.ckpt else "ckpt is required"
-        raise ConfigError(f"{given}; set --ckpt RUN, or --server URL")
-    if cfg.ckpt:
-        return LocalModel(cfg)
-    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
-    return RemoteModel(cfg.server, how, seed=cfg.seed, api_key_file=cfg.api_key_file)
+class RemoteModel:
+    """A server that speaks OpenAI's API, with the methods of `LocalModel`. The seed grows with each answer. Calls travel
+    as `tool_calls` and come back as the text of the project's protocol."""
+
+    def __init__(self, cfg: ChatConfig) -> None:
+        self.link, self.seed = Link(cfg.server, cfg.api_key_file), cfg.seed
+        settings = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
+        self.settings = {k: v for k, v in settings.items() if v is not None} | {"model": self.link.model()}
+        self.content = ""  # of the last turn
+
+    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), held: bool = False) -> Iterator[str]:
+        """Pieces of the assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
+        strict = {"strict": True} if held else {}
+        offered = [{"type": "function", "function": {**schema, **strict}} for schema in tools]
+        body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
+        self.content, calls = "", {}
+        for choice in self._choices("/v1/chat/completions", body):
+            for piece in choice["delta"].get("tool_calls") or ():
+                call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
+                for key in call:
+                    call[key] += (piece.get("function") or {}).get(key) or ""
+            if text := choice["delta"].get("content"):
+                self.content += text
+                yield text
+        for call in calls.values():
+            line_end = "\n" if self.content and not self.content.endswith("\n") else ""
+            text = line_end + _call_text(**call)
+            self.content += text
+            yield text
+
+    def complete(self, text: str) -> Iterator[str]:
+        """Pieces of the continuation of a plain text."""
+        for choice in self._choices("/v1/completions", {"prompt": text}):
+            if choice.get("text"):
+                yield choice["text"]
+
+    def fit(self, messages: list[Message]) -> list[Message]:
+        """The conversation as it is: only the server knows its length for the model."""
+        return messages
+
+    def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The choices of a streamed answer. RunError where the server gives up."""
+        seed, self.seed = self.seed, self.seed + 1
+        with self.link.open(path, {**self.settings, "seed": seed, "stream": True, **body}) as lines:
+            for line in lines:
+                data = line.decode("utf-8").strip().removeprefix("data:").strip()
+                if not data or data == "[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise RunError(f"the server at {self.link.url} gave up: {event['error'].get('message')}")
+                yield from event.get("choices", ())
 
 
-# ---- functions
+def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form: readable calls that have a result each become tool_calls; others stay text."""
+    out: list[dict[str, Any]] = []
+    ids: list[str] = []
+    for number, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "function":
+            out.append({"role": "tool", "content": content} | ({"tool_call_id": ids.pop(0)} if ids else {}))
+            continue
+        out.append({"role": role, "content": content})
+        calls = chat.parse_calls(content) if role == "assistant" else []
+        results = list(takewhile(lambda m: m["role"] == "function", messages[number + 1 :]))
+        if len(calls) == len(results) and all(call.form in chat.READABLE for call in calls):
+            ids = [f"call_{number}_{k}" for k in range(len(calls))]
+        if ids:
+            functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
+            given = [{"id": id_, "type": "function", "function": f} for id_, f in zip(ids, functions)]
+            out[-1] |= {"content": content.split(chat.CALL_TAG)[0] or None, "tool_calls": given}
+    return out
 
 
-@dataclass(frozen=True)
-class Toolkit:
-    """What is offered to the model, and what can be run."""
-
-    schemas: list[Schema]
-    functions: Mapping[str, Callable[..., Any]]
-
-    @property
-    def names(self) -> list[str]:
-        return [schema["name"] for schema in self.schemas]
-
-    def can_run(self, call: chat.Call) -> bool:
-        """False only for an offered function that has no implementation here."""
-        return call.name not in self.names or call.name in self.functions
-
-    def respond(self, call: chat.Call) -> str:
-        """Run a call: {"result": value} or {"error": message} as json text."""
-        if call.form not in chat.READABLE:
-            return _as_json("error", f"this call cannot be read ({call.form})")
-        if call.name not in self.names:
-            return _as_json("error", f"there is no function {call.name[:60]!r}")
-        schema = self.schemas[self.names.index(call.name)]
-        if problem := misfit(call.arguments, schema.get("parameters") or {}):
-            return _as_json("error", problem)
-        try:
-            text = _as_json(
-                "result", run_function(self.functions[call.name], call.arguments, schema.get("parameters") or {})
-            )
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            return _as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
-        if len(text) > LONGEST_RESULT:
-            return _as_json("error", f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read")
-        return text
-
-
-def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """Where the arguments break their JSON schema, in words, else "". None of an optional parameter counts as left
-    out."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
-
-    given = {k: v for k, v in arguments.items() if v is not None or k in (parameters.get("required") or ())}
-    error = best_match(Draft202012Validator(parameters).iter_errors(given))
-    return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300] if error else ""
-
-
-def _as_json(key: str, value: Any) -> str:
-    return escape_tags(json.dumps({key: value}, ensure_ascii=False, default=str))
-
-
-def gather(
-    cfg: ChatConfig, request: str = "", functions: Sequence[Callable[..., Any]] = (), before: Sequence[str] = ()
-) -> Toolkit:
-    """The functions given and those of the flags, or else those of the toolbox for the request; before: the last
-    offer."""
-    listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
-    yours = (load_executors(cfg.executors, listed) if cfg.executors else {}) | executors_of(functions)
-    runs = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in yours.items()}
-    known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
-    names = cfg.tools or tuple(listed) or tuple(yours) or (tools_for(request, before) if cfg.chooses else ())
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown function {name!r}{nearest(name, known)}")
-    return Toolkit([known[name] for name in dict.fromkeys(names)], runs)
-
-
-def _call_tool(name: str, /, **arguments: Any) -> Any:
-    return TOOLS[name].call(arguments)
-
-
-def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema of a json file: a list of {name, description, parameters}, or of {"type": "function", "function":
-    {...}}."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
+def _call_text(name: str, arguments: str) -> str:
+    """A call as the assistant would have written it; arguments that are no JSON object stay, and are unreadable."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise MissingFile(f"{path} is not a file; --tools-file takes a json file with function schemas") from None
-    except ValueError as error:
-        raise DataError(f"{path} is not json in UTF-8 ({error})") from None
-    schemas = {}
-    for index, row in enumerate(content if isinstance(content, list) else [content]):
-        try:
-            row = row.get("function", row)
-            parameters = {"type": "object", "required": [], "properties": {}, **row.get("parameters", {})}
-            Draft202012Validator.check_schema(parameters)
-            about = dict(name=row["name"], description=str(row.get("description", "")), parameters=parameters)
-        except (AttributeError, KeyError, TypeError, SchemaError):
-            needed = '{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}'
-            raise DataError(f"{path} item {index} is not a function schema; required: {needed}") from None
-        schemas[about["name"]] = about
-    return schemas
+        return chat.format_call(name, json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+
+
+def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
+    """The checkpoint or the server of the flags."""
+    if bool(cfg.ckpt) == bool(cfg.server):
+        raise ConfigError(f"ckpt {cfg.ckpt!r}, server {cfg.server!r}; set one: --ckpt RUN, or --server URL")
+    return LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
 
 
 # ---- a conversation
@@ -306,20 +276,19 @@ class ToolChat:
     functions: Python functions to offer and run: ToolChat(ToolsConfig(ckpt="my-tools"), [my_function])."""
 
     def __init__(self, cfg: ChatConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
-        self.cfg, self.kit = cfg, gather(cfg, functions=functions)
-        self.chooses = cfg.chooses and not (cfg.tools or cfg.tools_file or cfg.executors or functions)
+        self.cfg, self.given = cfg, (cfg.tools, cfg.tools_file, cfg.executors, functions)
+        self.kit = gather(*self.given)
+        self.chooses = cfg.chooses and not any(self.given)
         self.model = open_model(cfg)
         # for functions that change with the request; of a server's model nothing is known
         self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
         self.transcript = ""  # what --raw has printed
 
     def offer(self, request: str) -> None:
-        """Offer the functions for a request; says which, where they are chosen."""
+        """Where functions are chosen, offer those that fit a request, and say which."""
         if self.chooses:
-            self.kit = gather(self.cfg, request, before=self.kit.names)
+            self.kit = gather(*self.given, fitting=tools_for(request, self.kit.names))
             self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
-        if self.cfg.server:
-            self.model.tools = self.kit.schemas
 
     def opening(self) -> list[Message]:
         """The system message of training: the functions, which a server adds itself, or that of a chat."""
@@ -362,13 +331,12 @@ class ToolChat:
         return messages
 
     def _speak(self, messages: list[Message]) -> str:
-        held = self.kit.schemas if self.cfg.constrain == "auto" else ()
-        if not self.cfg.raw:
-            show(self.model.say(messages, held))
-            return self.model.content
-        prompt = chat.decode(self.model.prompt(messages), self.model.tokenizer)  # tags as text
-        print(prompt.removeprefix(self.transcript), end="")
-        self.transcript = prompt + show(self.model.say(messages, held, raw=True))
+        schemas, prompt = self.kit.schemas, ""
+        if self.cfg.raw:
+            prompt = chat.decode(self.model.prompt(messages), self.model.tokenizer)  # tags as text
+            print(prompt.removeprefix(self.transcript), end="")
+        held = bool(schemas) and self.cfg.constrain == "auto"
+        self.transcript = prompt + show(self.model.say(messages, schemas, held))
         return self.model.content
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
@@ -442,16 +410,12 @@ def main(argv: list[str] | None = None, kind: type[ChatConfig] = ChatConfig) -> 
     if cfg.complete:
         print(cfg.complete, end="", flush=True)
         show(session.model.complete(cfg.complete))
-        return
-    if cfg.ckpt and session.model.only_pretrained:
-        advice = "take a checkpoint after SFT, or continue a text with --complete"
-        print(f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]", file=sys.stderr)
-    if cfg.user:
+    elif cfg.user:
         session.reply([{"role": "user", "content": cfg.user}])
-        return
-    if session.kit.names and not session.chooses:
-        print(f"[functions: {', '.join(session.kit.names)}]")
-    converse(session.reply)
+    else:
+        if session.kit.names:
+            print(f"[functions: {', '.join(session.kit.names)}]")
+        converse(session.reply)
 
 
 def main_tools(argv: list[str] | None = None) -> None:

@@ -71,18 +71,18 @@ def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
     torch.testing.assert_close(torch.tensor(job.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
-@pytest.mark.parametrize("how", ["cpu", "as on a GPU"])
+@pytest.mark.parametrize("options, dense", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str)
 def test_tokens_are_those_of_sample_whatever_the_company(
-    options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """dense: attention as on a CPU, else as on a GPU."""
     model, rng, requests = loaded(**options), torch.Generator().manual_seed(5), []
     for seed in range(12):
         prompt = torch.randint(90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng).tolist()
         stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
         requests.append(request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop))
     with monkeypatch.context() as patch:
-        if how == "as on a GPU":
+        if not dense:
             patch.setattr(packed_attention, "DENSE", ())
         with Engine(model, max_rows=5) as engine:
             jobs: list[Job] = []
@@ -176,9 +176,9 @@ def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
     with Engine(model, max_rows=4) as engine:
         (running,) = engine.submit([request([1, 2, 3], n=200, seed=1)])
         until(lambda: len(running.ids) >= 5)
-        change = threading.Thread(target=engine.update_weights, args=(new.model.state_dict(), "new", 60))
+        change = threading.Thread(target=engine.update_weights, args=(new.model.state_dict(), "new"))
         change.start()
-        until(lambda: engine._update is not None or running.end)
+        until(lambda: engine._updates or running.end)
         assert running.end is None, "the exchange was asked for while the row ran"
         (waiting,) = engine.submit([request([1, 2, 3], n=20, seed=2)])
         finished([running, waiting])
@@ -210,7 +210,7 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
         with Engine(model) as engine:
             for version in ("1", "2"):
                 finished(engine.submit([request([1, 2, 3], n=4)]))
-                engine.update_weights(other_weights(model.model), version, 60)
+                engine.update_weights(other_weights(model.model), version)
             finished(engine.submit([request([1, 2, 3], n=4)]))
     finally:
         gc.enable()
@@ -218,20 +218,12 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
 
 
 def test_weights_that_cannot_come_in_change_nothing() -> None:
-    model = loaded(block_size=5000)
+    model = loaded()
     state = other_weights(model.model)
     with Engine(model, max_rows=1) as engine:
-        (running,) = engine.submit([request([1], n=4900)])
-        until(lambda: running.ids)
-        with pytest.raises(RunError, match="0.1 s"):
-            engine.update_weights(state, "new", timeout_s=0.1)
         with pytest.raises(ConfigError):
             engine.update_weights({name: p[:1] for name, p in state.items()}, "new")
-        running.cancel()
-        (job,) = finished(engine.submit([request([1], n=2)]))
-        assert job.version == engine.version == "", "what was withdrawn does not come in later"
-        engine.update_weights(state, "new", timeout_s=30)
-        assert finished(engine.submit([request([1], n=2)]))[0].version == "new"
+        assert finished(engine.submit([request([1], n=2)]))[0].version == ""
     with pytest.raises(RunError):
         engine.update_weights(state, "newer")
 
@@ -262,15 +254,10 @@ def test_closing_and_a_defect_end_every_request(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_the_model_cannot_read_is_rejected() -> None:
     with Engine(loaded()) as engine:
-        for bad, named in (
-            (request([]), "0 "),
-            (request([1] * 64), "64 "),
-            (request([96]), "0..95"),
-            (request([-1]), "-1..-1"),
-            (request([1], n=0), "max_new_tokens 0"),
-        ):
-            with pytest.raises(ConfigError, match=named):
+        for bad in (request([]), request([1] * 64), request([96]), request([-1]), request([1], n=0)):
+            with pytest.raises(ConfigError):
                 engine.submit([request([1]), bad])
+        assert not engine.waiting and not engine.rows
 
 
 def test_on_progress_is_called_at_the_first_token_and_at_the_end() -> None:

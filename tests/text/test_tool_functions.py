@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from codechat.core.errors import DataError
-from codechat.inference.terminal import Toolkit, ToolsConfig, gather
+from codechat.inference.toolkit import Toolkit, gather
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of
 
@@ -103,7 +103,7 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
     tools.write_text(
         json.dumps([{"name": name, "parameters": {"type": "object", "properties": of}} for name, of in listed.items()])
     )
-    kit = gather(ToolsConfig(ckpt="", tools_file=tools, executors=file))
+    kit = gather(tools_file=tools, executors=file)
     assert kit.names == list(listed)
     for name, arguments, result in (
         ("get_weather", {"city": "Oslo"}, "Oslo in celsius"),
@@ -117,13 +117,13 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
     file.write_text(
         ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather")
     )  # the functions by their own names
-    kit = gather(ToolsConfig(ckpt="", tools_file=tools, executors=file))
+    kit = gather(tools_file=tools, executors=file)
     assert "get_weather" in kit.functions and "helper" not in kit.functions
     with pytest.raises(DataError, match="line 2: get_weather: parameter city .*--tools-file"):
-        gather(ToolsConfig(ckpt="", executors=file))
+        gather(executors=file)
     file.write_text(ORIGINAL)
     with pytest.raises(DataError, match="parameter city .*--tools-file"):
-        gather(ToolsConfig(ckpt="", executors=file))
+        gather(executors=file)
     file.write_text("EXECUTORS = {'f': 3}\n")
     with pytest.raises(DataError, match="EXECUTORS.*'f'"):
-        gather(ToolsConfig(ckpt="", executors=file))
+        gather(executors=file)
