@@ -15,31 +15,25 @@ interpreter's library and writes no file. Without Landlock nothing runs, except 
 Not covered: whether a path exists (stat), kernel bugs, side channels, tests that a wrong program satisfies, machines
 other than x86-64 Linux.
 `codechat sandbox check` shows the isolation of a machine.
-
-The names below are loaded lazily: judge and zygote need few of them, and every module in a zygote makes its forks
-slower.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from codechat.sandbox.layers import SandboxUnavailable
-    from codechat.sandbox.pool import Pool, close_all, run_tests
-    from codechat.sandbox.programs import Program, Result, Stdio, Verdict, entry_points_of
+    from codechat.sandbox.nursery import SandboxUnavailable
+    from codechat.sandbox.pool import Pool, Program, Result, Stdio, Verdict, close_all, entry_points_of, run_tests
 
-HOME = {
-    "Pool": "pool", "run_tests": "pool", "close_all": "pool", "SandboxUnavailable": "layers", "Program": "programs",
-    "Result": "programs", "Stdio": "programs", "Verdict": "programs", "entry_points_of": "programs",
-}  # fmt: skip
 __all__ = [
     "Pool", "Program", "Result", "SandboxUnavailable", "Stdio", "Verdict", "close_all", "entry_points_of", "run_tests",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOME:
+    """Names of `pool`, loaded at their first use: every module in a zygote makes its forks slower."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{HOME[name]}"), name)
+    from codechat.sandbox import pool
+
+    return getattr(pool, name)

@@ -18,6 +18,7 @@ import atexit
 import builtins
 import contextlib
 import io
+import operator
 import os
 import socket
 import sys
@@ -26,11 +27,24 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from codechat.sandbox import codec, limits, wire
+from codechat.sandbox import codec, kernel
 
 MESSAGE = 300  # characters of an exception's text that are sent
 MUTABLE = (list, dict, set, bytearray, codec.deque)
-END = "end"  # the answer to "next" of an exhausted iterator
+
+
+class Opaque:
+    """Makes an iterator cross as a reference, also one that iterates over itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _next(iterator: Opaque) -> list[Any]:
+    try:
+        return [next(iterator.value)]
+    except StopIteration:
+        return []
 
 
 class Program:
@@ -40,6 +54,11 @@ class Program:
         self.channel, self.own_bytes = channel, own_bytes
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
+        self.ops: dict[str, Callable[..., Any]] = {
+            "load": self.load, "script": self.script, "call": self.call, "get": getattr, "set": setattr, "len": len,
+            "item": operator.getitem, "bool": bool, "str": str, "repr": repr, "next": _next,
+            "iter": lambda target: Opaque(iter(target)),
+        }  # fmt: skip
 
     # ---- messages
 
@@ -52,61 +71,51 @@ class Program:
         return {"h": self.numbers[id(value)]}
 
     def from_ref(self, tag: str, number: int) -> Any:
-        return self.objects[number] if tag == "h" else self._callback(number)
+        if tag == "h":
+            return self.objects[number]
 
-    def _callback(self, number: int) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.send([0, "callback", number, args, kwargs])
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            codec.send(self.channel, codec.encode([0, "callback", number, args, kwargs], self.to_ref))
             return self.serve(until_answer=True)
 
-        return call
-
-    def send(self, message: list[Any]) -> None:
-        wire.send(self.channel, codec.encode(message, self.to_ref))
+        return callback
 
     def serve(self, until_answer: bool = False) -> Any:
         """Answer requests until the judge is gone, or until it answers a callback."""
         while True:
-            message = codec.decode(wire.receive(self.channel, wire.TRUSTED), self.from_ref)
-            number, op, *rest = message
+            number, op, *rest = codec.decode(codec.receive(self.channel, codec.TRUSTED), self.from_ref)
             if until_answer and op == "answer":
                 return rest[0]
             if until_answer and op == "refuse":
                 raise RuntimeError(rest[0])
-            wire.send(self.channel, self.attempt(number, op, rest))
+            codec.send(self.channel, self.attempt(number, op, rest))
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
         """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
         try:
-            return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
+            return codec.encode([number, "ok", self.ops[op](*rest)], self.to_ref)
         # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
         except BaseException as error:
             return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
 
     # ---- requests
 
-    def do_load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
-        module = types.ModuleType("candidate")
-        sys.modules["candidate"] = module  # dataclasses and pickle find a class's module by name
-        self._limit(most)
-        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+    def load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
+        space = self._run("candidate", code, most)  # dataclasses and pickle find a class's module by name
         for line in imports.splitlines():
             with contextlib.suppress(ImportError):
-                exec(line, module.__dict__)
-        return [[name, module.__dict__[name]] for name in names if name in module.__dict__]
+                exec(line, space)
+        return [[name, space[name]] for name in names if name in space]
 
-    def do_script(self, code: str, most: list[float]) -> None:
+    def script(self, code: str, most: list[float]) -> None:
         _, (stdin, stdout), _, _ = socket.recv_fds(self.channel, 1, 2)
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
         os.closerange(min(stdin, stdout), max(stdin, stdout) + 1)
         sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")
         sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8")
-        module = types.ModuleType("__main__")
-        sys.modules["__main__"] = module
-        self._limit(most)
         try:
-            exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+            self._run("__main__", code, most)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
@@ -116,53 +125,19 @@ class Program:
         atexit._run_exitfuncs()
         sys.stdout.flush()
 
-    def _limit(self, most: list[float]) -> None:
+    def _run(self, name: str, code: str, most: list[float]) -> dict[str, Any]:
+        module = sys.modules[name] = types.ModuleType(name)
         memory_mb, cpu_s = most
-        limits.limit_program(self.own_bytes, int(memory_mb), cpu_s)
+        kernel.limit_program(self.own_bytes, int(memory_mb), cpu_s)
+        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+        return module.__dict__
 
-    def do_call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         given = [*args, *kwargs.values()]
         before = [codec.encode(a, self.to_ref) if type(a) in MUTABLE else None for a in given]
         result = function(*args, **kwargs)
         after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
         return [result, after if any(after) else None]
-
-    def do_get(self, target: Any, name: str) -> Any:
-        return getattr(target, name)
-
-    def do_set(self, target: Any, name: str, value: Any) -> None:
-        setattr(target, name, value)
-
-    def do_iter(self, target: Any) -> Any:
-        return Opaque(iter(target))
-
-    def do_next(self, target: Any) -> list[Any]:
-        try:
-            return [next(target.value)]
-        except StopIteration:
-            return []
-
-    def do_len(self, target: Any) -> int:
-        return len(target)
-
-    def do_item(self, target: Any, key: Any) -> Any:
-        return target[key]
-
-    def do_bool(self, target: Any) -> bool:
-        return bool(target)
-
-    def do_str(self, target: Any) -> str:
-        return str(target)
-
-    def do_repr(self, target: Any) -> str:
-        return repr(target)
-
-
-class Opaque:
-    """Makes an iterator cross as a reference, also one that iterates over itself."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def known_name(error: BaseException) -> str:
@@ -173,5 +148,4 @@ def known_name(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     name = type(error).__name__
     text = str(error)[:MESSAGE] if isinstance(error, Exception) else ""
-    own = name if getattr(builtins, name, None) is type(error) else ""
-    return text if own else f"{name}: {text}"
+    return text if getattr(builtins, name, None) is type(error) else f"{name}: {text}"

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from codechat.sandbox import codec, wire
+from codechat.sandbox import codec
 
 REFERENCES = 100_000  # most objects of one program that a judge keeps
 
@@ -30,14 +30,13 @@ class ProgramError(Exception):
     """An exception of a program whose own type would mean something to the test's code."""
 
 
-# Not here: a StopIteration would end the test's own loop, an AssertionError would look like the test's.
-AS_ITSELF = frozenset({
-    "ArithmeticError", "AttributeError", "BufferError", "EOFError", "Exception", "FileExistsError",
-    "FileNotFoundError", "FloatingPointError", "ImportError", "IndexError", "IsADirectoryError", "KeyError",
-    "LookupError", "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError", "NotImplementedError",
-    "OSError", "OverflowError", "PermissionError", "RecursionError", "ReferenceError", "RuntimeError", "SyntaxError",
-    "TimeoutError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError",
-})  # fmt: skip
+# A StopIteration would end the test's own loop, an AssertionError would look like the test's.
+AS_ITSELF = frozenset(
+    """ArithmeticError AttributeError BufferError EOFError Exception FileExistsError FileNotFoundError FloatingPointError
+    ImportError IndexError IsADirectoryError KeyError LookupError MemoryError ModuleNotFoundError NameError
+    NotADirectoryError NotImplementedError OSError OverflowError PermissionError RecursionError ReferenceError
+    RuntimeError SyntaxError TimeoutError TypeError UnboundLocalError ValueError ZeroDivisionError""".split()
+)
 # A test that calls one of these expects a string, number or set; a program's object could answer as it likes.
 PREDICATES = frozenset(
     name
@@ -50,10 +49,9 @@ PREDICATES = frozenset(
 class Session:
     """One program's process. Any request raises Lost once it has ended or broken the protocol."""
 
-    def __init__(self, channel: socket.socket, longest: int = wire.FROM_PROGRAM) -> None:
+    def __init__(self, channel: socket.socket, longest: int = codec.FROM_PROGRAM) -> None:
         self.channel, self.longest = channel, longest  # bytes of a message that are taken
-        self.number = 0
-        self.lost = ""
+        self.number, self.lost = 0, ""
         self.handles: dict[int, Handle] = {}
         self.callbacks: list[Callable[..., Any]] = []
 
@@ -86,15 +84,15 @@ class Session:
 
     def _send(self, message: list[Any]) -> None:
         try:
-            wire.send(self.channel, codec.encode(message, self._to_ref))
-        except wire.WireError as error:
+            codec.send(self.channel, codec.encode(message, self._to_ref))
+        except codec.WireError as error:
             self.lose(str(error))
 
     def receive(self, number: int) -> list[Any]:
         """[kind, ...] of the answer to a request."""
         try:
-            message = codec.decode(wire.receive(self.channel, self.longest), self._from_ref)
-        except wire.WireError as error:
+            message = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
+        except codec.WireError as error:
             self.lose(str(error))
         except codec.CodecError as error:
             self.lose(f"an answer that is no value ({error})")
@@ -158,19 +156,20 @@ class Handle:
         _ask(self, "set", name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        answer = _ask(self, "call", args, kwargs)
-        if type(answer) is not list or len(answer) != 2:
+        answer = _ask(self, "call", args, kwargs, kind=list)
+        if len(answer) != 2:
             state(self)[0].lose("an answer of the wrong shape")
-        result, after = answer
-        if after is not None:
-            write_back([*args, *kwargs.values()], after)
-        return result
+        write_back([*args, *kwargs.values()], answer[1])
+        return answer[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return _each(_ask(self, "iter"))
+        iterator = _ask(self, "iter")
+        if type(iterator) is not Handle:
+            raise ProgramError("an iterator that is none")
+        return _each(iterator)
 
     def __len__(self) -> int:
-        return _whole(self, _ask(self, "len"))
+        return _ask(self, "len", kind=int)
 
     def __getitem__(self, key: Any) -> Any:
         return _ask(self, "item", key)
@@ -179,10 +178,10 @@ class Handle:
         return _ask(self, "bool") is True
 
     def __str__(self) -> str:
-        return _text(self, _ask(self, "str"))
+        return _ask(self, "str", kind=str)
 
     def __repr__(self) -> str:
-        return _text(self, _ask(self, "repr"))
+        return _ask(self, "repr", kind=str)
 
 
 def state(handle: Handle) -> tuple[Session, int]:
@@ -190,26 +189,16 @@ def state(handle: Handle) -> tuple[Session, int]:
     return read("_Handle__session"), read("_Handle__number")
 
 
-def _ask(handle: Handle, op: str, *args: Any) -> Any:
+def _ask(handle: Handle, op: str, *args: Any, kind: type | None = None) -> Any:
+    """The answer about an object; Lost where it is of another kind than required."""
     session, _ = state(handle)
-    return session.request(op, handle, *args)
+    answer = session.request(op, handle, *args)
+    return answer if kind in (None, type(answer)) else session.lose(f"no {kind.__name__} for {op}")
 
 
-def _each(iterator: Any) -> Iterator[Any]:
-    if type(iterator) is not Handle:
-        raise ProgramError("an iterator that is none")
-    while item := _ask(iterator, "next"):
-        if type(item) is not list or len(item) != 1:
-            state(iterator)[0].lose("an answer of the wrong shape")
+def _each(iterator: Handle) -> Iterator[Any]:
+    while item := _ask(iterator, "next", kind=list):
         yield item[0]
-
-
-def _whole(handle: Handle, value: Any) -> int:
-    return value if type(value) is int else state(handle)[0].lose("a length that is no int")
-
-
-def _text(handle: Handle, value: Any) -> str:
-    return value if type(value) is str else state(handle)[0].lose("a text that is no string")
 
 
 def write_back(given: list[Any], after: Any) -> None:
@@ -217,13 +206,10 @@ def write_back(given: list[Any], after: Any) -> None:
     if type(after) is not list or len(after) != len(given):
         return
     for mine, new in zip(given, after):
-        if type(new) is list and len(new) == 1 and type(new[0]) is type(mine) is not tuple:
-            _replace(mine, new[0])
-
-
-def _replace(mine: Any, new: Any) -> None:
-    if isinstance(mine, (list, bytearray)):
-        mine[:] = new
-    elif isinstance(mine, (dict, set, deque)):
-        mine.clear()
-        (mine.extend if isinstance(mine, deque) else mine.update)(new)
+        if type(new) is not list or len(new) != 1 or type(new[0]) is not type(mine):
+            continue
+        if isinstance(mine, (list, bytearray)):
+            mine[:] = new[0]
+        elif isinstance(mine, (dict, set, deque)):
+            mine.clear()
+            (mine.extend if isinstance(mine, deque) else mine.update)(new[0])

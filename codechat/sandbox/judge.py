@@ -2,7 +2,8 @@
 
 A test is an assert (or any source) that runs here, in a namespace whose entry points are handles for the program's
 functions and classes. The program's process stays between tests. One that ends or is out of time is replaced and loaded
-again for the next test.
+again for the next test. A script that reads stdin and writes stdout runs as a whole in a process for each test; its
+output is compared here, without white space at the ends of lines and of the text.
 
 A program can only be slow, answer with data, or end. The pool watches this process: it ends a test that hangs on an
 honest value (`sum(range(10**12))`).
@@ -17,69 +18,98 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import time
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
-from codechat.sandbox import kernel, scripts, wire
-from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most, listen
+from codechat.sandbox import codec, kernel
 from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
 
 MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
+OUTPUT = 16 << 20  # bytes of stdout that are read; a script that writes more fails
 REASON = 300  # characters
+OUT_OF_TIME = "out of time"
+AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
+Result = tuple[bool, str]  # (passed, reason)
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         return
-    if not __debug__:
-        wire.send(control, json.dumps({"error": "python -O removes the asserts of every test"}).encode())
-        return
     # The kernel reaps ended children, also while this process hangs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    listen()
+    signal.signal(signal.SIGALRM, _ring)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
+        if not __debug__:
+            raise NurseryError("python -O removes the asserts of every test")
         nursery = Nursery(level)
+        _say(control, {"zygote": nursery.process.pid})
+        gc.collect()
+        gc.freeze()
+        with contextlib.suppress(codec.WireError), contextlib.closing(nursery):
+            serve(control, nursery)
     except NurseryError as error:
-        wire.send(control, json.dumps({"error": str(error)}).encode())
-        return
-    wire.send(control, json.dumps({"zygote": nursery.process.pid}).encode())
-    gc.collect()
-    gc.freeze()
-    with contextlib.suppress(wire.WireError):
-        serve(control, nursery)
-    nursery.close()
+        _say(control, {"error": str(error)})
 
 
 def serve(control: socket.socket, nursery: Nursery) -> None:
-    while (job := json.loads(wire.receive(control, wire.TRUSTED))) is not None:
+    while (job := json.loads(codec.receive(control, codec.TRUSTED))) is not None:
         former = nursery.process.pid
-        try:
-            verdict = judge(job, nursery)
-        except NurseryError as error:
-            wire.send(control, json.dumps({"error": str(error)}).encode())
-            return
+        verdict = (judge_script if job["style"] == "stdio" else judge_asserts)(job, nursery)
         if nursery.process.pid != former:
             verdict["zygote"] = nursery.process.pid
-        wire.send(control, json.dumps(verdict).encode())
+        _say(control, verdict)
 
 
-def judge(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
-    """{"results": [[passed, reason], ...], "stage", "reason"} of one job, one result per test, in order."""
-    if job["style"] == "stdio":
-        return scripts.judge(job, nursery)
-    trial = Trial(job, nursery)
+def _say(control: socket.socket, message: dict[str, Any]) -> None:
+    codec.send(control, json.dumps(message).encode())
+
+
+def _verdict(results: list[Result], stage: str = "tests", reason: str = "") -> dict[str, Any]:
+    """One result per test, in order. reason: of the first failure."""
+    reason = reason or next((why for passed, why in results if not passed), "")
+    return {"results": results, "stage": stage, "reason": reason}
+
+
+# ---- a time limit on trusted code that waits for an untrusted program
+
+
+class OutOfTime(BaseException):
+    """The time limit was reached. `except Exception` in a test does not catch it."""
+
+
+_rung = False
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    global _rung
+    _rung = True
+    raise OutOfTime
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in the body after `seconds`, and at its end if the body swallowed it. Main thread only."""
+    global _rung
+    _rung = False
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)
     try:
-        return trial.verdict()
+        yield
     finally:
-        trial.end()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if _rung:
+        raise OutOfTime
+
+
+# ---- asserts
 
 
 @functools.lru_cache(maxsize=512)  # the completions of one problem share their tests
@@ -87,7 +117,12 @@ def compiled(source: str) -> CodeType:
     return compile(source, "<test>", "exec", dont_inherit=True)
 
 
-# ---- one program
+def judge_asserts(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
+    trial = Trial(job, nursery)
+    try:
+        return trial.verdict()
+    finally:
+        trial.end()
 
 
 class Trial:
@@ -95,14 +130,13 @@ class Trial:
 
     def __init__(self, job: dict[str, Any], nursery: Nursery) -> None:
         self.job, self.nursery = job, nursery
-        self.deadline = time.monotonic() + TOTAL * job["timeout_s"]
+        self.deadline = time.monotonic() + job["total_s"]
         self.session: Session | None = None
         self.pid = 0
         self.names: dict[str, Any] = {}  # the namespace of a test
-        self.stubs: dict[str, Any] = {}  # those of them that stand for the program's objects
 
     def verdict(self) -> dict[str, Any]:
-        results: list[tuple[bool, str]] = []
+        results: list[Result] = []
         stage, reason = "tests", ""
         for test in self.job["tests"]:
             if self.session is None and (problem := self.prepare()):
@@ -110,30 +144,29 @@ class Trial:
             if self.session is None:
                 results.append((False, reason))
             else:
-                results.append(self.attempt("test", lambda source=test: self.run(source)))
-        reason = reason or next((why for passed, why in results if not passed), "")
-        return {"results": results, "stage": stage, "reason": reason}
+                results.append(self.attempt(lambda source=test: exec(compiled(source), self.names)))
+        return _verdict(results, stage, reason)
 
     def prepare(self) -> tuple[str, str] | None:
         """Load the program and run the set-up. (stage, reason) of a failure; then there is no session."""
         self.pid, channel = self.nursery.take()
         self.session = Session(channel, self.job["message_mb"] << 20)
         for stage, step in (("load", self.load), ("setup", self.set_up)):
-            passed, reason = self.attempt(stage, step)
+            passed, reason = self.attempt(step)
             if not passed:
                 self.end()
                 return stage, reason
         return None
 
-    def attempt(self, what: str, step: Callable[[], None]) -> tuple[bool, str]:
-        """(passed, reason). Any exception of a test is a result."""
+    def attempt(self, step: Callable[[], None]) -> Result:
+        """Any exception of a test is a result."""
         left = min(self.job["timeout_s"], self.deadline - time.monotonic())
         if left <= 0:
             return False, "not tried: the whole program is out of time"
+        reason = ""
         try:
             with at_most(left):
                 step()
-            reason = ""
         # A test may raise anything, SystemExit too: it has failed, and the next test runs.
         except BaseException as error:
             reason = explain(error)
@@ -143,26 +176,19 @@ class Trial:
         return not (reason or lost), (reason or lost)[:REASON]
 
     def load(self) -> None:
-        most = [self.job["memory_mb"], TOTAL * self.job["timeout_s"]]
-        found = self.session.request("load", self.job["code"], self.job["names"], self.job["imports"], most)
-        if type(found) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in found):
+        job = self.job
+        answer = self.session.request("load", job["code"], job["names"], job["imports"], _limits(job))
+        if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
             self.session.lose("an answer of the wrong shape")
-        defined = {name: value for name, value in found if name in self.job["names"]}
-        if missing := [name for name in self.job["required"] if name not in defined]:
+        self.defined = {name: value for name, value in answer if name in job["names"]}
+        if missing := [name for name in job["required"] if name not in self.defined]:
             raise ProgramError(f"it does not define {', '.join(missing)}")
-        self.names = {"__name__": "tests", "__builtins__": __builtins__}
-        for name in self.job["modules"]:
-            self.names[name] = importlib.import_module(name)
-        self.stubs = defined
 
     def set_up(self) -> None:
-        self.names |= self.stubs
-        self.run(self.job["setup"])
-        # The set-up may be a prompt that defines the entry point too.
-        self.names |= self.stubs
-
-    def run(self, source: str) -> None:
-        exec(compiled(source), self.names)
+        modules = {name: importlib.import_module(name) for name in self.job["modules"]}
+        self.names = {"__name__": "tests", "__builtins__": __builtins__} | modules | self.defined
+        exec(compiled(self.job["setup"]), self.names)
+        self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
 
     def end(self) -> None:
         if self.session is not None:
@@ -171,17 +197,89 @@ class Trial:
                 self.nursery.end(self.pid)
 
 
+def _limits(job: dict[str, Any]) -> list[float]:
+    return [job["memory_mb"], job["total_s"]]
+
+
 def explain(error: BaseException) -> str:
-    """Why a step failed, in one line. Never empty."""
+    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need
+    another request."""
     if isinstance(error, OutOfTime):
         return OUT_OF_TIME
     if isinstance(error, Lost):
         return f"the program's process was lost: {error}"
+    text = ", ".join(str(a) if type(a) in (str, int, float, bool) else type(a).__name__ for a in error.args)
     if isinstance(error, AssertionError):
-        return f"assertion failed: {text}" if (text := safe_text(error)) else "assertion failed"
-    return f"{type(error).__name__}: {safe_text(error)}"
+        return f"assertion failed: {text}" if text else "assertion failed"
+    return f"{type(error).__name__}: {text}"
 
 
-def safe_text(error: BaseException) -> str:
-    """The text of an exception. Its arguments may be handles, whose text would need another request."""
-    return ", ".join(str(a) if type(a) in (str, int, float, bool) else type(a).__name__ for a in error.args)
+# ---- scripts
+
+
+def judge_script(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
+    deadline = time.monotonic() + job["total_s"]
+    results = []
+    for given, expected in job["tests"]:
+        left = min(job["timeout_s"], deadline - time.monotonic())
+        reason = try_script(job, nursery, given, expected, left) if left > 0 else "not tried: out of time"
+        results.append((not reason, reason))
+    return _verdict(results)
+
+
+def try_script(job: dict[str, Any], nursery: Nursery, given: str, expected: str, seconds: float) -> str:
+    """Why one test fails, or ""."""
+    pid, channel = nursery.take()
+    try:
+        with at_most(seconds):
+            output, problem = run_script(job, channel, given)
+    except (OutOfTime, Lost, OSError) as error:
+        return explain(error if isinstance(error, OutOfTime) else Lost(error))
+    finally:
+        with channel:
+            nursery.end(pid)
+    return problem or ("" if lines(output) == lines(expected) else "another output than expected")
+
+
+def lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def run_script(job: dict[str, Any], channel: socket.socket, given: str) -> tuple[str, str]:
+    """(output, problem) of the program with `given` on stdin. Lost or OSError where its process has ended."""
+    read_end, write_end = os.pipe()
+    with open(os.memfd_create("stdin"), "wb") as stdin, open(read_end, "rb") as output:
+        with open(write_end, "wb"):
+            stdin.write(given.encode())
+            stdin.seek(0)
+            codec.send(channel, codec.encode([1, "script", job["code"], _limits(job)]))
+            socket.send_fds(channel, [b"."], [stdin.fileno(), write_end])
+        text, problem = collect(channel, output.fileno())
+    return text.decode("utf-8", errors="replace"), problem
+
+
+def collect(channel: socket.socket, pipe: int) -> tuple[bytearray, str]:
+    """Read the pipe until the program reports its end, and then the rest. (output, problem)."""
+    os.set_blocking(pipe, False)
+    output = bytearray()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    done = False
+    while True:
+        ready = {fd for fd, _ in poll.poll(0 if done else None)}
+        if pipe in ready:
+            part = os.read(pipe, 1 << 20)
+            output += part
+            if len(output) > OUTPUT:
+                return output, f"more than {OUTPUT} bytes of output"
+            if part:
+                continue
+            poll.unregister(pipe)
+        if done:
+            return output, ""
+        if channel.fileno() in ready:
+            kind, *rest = Session(channel).receive(1)
+            if kind != "ok":
+                return output, ": ".join(x for x in rest if type(x) is str)[:REASON] or "no answer"
+            done = True

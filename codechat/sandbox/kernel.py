@@ -1,44 +1,47 @@
-"""System calls that the standard library does not offer, through ctypes. Linux on x86-64.
+"""System calls that the standard library does not offer, through ctypes, and resource limits. Linux on x86-64.
 
-Each raises OSError with the call's name in `filename`, so a message can name the step that failed.
+Each call raises OSError with its name in `filename`, so a message can name the step that failed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
+import resource
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 M_ARENA_MAX = -8
-
 SYS = {
     "seccomp": 317, "capset": 126, "prctl": 157, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
     "landlock_restrict_self": 446, "prlimit64": 302, "close": 3,
 }  # fmt: skip
 NAMES = {number: name for name, number in SYS.items()}
+FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
+SPARE_THREADS = 256  # room for threads that the user's other processes start later, where they count too
 
 libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.restype = ctypes.c_long
 holding_gil = ctypes.PyDLL(None, use_errno=True)
-holding_gil.syscall.restype = ctypes.c_long
+libc.syscall.restype = holding_gil.syscall.restype = ctypes.c_long
+Argument = int | bytes | ctypes.Array | ctypes.Structure | None
+Step = Callable[[], int]
 
 
-def call(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
+def call(name: str, *args: Argument) -> int:
     """A system call by name. Ints pass as unsigned longs, structures and buffers by address."""
-    result = libc.syscall(ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
-    if result < 0:
-        _fail(name)
-    return result
+    result = libc.syscall(ctypes.c_long(SYS[name]), *map(_argument, args))
+    return result if result >= 0 else _fail(name)
 
 
-def _fail(name: str) -> None:
+def _fail(name: str) -> int:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), name)
 
 
-def _argument(value: object) -> object:
+def _argument(value: Argument) -> object:
     if value is None:
         return ctypes.c_void_p(0)
     if isinstance(value, int):
@@ -46,13 +49,10 @@ def _argument(value: object) -> object:
     return value if isinstance(value, bytes) else ctypes.byref(value)
 
 
-Step = Callable[[], int]
-
-
-def prepared(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> Step:
+def prepared(name: str, *args: Argument) -> Step:
     """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes
     first."""
-    return functools.partial(holding_gil.syscall, ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
+    return functools.partial(holding_gil.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
 
 
 def carry_out(steps: Iterable[Step]) -> None:
@@ -66,9 +66,7 @@ def fork() -> int:
     """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock.
     Without the hooks `random` continues from the parent's state."""
     pid = holding_gil.fork()
-    if pid < 0:
-        _fail("fork")
-    return pid
+    return pid if pid >= 0 else _fail("fork")
 
 
 def prctl(option: int, value: int) -> None:
@@ -85,8 +83,7 @@ def drop_capabilities() -> Step:
 
 
 def empty_bounding_set() -> None:
-    """No program executed from here on can gain a capability. Needs CAP_SETPCAP. Without it, no_new_privs prevents the
-    same."""
+    """No program executed from here on can gain a capability. Without CAP_SETPCAP, no_new_privs prevents the same."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -94,13 +91,59 @@ def empty_bounding_set() -> None:
             return
 
 
-def limit_arenas(count: int) -> None:
-    """Limit glibc's arenas: each thread of a program would reserve 64 MB of address space."""
+def tidy_memory() -> None:
+    """Limit glibc's arenas (each thread of a program would reserve 64 MB of address space), and return free pages, so
+    a fork neither shares nor copies them."""
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_ARENA_MAX, count)
-
-
-def give_back_free_memory() -> None:
-    """Return free pages to the kernel, so a fork neither shares nor copies them."""
-    if hasattr(libc, "malloc_trim"):
+        libc.mallopt(M_ARENA_MAX, 2)
         libc.malloc_trim(ctypes.c_size_t(0))
+
+
+# ---- resource limits
+
+
+def own_addresses() -> int:
+    """Bytes of address space that this process already uses."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def own_threads(user: int) -> int:
+    """Threads of a user on this machine, which RLIMIT_NPROC counts outside a user namespace."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                count += len(os.listdir(folder / "task")) if folder.stat().st_uid == user else 0
+            except OSError:  # it has ended
+                continue
+    return count
+
+
+def limit_for_good() -> None:
+    """Permanent limits of a zygote and all its programs."""
+    limits = {"CORE": 0, "FSIZE": FILE_MB << 20, "NOFILE": DESCRIPTORS, "MEMLOCK": 0, "MSGQUEUE": 0}
+    for name, most in limits.items():
+        _lower(getattr(resource, f"RLIMIT_{name}"), most)
+
+
+def limit_threads() -> Step:
+    """For a program's process only, since a zygote must fork. It does not bind the machine's root; the address space of
+    their stacks bounds root's threads."""
+    most = _lowest(resource.RLIMIT_NPROC, THREADS + own_threads(os.getuid()) + SPARE_THREADS)
+    return prepared("prlimit64", 0, resource.RLIMIT_NPROC, (ctypes.c_uint64 * 2)(most, most), None)
+
+
+def limit_program(own_bytes: int, memory_mb: int, cpu_s: float) -> None:
+    """Allow `memory_mb` MiB of address space beyond the interpreter's own, and `cpu_s` seconds of processor time."""
+    _lower(resource.RLIMIT_AS, own_bytes + (memory_mb << 20))
+    _lower(resource.RLIMIT_CPU, math.ceil(cpu_s))
+
+
+def _lower(what: int, most: int) -> None:
+    most = _lowest(what, most)
+    resource.setrlimit(what, (most, most))
+
+
+def _lowest(what: int, most: int) -> int:
+    hard = resource.getrlimit(what)[1]
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -1,7 +1,7 @@
 """Landlock: the kernel allows a program to open only the paths of a list.
 
 Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and
-signals to processes outside.
+signals to processes outside. A program may read the folders of the running interpreter, without installed packages.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import stat
+import sys
+from pathlib import Path
 
-from codechat.sandbox import kernel, library
+from codechat.sandbox import kernel
 
 EXECUTE, WRITE, READ, READ_DIR = 1, 2, 4, 8
 ALL_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
@@ -18,6 +22,9 @@ FILE_ONLY = EXECUTE | WRITE | READ | 1 << 14 | 1 << 15
 DEVICES = ("null", "zero", "random", "urandom")
 TCP, SCOPES = 3, 3
 ASK_VERSION, PATH_BENEATH = 1, 1
+NOBODY = 65534  # the user that root turns into
+CAP_SETGID, CAP_SETUID = 6, 7
+FOREIGN = ("site-packages", "dist-packages")  # installed packages may hold a benchmark's answers
 
 
 class _Ruleset(ctypes.Structure):
@@ -46,7 +53,7 @@ def ruleset() -> int:
     rules = _Ruleset(files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     fd = kernel.call("landlock_create_ruleset", rules, size, 0)
-    reads, listings = library.readable()
+    reads, listings = readable()
     devices = [f"/dev/{name}" for name in DEVICES]
     for paths, access in ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE)):
         for path in paths:
@@ -67,3 +74,54 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
 def restrict(ruleset_fd: int) -> kernel.Step:
     """Applies the rules permanently to the running thread and all that it starts. Needs no_new_privs."""
     return kernel.prepared("landlock_restrict_self", ruleset_fd, 0)
+
+
+# ---- the interpreter's library and the user
+
+
+def folders() -> list[str]:
+    """Folders of the standard library and of the shared libraries that this process has loaded."""
+    maps = Path("/proc/self/maps").read_text()
+    loaded = {os.path.dirname(path) for path in re.findall(r"\s(/\S+\.so[\w.]*)$", maps, re.M)}
+    standard = {path for path in sys.path if os.path.isdir(path)} | {os.path.dirname(os.__file__)}
+    paths = {p for path in loaded | standard for p in (path, os.path.realpath(path))} | {"/usr/share/zoneinfo"}
+    return sorted(p for p in paths if not any(p.startswith(q + "/") for q in paths))
+
+
+def readable() -> tuple[list[str], list[str]]:
+    """(folders and files that can be read, folders that can only be listed): the library without installed packages."""
+    reads: list[str] = []
+    listings: list[str] = []
+
+    def allow(path: str, foreign: list[str]) -> None:
+        below = [f for f in foreign if f.startswith(path + "/")]
+        if not below and path not in foreign:
+            reads.append(path)
+        elif below:  # a rule for the folder would cover all of it
+            listings.append(path)
+            for entry in os.scandir(path):
+                allow(entry.path, below)
+
+    for folder in folders():
+        patterns = [p for name in FOREIGN for p in (name, f"python*/{name}")]
+        allow(folder, [str(path) for pattern in patterns for path in Path(folder).glob(pattern)])
+    return reads, listings
+
+
+def step_down() -> None:
+    """Change from root to an ordinary user, if that user can read the library. Otherwise root without capabilities
+    remains, and Landlock allows it only the library."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    may_change = os.getuid() == 0 and effective >> CAP_SETUID & effective >> CAP_SETGID & 1
+    if not may_change or not all(map(_open_to_all, folders())):
+        return
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of user makes a process undumpable, and its /proc root's
+
+
+def _open_to_all(folder: str) -> bool:
+    parts = (folder, *map(str, Path(folder).parents))
+    return not os.path.exists(folder) or all(os.stat(f).st_mode & stat.S_IXOTH for f in parts)

@@ -1,73 +1,30 @@
-"""Whether this machine isolates untrusted programs, and what a program tries in vain. Tried in a process, not guessed.
+"""`codechat sandbox check`: whether this machine isolates untrusted programs, and what a program tries in vain.
 
-    landlock  Landlock, seccomp and limits: no writes, and reads only of the interpreter's library
-    none      limits only, for trusted programs
+    codechat sandbox check
 
-"auto" is landlock, and never becomes "none".
+Exit code 0 where untrusted programs can run and every forbidden action was stopped.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from codechat.core.errors import ConfigError, RunError, nearest
-from codechat.sandbox import nursery, seccomp, wire
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.sandbox import landlock
+from codechat.sandbox.nursery import choose
+from codechat.sandbox.pool import Pool, Program
 
-CHOICES = ("auto", "none")
-REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with --sandbox none"
-
-
-class SandboxUnavailable(RunError):
-    """The machine does not allow the requested isolation. Nothing untrusted has run."""
+__all__ = ["FORBIDDEN", "Attempt", "attempts", "check", "choose"]
 
 
 class Attempt(NamedTuple):
     name: str
     stopped: bool
     reason: str
-
-
-@functools.cache
-def choose(isolation: str) -> str:
-    """The level to use: "landlock" or "none". It is built once as a test.
-
-    ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
-    if isolation not in CHOICES:
-        raise ConfigError(f"unknown isolation {isolation!r}{nearest(isolation, CHOICES)}")
-    if sys.platform != "linux":
-        raise SandboxUnavailable(
-            f"untrusted programs run on Linux only, and this is {sys.platform}; use a Linux machine"
-        )
-    level = "none" if isolation == "none" else "landlock"
-    if problem := problem_of(level):
-        raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
-    return level
-
-
-def problem_of(level: str) -> str:
-    """Why a level cannot be built here, or "". A process of the level is started and must answer."""
-    if level != "none" and (missing := seccomp.supported()):
-        return missing
-    try:
-        made = nursery.Nursery(level)
-    except nursery.NurseryError as error:
-        return str(error)
-    try:
-        pid, channel = made.take()
-        with channel:
-            channel.settimeout(10)
-            wire.send(channel, b'[1, "len", ["", ""]]')
-            answer = wire.receive(channel, 1000)
-        made.end(pid)
-        return "" if json.loads(answer) == [1, "ok", 2] else "a program's process answers wrongly"
-    except (OSError, nursery.NurseryError) as error:
-        return f"a program's process cannot wall itself in ({error})"
-    finally:
-        made.close()
 
 
 # Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.
@@ -104,3 +61,26 @@ def attempts(run: Callable[[str, list[str]], Any]) -> list[Attempt]:
         for what, expression in FORBIDDEN.items()
     }
     return [Attempt(what, verdict.passed, verdict.reason) for what, verdict in tried.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Settings of the check."""
+
+    action: Literal["check"] = opt("check", "what to do", positional=True)
+
+
+def check() -> bool:
+    """Print each attempt. True where every one was stopped. SandboxUnavailable where no isolation is possible."""
+    with Pool(1) as pool:
+        print(f"untrusted programs run behind Landlock (version {landlock.abi()}), seccomp and resource limits\n")
+        tried = attempts(lambda code, tests: pool.run(Program(code=code, tests=tests, timeout_s=5.0)))
+    for attempt in tried:
+        print(f"  {'stopped' if attempt.stopped else 'ALLOWED':<8}{attempt.name:<30}{attempt.reason}")
+    return all(attempt.stopped for attempt in tried)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`codechat sandbox check`; 0 where all attempts were stopped, else 1."""
+    config.parse(SandboxConfig, sys.argv[1:] if argv is None else argv, prog="codechat sandbox", epilog=__doc__)
+    return 0 if check() else 1

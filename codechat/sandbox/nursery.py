@@ -1,39 +1,85 @@
-"""The judge's side of its zygote: processes for programs. The next one starts while the current one is in use."""
+"""The judge's side of its zygote: processes for programs. The next one starts while the current one is in use.
+
+`choose` tells whether this machine isolates untrusted programs:
+
+    landlock  Landlock, seccomp and limits: no writes, and reads only of the interpreter's library
+    none      limits only, for trusted programs
+
+"auto" is landlock, and never becomes "none".
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from codechat.sandbox import wire
+from codechat.core.errors import RunError, check_choice
+from codechat.sandbox import codec
 
 ROOT = str(Path(__file__).resolve().parents[2])
 FLAGS = ("-s", "-S", "-P", "-W", "ignore")  # no installed packages, nothing from the current folder
 ANSWER_S = 30.0  # a slower zygote counts as stuck
+CHOICES = ("auto", "none")
+REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with --sandbox none"
+
+
+class SandboxUnavailable(RunError):
+    """The machine does not allow the requested isolation. Nothing untrusted has run."""
 
 
 class NurseryError(RuntimeError):
     """The zygote did not start, or is stuck."""
 
 
-def clean_environment() -> dict[str, str]:
-    """An environment with nothing of the trainer's except the path of the interpreter's libraries."""
-    kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
-    return kept | {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
+@functools.cache
+def choose(isolation: str) -> str:
+    """The level to use: "landlock" or "none". It is built once as a test.
+
+    ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
+    check_choice("isolation", isolation, CHOICES)
+    level = "none" if isolation == "none" else "landlock"
+    if problem := problem_of(level):
+        raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
+    return level
 
 
-def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words: str) -> subprocess.Popen[bytes]:
-    """Run `codechat.sandbox.MODULE`.main(socket, *words) in a fresh interpreter that holds `theirs`."""
+def problem_of(level: str) -> str:
+    """Why a level cannot be built here, or "". A process of the level is started and must answer."""
+    if sys.platform != "linux" or (level != "none" and platform.machine() != "x86_64"):
+        return f"programs run on Linux, untrusted ones on x86-64; this is {sys.platform}, {platform.machine()}"
+    nursery = None
+    try:
+        nursery = Nursery(level)
+        pid, channel = nursery.take()
+        with channel:
+            channel.settimeout(10)
+            codec.send(channel, b'[1, "len", ["", ""]]')
+            answer = codec.receive(channel, 1000)
+        nursery.end(pid)
+        return "" if json.loads(answer) == [1, "ok", 2] else "a program's process answers wrongly"
+    except (OSError, NurseryError) as error:
+        return str(error)
+    finally:
+        if nursery:
+            nursery.close()
+
+
+def start_python(module: str, theirs: socket.socket, *words: str) -> subprocess.Popen[bytes]:
+    """Run `codechat.sandbox.MODULE`.main(socket, *words) in a fresh interpreter that holds `theirs`, with nothing of the
+    trainer's environment except the path of the interpreter's libraries."""
     code = (
         f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat.sandbox import {module}; sys.path.pop(0); "
         f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
     )
     flags = (*FLAGS, "-B") if sys.dont_write_bytecode else FLAGS  # PYTHONDONTWRITEBYTECODE is not in its environment
+    kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
     with theirs:
         return subprocess.Popen(
             [sys.executable, *flags, "-c", code],
@@ -41,7 +87,7 @@ def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=clean_environment(),
+            env=kept | {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"},
             cwd="/",
             start_new_session=True,
         )
@@ -52,22 +98,20 @@ class Nursery:
 
     def __init__(self, level: str) -> None:
         self.level = level
-        self.asked = False
         self.start()
 
     def start(self) -> None:
         self.control, theirs = socket.socketpair()
-        self.process = start_python("zygote", self.control, theirs, self.level)
+        self.process = start_python("zygote", theirs, self.level)
         self.control.settimeout(ANSWER_S)
         self.asked, self.spare = False, None
         try:
-            built = json.loads(wire.receive(self.control, 4096))
+            problem = json.loads(codec.receive(self.control, 4096)).get("error")
         except OSError as error:
+            problem = f"the zygote did not start ({error})"
+        if problem:
             self.close()
-            raise NurseryError(f"the zygote did not start ({error})") from None
-        if "error" in built:
-            self.close()
-            raise NurseryError(built["error"])
+            raise NurseryError(problem)
 
     def take(self) -> tuple[int, socket.socket]:
         """(pid, socket) of a process that waits for a program. The next one starts meanwhile."""
@@ -83,10 +127,9 @@ class Nursery:
     def end(self, pid: int) -> None:
         """End a process that was taken. After the return nothing of it is left."""
         try:
-            if self.asked:
-                self._collect()
-            self.control.sendall(wire.END + pid.to_bytes(4, "big"))
-            ended = self.control.recv(1) == wire.ENDED
+            self._collect()
+            self.control.sendall(codec.END + pid.to_bytes(4, "big"))
+            ended = self.control.recv(1) == codec.ENDED
         except (OSError, NurseryError):
             ended = False
         if not ended:
@@ -95,7 +138,7 @@ class Nursery:
 
     def _ask_ahead(self) -> None:
         if not self.asked and self.spare is None:
-            self.control.sendall(wire.FORK)
+            self.control.sendall(codec.FORK)
             self.asked = True
 
     def _collect(self) -> tuple[int, socket.socket]:

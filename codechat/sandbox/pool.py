@@ -1,4 +1,4 @@
-"""The trainer's side: judges in their own processes, for one program or thousands.
+"""The trainer's side: programs with their tests, and judges in their own processes, for one program or thousands.
 
     verdict = run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3"])
     with Pool(workers=2) as pool:
@@ -10,8 +10,11 @@ it hangs. Threads own the judges, not the trainer's processes: a judge dies with
 
 from __future__ import annotations
 
+import ast
 import atexit
+import builtins
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -19,19 +22,159 @@ import select
 import signal
 import socket
 import subprocess
+import symtable
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from codechat.core.errors import RunError
-from codechat.sandbox import layers, nursery, programs, wire
-from codechat.sandbox.clock import TOTAL
-from codechat.sandbox.programs import Program, Result, Verdict
+from codechat.core.errors import DataError, RunError
+from codechat.sandbox import codec, nursery
+from codechat.sandbox.nursery import SandboxUnavailable
 
 START_S = 60.0
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
+
+
+# ---- programs and their tests, in three styles: asserts, a `check(candidate)`, and input with output
+
+TIMEOUT_S, MEMORY_MB, MESSAGE_MB = 5.0, 512, 8
+TOTAL = 3  # time limit of a whole program, in limits of one test
+
+
+class Stdio(NamedTuple):
+    """A test that runs the whole program: its input and the expected output."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One untrusted program and its trusted tests.
+
+    tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs. setup: trusted source that runs
+    in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
+    `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
+    program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three
+    times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as
+    text: values cross whole."""
+
+    code: str
+    tests: str | Sequence[str] | Sequence[Stdio]
+    setup: str = ""
+    entry_points: Sequence[str] | None = None
+    timeout_s: float = TIMEOUT_S
+    memory_mb: int = MEMORY_MB
+    message_mb: int = MESSAGE_MB
+
+
+class Result(NamedTuple):
+    passed: bool
+    reason: str  # empty if it passed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """results: one per test, in order. stage: how far the program came: "load" (it did not load), "setup", "tests", or
+    "judge" (the tests' own process had to be ended). seconds: wall time in the judge. reason: of the first failure,
+    empty if all passed; it may quote the program's exception."""
+
+    results: tuple[Result, ...]
+    stage: str
+    seconds: float
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        return all(r.passed for r in self.results)
+
+    @property
+    def fraction(self) -> float:
+        """Share of tests passed, in [0, 1]."""
+        return sum(r.passed for r in self.results) / len(self.results)
+
+
+def job_of(program: Program) -> dict[str, Any]:
+    """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow nothing."""
+    tests, limits = program.tests, {name: getattr(program, name) for name in ("timeout_s", "memory_mb", "message_mb")}
+    if not tests:
+        raise DataError("a program without tests cannot be judged; give at least one")
+    if min(limits.values()) <= 0:
+        raise DataError(f"{', '.join(f'{name} {most}' for name, most in limits.items())}; each must be above 0")
+    job = limits | {"code": program.code, "total_s": TOTAL * program.timeout_s}
+    if not isinstance(tests, str) and isinstance(tests[0], Stdio):
+        return job | {"style": "stdio", "tests": [list(t) for t in tests]}
+    names = None if program.entry_points is None else tuple(program.entry_points)
+    read = _read((tests,) if isinstance(tests, str) else tuple(tests), program.setup, names)
+    return job | read | {"style": "asserts", "setup": program.setup}
+
+
+@functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
+def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | None) -> dict[str, Any]:
+    every = [names_of(setup, "the set-up"), *(names_of(source, "a test") for source in tests)]
+    free = set().union(*(names.used for names in every)) - set().union(*(names.bound for names in every))
+    free -= set(vars(builtins))
+    required = list(entry_points or ())
+    modules = free & sys.stdlib_module_names - set(required)
+    names = required + sorted(free - modules - set(required))
+    calls_check = len(tests) == 1 and "check" in every[1].functions
+    if calls_check and entry_points is None:
+        raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
+    imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {
+        "tests": [tests[0] + f"\ncheck({names[0]})\n"] if calls_check else list(tests),
+        "names": names,
+        "required": required,
+        "modules": sorted(modules),
+        "imports": "\n".join(imports),
+    }
+
+
+class Names(NamedTuple):
+    """Names of a source's own scope: those that it uses, also within its functions, those that it binds, and among
+    these the functions and classes, and the imported ones."""
+
+    used: set[str]
+    bound: set[str]
+    functions: set[str]
+    imported: set[str]
+
+
+def names_of(source: str, what: str) -> Names:
+    """By the interpreter's symbol table: the extended suites hold half a megabyte of inputs, and a syntax tree would take
+    three times as long. DataError for text that is not Python."""
+    try:
+        top = symtable.symtable(source, "<test>", "exec")
+    except SyntaxError as error:
+        raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
+    names = Names(set(), set(), {table.get_name() for table in top.get_children()}, set())
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is top or symbol.is_global():
+                names.used.update([symbol.get_name()] * symbol.is_referenced())
+                names.bound.update([symbol.get_name()] * (symbol.is_assigned() or symbol.is_imported()))
+                names.imported.update([symbol.get_name()] * symbol.is_imported())
+    return names
+
+
+def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
+    """The names of a reference solution that tests use: functions, classes and constants, also builtin names.
+
+    The reference decides which names a program may define, never the program itself."""
+    prepared = names_of(setup, "the set-up")
+    used = prepared.used.union(*(names_of(test, "a test").used for test in tests))
+    defined = names_of(reference, "the reference solution")
+    return tuple(sorted(used & (defined.bound - defined.imported) - prepared.bound))
+
+
+# ---- judges
 
 
 class Judge:
@@ -39,42 +182,35 @@ class Judge:
 
     def __init__(self, level: str) -> None:
         self.control, theirs = socket.socketpair()
-        self.process = nursery.start_python("judge", self.control, theirs, level, str(os.getpid()))
+        self.process = nursery.start_python("judge", theirs, level, str(os.getpid()))
         self.control.settimeout(START_S)
-        self.zygote = -1
+        self.zygote = -1  # its process, as a descriptor
         try:
-            built = json.loads(wire.receive(self.control, 4096))
+            problem = self._receive(4096).get("error")
         except OSError as error:
+            problem = f"a judge did not start, {error}"
+        if problem:
             self.kill()
-            raise layers.SandboxUnavailable(
-                f"a judge did not start ({error}); `codechat sandbox check` says more"
-            ) from None
-        if "error" in built:
-            self.kill()
-            raise layers.SandboxUnavailable(
-                f"programs cannot be isolated here: {built['error']}; see `codechat sandbox check`"
-            )
-        self._watch(built["zygote"])
+            raise SandboxUnavailable(f"programs cannot be isolated here: {problem}; see `codechat sandbox check`")
 
-    def _watch(self, pid: int) -> None:
-        if self.zygote >= 0:
-            os.close(self.zygote)
-        self.zygote = os.pidfd_open(pid)
+    def _receive(self, limit: int) -> dict[str, Any]:
+        answer = json.loads(codec.receive(self.control, limit))
+        if "zygote" in answer:
+            if self.zygote >= 0:
+                os.close(self.zygote)
+            self.zygote = os.pidfd_open(answer["zygote"])
+        return answer
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """The verdict on a job. TimeoutError where the judge hangs, WireError where it has ended."""
-        tests = len(job["tests"])
-        self.control.settimeout(TOTAL * job["timeout_s"] + GRACE_S + 0.01 * tests)
-        wire.send(self.control, json.dumps(job).encode())
-        verdict = json.loads(wire.receive(self.control, wire.TRUSTED))
-        if "zygote" in verdict:
-            self._watch(verdict["zygote"])
-        return verdict
+        self.control.settimeout(job["total_s"] + GRACE_S + 0.01 * len(job["tests"]))
+        codec.send(self.control, json.dumps(job).encode())
+        return self._receive(codec.TRUSTED)
 
     def close(self) -> None:
         """End it by request, else by force."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            wire.send(self.control, b"null")
+            codec.send(self.control, b"null")
             self.process.wait(5)
         self.kill()
 
@@ -101,7 +237,7 @@ class Pool:
     not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
-        self.level = layers.choose(isolation)
+        self.level = nursery.choose(isolation)
         self.workers = workers or len(os.sched_getaffinity(0))
         self.jobs: queue.SimpleQueue[tuple[Future[Verdict], dict[str, Any]] | None] = queue.SimpleQueue()
         self.closed = False
@@ -120,7 +256,7 @@ class Pool:
             why = "was closed" if self.closed else "belongs to the process that this one was forked from"
             raise RunError(f"this pool {why}; make another")
         future: Future[Verdict] = Future()
-        self.jobs.put((future, programs.job_of(program)))
+        self.jobs.put((future, job_of(program)))
         return future
 
     def run(self, program: Program) -> Verdict:
@@ -168,7 +304,7 @@ class Pool:
                 continue
             try:
                 judge, verdict = self._judged(judge, job)
-            except layers.SandboxUnavailable as error:
+            except SandboxUnavailable as error:
                 judge = None
                 future.set_exception(error)
             else:
@@ -179,70 +315,43 @@ class Pool:
     def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
         """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the
         machine, such as low memory: the program gets a second judge."""
-        start = time.monotonic()
+        start, problem, lost_walls = time.monotonic(), "", False
         for last in (False, True):
-            judge = judge or self._started()
-            problem, lost_walls = "", False
+            if judge is None:
+                judge = Judge(self.level)
+                self.judges.add(judge)
             try:
-                found = judge.ask(job)
-                lost_walls = "error" in found
-                problem = f"isolation was lost: {found['error']}" if lost_walls else ""
+                answer = judge.ask(job)
+                if "error" not in answer:
+                    results = tuple(Result(passed is True, why) for passed, why in answer["results"])
+                    return judge, Verdict(results, answer["stage"], time.monotonic() - start, answer["reason"])
+                problem, lost_walls = f"isolation was lost: {answer['error']}", True
             except TimeoutError:
-                problem, last = "the judge hung on a test", True
-            except wire.WireError:
-                problem = "the judge ended in a test"
-            if not problem:
-                results = tuple(Result(passed is True, why) for passed, why in found["results"])
-                return judge, Verdict(results, found["stage"], time.monotonic() - start, found["reason"])
-            self._ended(judge)
+                problem, lost_walls, last = "the judge hung on a test", False, True
+            except codec.WireError:
+                problem, lost_walls = "the judge ended in a test", False
+            self.judges.discard(judge)
+            judge.kill()
             judge = None
             if last or self.closed:
                 break
         if lost_walls:
-            raise layers.SandboxUnavailable(f"{problem}; see `codechat sandbox check`")
+            raise SandboxUnavailable(f"{problem}; see `codechat sandbox check`")
         failed = (Result(False, problem),) * len(job["tests"])
         return None, Verdict(failed, "judge", time.monotonic() - start, problem)
-
-    def _started(self) -> Judge:
-        judge = Judge(self.level)
-        self.judges.add(judge)
-        return judge
-
-    def _ended(self, judge: Judge) -> None:
-        self.judges.discard(judge)
-        judge.kill()
 
 
 _open: set[Pool] = set()
 _default: dict[str, Pool] = {}
 
 
-def run_tests(
-    code: str,
-    tests: Any,
-    *,
-    setup: str = "",
-    entry_points: Iterable[str] | None = None,
-    timeout_s: float = programs.TIMEOUT_S,
-    memory_mb: int = programs.MEMORY_MB,
-    message_mb: int = programs.MESSAGE_MB,
-    isolation: str = "auto",
-) -> Verdict:
-    """Judge one untrusted program.
-
-    tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs. setup: trusted source that runs
-    in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
-    `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
-    program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
-    memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as text.
+def run_tests(code: str, tests: Any, *, isolation: str = "auto", **more: Any) -> Verdict:
+    """Judge one untrusted program; `more` as in `Program`.
 
     SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""
-    names = None if entry_points is None else tuple(entry_points)
-    limits = dict(timeout_s=timeout_s, memory_mb=memory_mb, message_mb=message_mb)
-    program = Program(code=code, tests=tests, setup=setup, entry_points=names, **limits)
     if isolation not in _default:
         _default[isolation] = Pool(1, isolation=isolation)
-    return _default[isolation].run(program)
+    return _default[isolation].run(Program(code=code, tests=tests, **more))
 
 
 def close_all() -> None:

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from codechat.sandbox import child, kernel, landlock, library, limits, seccomp, wire
+from codechat.sandbox import child, codec, kernel, landlock, seccomp
 
 # The most common imports of programs: loaded before the fork, they cost nothing.
 # Not more: each loaded shared library makes every fork slower.
@@ -49,13 +49,13 @@ def main(control: socket.socket, level: str) -> None:
         walls = build(level)
     except OSError as error:
         answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
-        wire.send(control, json.dumps(answer).encode())
+        codec.send(control, json.dumps(answer).encode())
         return
-    wire.send(control, b"{}")
+    codec.send(control, b"{}")
     bare = _socket.socket(fileno=control.detach())
     gc.collect()
     gc.freeze()
-    kernel.give_back_free_memory()
+    kernel.tidy_memory()
     with contextlib.suppress(ConnectionError):
         serve(bare, walls)
 
@@ -64,37 +64,33 @@ def preload() -> None:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    kernel.limit_arenas(2)
-    # Every program starts from this state, so verdicts are reproducible.
-    random.seed(0)
+    random.seed(0)  # every program starts from this state, so verdicts are reproducible
 
 
 def build(level: str) -> Walls:
     """Build the isolation that all programs share. OSError where it cannot be built."""
     isolated, parent = level != "none", os.getppid()
-    own_bytes, ruleset = limits.own_addresses(), -1
-    threads = limits.THREADS + limits.own_threads(os.getuid()) + limits.SPARE_THREADS
+    own_bytes, threads, ruleset = kernel.own_addresses(), kernel.limit_threads(), -1
     if isolated:
         ruleset = landlock.ruleset()
-        library.step_down()
-    # It ends its programs' processes too, and leaves no orphans.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        landlock.step_down()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # it ends its programs' processes too, and leaves no orphans
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit("the judge has gone")
     if isolated:
         kernel.empty_bounding_set()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    limits.limit_for_good()
+    kernel.limit_for_good()
     if isolated:
         kernel.carry_out([seccomp.install(seccomp.shared_program())])
     return Walls(isolated, own_bytes, tuple(own_walls(threads, ruleset)))
 
 
-def own_walls(threads: int, ruleset: int) -> Iterator[kernel.Step]:
+def own_walls(threads: kernel.Step, ruleset: int) -> Iterator[kernel.Step]:
     """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
     yield kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    yield limits.limit_threads(threads)
+    yield threads
     if ruleset >= 0:
         yield kernel.drop_capabilities()
         yield landlock.restrict(ruleset)
@@ -104,8 +100,8 @@ def own_walls(threads: int, ruleset: int) -> Iterator[kernel.Step]:
 def serve(control: socket.SocketType, walls: Walls) -> None:
     children: set[int] = set()
     try:
-        while len(command := control.recv(wire.COMMAND, socket.MSG_WAITALL)) == wire.COMMAND:
-            if command == wire.FORK:
+        while len(command := control.recv(codec.COMMAND, socket.MSG_WAITALL)) == codec.COMMAND:
+            if command == codec.FORK:
                 pid, channel = fork_child(control, walls)
                 children.add(pid)
                 beside = channel.fileno().to_bytes(4, sys.byteorder)
@@ -115,7 +111,7 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
                 pid = int.from_bytes(command[1:], "big")
                 end(pid)
                 children.remove(pid)
-                control.sendall(wire.ENDED)
+                control.sendall(codec.ENDED)
     finally:
         for pid in children:
             end(pid)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codechat.sandbox import codec, seccomp, wire
+from codechat.sandbox import codec, seccomp
 from codechat.sandbox.codec import CodecError, decode, encode
 
 EXACT = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
@@ -177,14 +177,14 @@ def test_long_messages_are_errors_before_they_are_read() -> None:
 
     a, b = socket.socketpair()
     with a, b:
-        wire.send(a, b"x" * 100)
-        assert wire.receive(b, 100) == b"x" * 100
-        wire.send(a, b"x" * 101)
-        with pytest.raises(wire.WireError, match="101 .*100"):
-            wire.receive(b, 100)
+        codec.send(a, b"x" * 100)
+        assert codec.receive(b, 100) == b"x" * 100
+        codec.send(a, b"x" * 101)
+        with pytest.raises(codec.WireError, match="101 .*100"):
+            codec.receive(b, 100)
         a.close()
-        with pytest.raises(wire.WireError):
-            b.recv(200) and wire.receive(b, 100)
+        with pytest.raises(codec.WireError):
+            b.recv(200) and codec.receive(b, 100)
 
 
 def run_filter(steps: bytes, number: int, args: tuple[int, ...] = (), arch: int = seccomp.ARCH_X86_64) -> int:

@@ -26,15 +26,16 @@ from codechat.sandbox import (  # fmt: skip
     SandboxUnavailable,
     Stdio,
     Verdict,
-    check,
+    codec,
     entry_points_of,
     kernel,
     layers,
     nursery,
-    programs,
     run_tests,
-    wire,
     zygote,
+)
+from codechat.sandbox import (
+    pool as pool_module,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -317,13 +318,13 @@ def test_entry_points_come_from_the_reference() -> None:
 
 
 def test_names_follow_python_scopes() -> None:
-    found = programs.names_of(
+    found = pool_module.names_of(
         "import math\ndef check(f):\n    g = f(h)\n    return [g for k in L]\nx: int = h\nclass C:\n    y = z", ""
     )
     assert found.used == {"h", "L", "z", "int"} and found.bound == {"math", "check", "x", "C"}
     assert found.functions == {"check", "C"} and found.imported == {"math"}
     with raising(DataError, "line 1"):
-        programs.names_of("def", "a test")
+        pool_module.names_of("def", "a test")
 
 
 def test_a_long_script_is_read_without_its_syntax_tree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +332,7 @@ def test_a_long_script_is_read_without_its_syntax_tree(monkeypatch: pytest.Monke
     parse, parsed = ast.parse, []
     monkeypatch.setattr(ast, "parse", lambda source, *more: parsed.append(len(source)) or parse(source, *more))
     script = f"def check(candidate):\n    assert candidate({[*range(1000)]}) == 0\n"
-    job = programs.job_of(Program(code="", tests=script, setup="import math", entry_points=("f",)))
+    job = pool_module.job_of(Program(code="", tests=script, setup="import math", entry_points=("f",)))
     assert job["names"] == ["f"] and job["imports"] == "import math" and max(parsed) < 20
 
 
@@ -359,8 +360,8 @@ def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool
 
 
 def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers.choose.cache_clear()
-    monkeypatch.setattr(layers, "problem_of", lambda level: "not allowed here" if level != "none" else "")
+    nursery.choose.cache_clear()
+    monkeypatch.setattr(nursery, "problem_of", lambda level: "not allowed here" if level != "none" else "")
     monkeypatch.setattr("codechat.sandbox.pool._default", {})
     with raising(SandboxUnavailable, "not allowed here", "--sandbox none"):
         Pool(1)
@@ -369,7 +370,7 @@ def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None
     assert layers.choose("none") == "none"
     with pytest.raises(ConfigError, match="none"):
         layers.choose("nune")
-    layers.choose.cache_clear()
+    nursery.choose.cache_clear()
 
 
 def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
@@ -379,7 +380,7 @@ def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
-    assert check.main(["check"]) == 0
+    assert layers.main(["check"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("  stopped ") == len(layers.FORBIDDEN) and "ALLOWED" not in shown
 
@@ -413,8 +414,8 @@ def test_works_for_an_ordinary_user() -> None:
         pytest.skip("the other tests run as an ordinary user")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from codechat.sandbox import check, layers\n"
-        "assert check.check(); print(layers.choose('auto'))"
+        "from codechat.sandbox import layers\n"
+        "assert layers.check(); print(layers.choose('auto'))"
     )
     reach = [
         "/usr/bin/python3",
@@ -454,17 +455,20 @@ def test_no_program_runs_after_a_failed_isolation_step() -> None:
     )
     judge, own = socket.socketpair()
     with judge, own:
-        wire.send(judge, b'[1, "len", ["", ""]]')
+        codec.send(judge, b'[1, "len", ["", ""]]')
         judge.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError) as raised:
             zygote.run(own, zygote.Walls(True, 0, steps))
         assert done == ["first", "fails"] and raised.value.errno == errno.EBADF and raised.value.filename == "close"
-        assert wire.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
+        assert codec.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
 
 
 def test_every_isolation_layer_is_among_the_steps() -> None:
     """In an order that works; the filter, which names the process, comes after them."""
-    names = [[kernel.NAMES[s.args[0].value] for s in zygote.own_walls(1, ruleset)] for ruleset in (9, -1)]
+    names = [
+        [kernel.NAMES[s.args[0].value] for s in zygote.own_walls(kernel.limit_threads(), ruleset)]
+        for ruleset in (9, -1)
+    ]
     assert names == [["prctl", "prlimit64", "capset", "landlock_restrict_self", "close"], ["prctl", "prlimit64"]]
 
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from codechat.core.errors import check_choice
-from codechat.sandbox import Pool, Program
-from codechat.sandbox.programs import MEMORY_MB, MESSAGE_MB, Verdict
+from codechat.sandbox.pool import MEMORY_MB, MESSAGE_MB, Pool, Program, Verdict
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract

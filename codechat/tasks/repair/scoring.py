@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codechat.sandbox import Program
-from codechat.sandbox.programs import Verdict
+from codechat.sandbox import Program, Verdict
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.repair import edits
 
