@@ -15,13 +15,11 @@ llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It 
 with relu, its answers would be wrong without an error. It accepts the whole GPT-2 vocabulary and those of imported
 models, and rejects gpt2:N, chars and bytes:
 
-    git clone https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
     python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
     llama-cli -m my-model.gguf --jinja
 
-A run of --format run has config.json, status.json, env.json without what names its machine, and the weights without
-optimizer states. Every command takes it; training can begin from it (--init-from) but not resume. Rounding to bfloat16
-changes some answers.
+A run of --format run has weights without optimizer states and nothing that names its machine. Every command takes it;
+training can begin from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
 """
 
 from __future__ import annotations
@@ -41,14 +39,7 @@ from codechat.text.imported_tokenizer import ImportedTokenizer
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
 
-OF_THE_MACHINE = (
-    "argv",
-    "cwd",
-    "host",
-    "launch",
-    "parent",
-    "resumed",
-)  # entries of env.json that tell a reader nothing
+OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +64,8 @@ def export(cfg: ExportConfig) -> Path:
 def write(cfg: ExportConfig) -> str:
     """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits or --out is in use."""
     out = cfg.out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        earlier = out.is_dir() and _is_export(out)
-        if not (earlier and cfg.overwrite):
-            remedy = "set --overwrite or choose another name" if earlier else "choose another name"
-            raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
+        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
@@ -97,8 +85,8 @@ def _write_hf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     eos = hf_tokenizer.end_ids(tokenizer, tags)
     about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
     write_json(folder / "config.json", about)
-    texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
-    for name, text in texts.items():
+    files = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     tensors = hf_format.tensors(shape, ckpt.model_state, family)
     size = hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)

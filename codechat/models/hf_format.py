@@ -1,16 +1,11 @@
 """Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors; and the
-original system's .pt files.
+original system's .pt files. transformers is never imported.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu; with qkv_bias attention_bias, where the output projection's bias is zero
-    Qwen2    swiglu, qkv_bias, with an imported tokenizer
-    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up projection
-
-The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. AutoTokenizer splits texts in
-Qwen's way wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which computes the same.
-
-A `Piece` is a range of rows of one of our tensors: export reads it and import fills it, so the two agree. transformers
-is never imported.
+    Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen does
+    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up
+             projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
 """
 
 from __future__ import annotations
@@ -35,9 +30,7 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Family(NamedTuple):
-    """A class of transformers with one activation: the options of GPTConfig that make it, and its default epsilon.
-
-    The first entry of a class has the class's default activation."""
+    """A class of transformers with one activation: the options of GPTConfig that make it, and its default epsilon."""
 
     model_type: str
     architecture: str
@@ -72,22 +65,16 @@ OUT_BIAS = "self_attn.o_proj.bias"
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
-    wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
-    if cfg.mlp == "gelu":
-        wrong["mlp"] = ("gelu", "relu2 or swiglu")
-    elif cfg.qkv_bias and (cfg.mlp != "swiglu" or cfg.qk_norm):
-        wrong["qkv_bias"] = (True, f"False with mlp {cfg.mlp} and qk_norm {cfg.qk_norm}")
+    fitting = [f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)]
+    wrong = [name for name, value in REQUIRED.items() if getattr(cfg, name) != value]
+    if not fitting:
+        wrong.append("mlp" if cfg.mlp == "gelu" else "qkv_bias")
     elif not cfg.qk_norm and cfg.n_embd % cfg.n_head:
-        wrong["n_embd"] = (cfg.n_embd, f"a multiple of n_head {cfg.n_head}")
+        wrong.append("n_embd")
     if wrong:
-        words = ", ".join(f"model.{k} {value}; required is {required}" for k, (value, required) in wrong.items())
+        words = ", ".join(f"model.{name} {getattr(cfg, name)}" for name in wrong)
         raise ConfigError(f"no Hugging Face class computes {words}; train such a model, or use this one through --ckpt")
-    options = cfg.mlp, cfg.qkv_bias, cfg.qk_norm
-    fitting = [f for f in FAMILIES if (f.mlp, f.qkv_bias, f.qk_norm) == options]
     return fitting[-1 if imported else 0]
-
-
-# ---------------------------------------------------------------- tensors
 
 
 class Piece(NamedTuple):
@@ -144,22 +131,16 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) ->
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory by name, in one safetensors file or shards, mapped into memory."""
-    names = [ONE_FILE]
+    names = {ONE_FILE}
     if not (directory / ONE_FILE).is_file():
-        if not (directory / INDEX).is_file():
-            raise MissingFile(f"{directory} holds neither {ONE_FILE} nor {INDEX}; give a directory with safetensors")
-        names = sorted(set(read_json_object(directory / INDEX).get("weight_map", {}).values()))
+        names = set(read_json_object(directory / INDEX).get("weight_map", {}).values())
     weights: dict[str, Tensor] = {}
-    for name in names:
-        if Path(name).name != name:
-            raise CheckpointError(f"{directory / INDEX} names {name!r}; shards must be files of the same directory")
+    for path in sorted(directory / Path(name).name for name in names):  # never outside of it
         try:
-            weights |= load_file(directory / name)
-        except FileNotFoundError:
-            raise MissingFile(f"{directory / name} is missing; `codechat download` fetches the rest") from None
+            weights |= load_file(path)
         except (SafetensorError, OSError) as error:
-            got = f"{directory / name} is no whole safetensors file ({error})"
-            raise CheckpointError(f"{got}; download it again") from None
+            got = f"{path} is no whole safetensors file ({error})"
+            raise CheckpointError(f"{got}; `codechat download` fetches it again") from None
     return weights
 
 
@@ -167,31 +148,29 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 def read_model(
     cfg: GPTConfig, weights: Mapping[str, Tensor], places: Iterable[Piece] | None = None, source: str = "config.json"
 ) -> GPT:
-    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero; one
-    tensor is read at a time.
+    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero.
 
     CheckpointError for what does not fit, and for copies of the same rows that differ; source: where cfg was read."""
     places = list(pieces(cfg) if places is None else places)
     with torch.device("meta"):
         model = GPT(cfg)
-    expected = {p.theirs: model.get_parameter(p.ours)[p.start : p.stop].shape for p in places}
-    problems = [f"{name} is missing" for name in expected.keys() - weights.keys()]
-    for name, tensor in weights.items():
-        harmless = name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any())
-        if name not in expected and not harmless:
-            problems.append(f"{name} is not part of the architecture")
-        elif tensor.shape != expected.get(name, tensor.shape):
-            problems.append(f"{name} is {tuple(tensor.shape)}, required is {tuple(expected[name])}")
-    if problems:
-        shown = "; ".join(sorted(problems)[:3]) + (f" and {len(problems) - 3} more" if len(problems) > 3 else "")
-        raise CheckpointError(f"the weights do not fit {source}: {shown}; use the files of one model")
+    expected = {p.theirs: tuple(model.get_parameter(p.ours)[p.start : p.stop].shape) for p in places}
+    given = {
+        name: tuple(tensor.shape)
+        for name, tensor in weights.items()
+        if name in expected or not _ignored(cfg, name, tensor)
+    }
+    if wrong := sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name)):
+        shapes = f"{given.get(wrong[0], 'missing')}, required is {expected.get(wrong[0], 'no such tensor')}"
+        got = f"{len(wrong)} weights do not fit {source}: {wrong[0]} is {shapes}"
+        raise CheckpointError(f"{got}; use the files of one model")
     model.to_empty(device="cpu")
     for p in model.parameters():
         p.zero_()
-    first: dict[Piece, str] = {}  # the name under which each range of rows was read first
+    first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
     for p in places:
         rows, tensor = model.get_parameter(p.ours)[p.start : p.stop], weights[p.theirs]
-        if (other := first.setdefault(p._replace(theirs=""), p.theirs)) == p.theirs:
+        if (other := first.setdefault(p[1:], p.theirs)) == p.theirs:
             rows.copy_(tensor)
         elif not torch.equal(rows, tensor.to(rows)):
             got = f"{p.theirs} and {other} differ"
@@ -199,39 +178,24 @@ def read_model(
     return model.eval()
 
 
-# ---------------------------------------------------------------- config.json
+def _ignored(cfg: GPTConfig, name: str, tensor: Tensor) -> bool:
+    return name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any())
 
 
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
     """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
-    *factors, context = cfg.rope_scaling or (1.0,)
-    scaling = {"rope_type": "llama3", **dict(zip(ROPE_KEYS, (*factors, int(context))))}
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "vocab_size": cfg.padded_vocab,
-        "hidden_size": cfg.n_embd,
-        "intermediate_size": cfg.hidden_width,
-        "num_hidden_layers": cfg.depth,
-        "num_attention_heads": cfg.n_head,
-        "num_key_value_heads": cfg.kv_heads,
-        "head_dim": cfg.head_dim,
-        "hidden_act": family.act,
-        "max_position_embeddings": cfg.block_size,
-        "rms_norm_eps": cfg.norm_eps,
-        "rope_theta": cfg.rope_theta,
-        "rope_scaling": scaling if cfg.rope_scaling else None,
-        "tie_word_embeddings": cfg.tied,
-        "attention_bias": family.attention_bias,
-        "attention_dropout": 0.0,
-        **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
-        "initializer_range": 0.02,
-        "use_cache": True,
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
-        "pad_token_id": None,
-        "torch_dtype": dtype,
-    }
+    about = dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act)
+    about |= dict(vocab_size=cfg.padded_vocab, hidden_size=cfg.n_embd, intermediate_size=cfg.hidden_width)
+    about |= dict(num_hidden_layers=cfg.depth, num_attention_heads=cfg.n_head, num_key_value_heads=cfg.kv_heads)
+    about |= dict(head_dim=cfg.head_dim, max_position_embeddings=cfg.block_size, rms_norm_eps=cfg.norm_eps)
+    about |= dict(attention_bias=family.attention_bias, attention_dropout=0.0, tie_word_embeddings=cfg.tied)
+    about |= {"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}
+    about |= dict(rope_theta=cfg.rope_theta, rope_scaling=None, initializer_range=0.02, use_cache=True)
+    about |= dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None)
+    if cfg.rope_scaling:
+        *factors, context = cfg.rope_scaling
+        about["rope_scaling"] = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
+    return about | {"torch_dtype": dtype}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -248,20 +212,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
-    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused
-    padding.
+    """The GPTConfig of a config.json; ConfigError for a class or a setting that our model does not have.
 
-    ConfigError for a class or a setting that our model does not have."""
+    vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding."""
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}  # of transformers 5, and of 4
     positions = positions if isinstance(positions, dict) else {"rope_type": positions}
-    kind = positions.get("rope_type", positions.get("type", "default"))
-    family = _family_in(config, kind, positions)
+    scaled = positions.get("rope_type", positions.get("type", "default"))
+    family = _family_in(config, scaled, positions)
     try:
         rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
         hidden, depth = int(config["intermediate_size"]), int(config["num_hidden_layers"])
         block = int(config["max_position_embeddings"])
         theta = float(positions.get("rope_theta", config.get("rope_theta", 10000.0)))
-        scaling = None if kind == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
+        scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > rows:
@@ -269,47 +232,36 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
         raise ConfigError(f"{got}; use its own tokenizer")
     head_dim = config.get("head_dim") or (128 if family.model_type == "qwen3" else width // heads)
     kv_heads = config.get("num_key_value_heads") or heads
-    return GPTConfig(
-        depth=depth,
-        n_embd=width,
-        n_head=heads,
-        n_kv_head=None if kv_heads == heads else kv_heads,
-        block_size=block,
-        vocab_size=vocab_size,
-        n_tags=n_tags,
-        rows=None if rows == -(-(vocab_size + n_tags) // 64) * 64 else rows,
-        mlp=family.mlp,
-        mlp_width=None if hidden == 4 * width else hidden,
-        head_width=None if head_dim * heads == width else head_dim,
-        norm_eps=config.get("rms_norm_eps", family.eps),
-        tied=config.get("tie_word_embeddings", False),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        rope_theta=theta,
-        rope_scaling=scaling,
-    )
+    shape = dict(depth=depth, n_embd=width, n_head=heads, block_size=block, vocab_size=vocab_size, n_tags=n_tags)
+    shape |= dict(n_kv_head=None if kv_heads == heads else kv_heads, mlp_width=None if hidden == 4 * width else hidden)
+    shape |= dict(rows=None if rows == -(-(vocab_size + n_tags) // 64) * 64 else rows, rope_theta=theta)
+    shape |= dict(head_width=None if head_dim * heads == width else head_dim, rope_scaling=scaling, mlp=family.mlp)
+    shape |= dict(norm_eps=config.get("rms_norm_eps", family.eps), tied=config.get("tie_word_embeddings", False))
+    return GPTConfig(**shape, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
 
 
-def _family_in(config: Mapping[str, Any], kind: str, positions: Mapping[str, Any]) -> Family:
+def _family_in(config: Mapping[str, Any], scaled: str, positions: Mapping[str, Any]) -> Family:
     """The entry of a config.json's class, activation and biases; ConfigError names what has none."""
     families = [family for family in FAMILIES if family.model_type == config.get("model_type")]
-    default = families[0].act if families else "silu"
-    key = config.get("hidden_act", default), bool(config.get("attention_bias"))
-    unsupported = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        unsupported["layer_types"] = sorted(set(config["layer_types"]))
-    if kind not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
-        unsupported["positions"] = positions
+    act = config.get("hidden_act", families[0].act if families else "silu")  # the first has the class's default
+    key = act, bool(config.get("attention_bias"))
+    wrong = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
+    if set(config.get("layer_types") or ()) - {"full_attention"}:
+        wrong["layer_types"] = config["layer_types"]
+    if scaled not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
+        wrong["positions"] = positions
     family = next((f for f in families if (f.act, f.attention_bias) == key), None)
-    if family is None or unsupported:
+    if family is None or wrong:
+        names = ("model_type", "hidden_act", "attention_bias")
+        got = ", ".join(
+            f"{k}={str(v)[:60]}" for k, v in (wrong or dict(zip(names, (config.get(names[0]), *key)))).items()
+        )
         known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
-        given = dict(zip(("model_type", "hidden_act", "attention_bias"), (config.get("model_type"), *key)))
-        shown = ", ".join(f"{name}={str(value)[:60]}" for name, value in (unsupported or given).items())
-        raise ConfigError(f"config.json has {shown}; required is one of {known}; choose another model")
+        raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
     return family
 
 
-# ---------------------------------------------------------------- the original system's .pt files
+# ---- the original system's .pt files
 
 KEYS = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
 NAME = re.compile(r"(?:_orig_mod\.|module\.|transformer\.)*(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
@@ -321,12 +273,8 @@ OURS |= {"attn.c_attn": "attn.qkv", "attn.c_proj": "attn.out", "mlp.c_fc": "mlp.
 
 
 def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
-    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step. n_vocab:
-    ids of its tokenizer.
-
-    The file is read without executing code in it. The embedding gets zero rows up to a multiple of 64."""
-    if not path.is_file():
-        raise MissingFile(f"no file {path}; give the original's .pt file, or the directory of a Hugging Face model")
+    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step; no code in
+    the file is executed. n_vocab: ids of its tokenizer."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         cfg = {key: int(saved["cfg"][key]) for key in KEYS}
@@ -344,9 +292,8 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = NAME.fullmatch(name)
-        if not match or match[2] not in OURS:
-            raise CheckpointError(f"{path} holds {name}; required are the names of codechat.models.hf_format.OURS")
-        weights[(f"blocks.{match[1]}." if match[1] else "") + OURS[match[2]] + ".weight"] = tensor
+        ours = (f"blocks.{match[1]}." if match[1] else "") + OURS.get(match[2], match[2]) + ".weight" if match else name
+        weights[ours] = tensor
     head = weights.pop("head.weight", None)
     if head is not None and not torch.equal(head, weights["wte.weight"]):
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")

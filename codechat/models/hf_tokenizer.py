@@ -1,14 +1,12 @@
 """Our tokenizers and conversations as Hugging Face files: tokenizer.json, tokenizer_config.json, chat_template.jinja,
 generation_config.json.
 
-The ids equal those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a
-conversation. `chat` tokenises tags, line ends and contents apart, but a template yields one text. So the tokenizer cuts
-that text again: its normaliser puts the mark `CUT` where `chat` begins a new piece, and its pre-tokeniser splits there
-and drops the mark. Reserved tags are added special tokens with the ids of their rows.
+The ids equal those of `tokenizer.encode`, `chat.render` and `chat.prompt`. `chat` tokenises tags, line ends and contents
+apart, but a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a new piece, and the
+pre-tokeniser splits there and drops the mark. Reserved tags are added special tokens with the ids of their rows.
 
 The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns,
-<functioncall>. The role "tool" is accepted for "function". In text mode <|end|> is several tokens, so `generate` needs
-stop_strings=["<|end|>"] and its tokenizer.
+<functioncall>. In text mode <|end|> is several tokens: `generate` needs stop_strings=["<|end|>"] and its tokenizer.
 """
 
 from __future__ import annotations
@@ -42,31 +40,23 @@ def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
 
 
 def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
-    """{file name: text}. rows: of the embedding; rows that no id of the tokenizer has are never generated.
-
-    ConfigError for an imported tokenizer with reserved tags: its ids keep their meaning only with its own template, or
-    with tags as text."""
+    """{file name: text}. rows: of the embedding; rows that no id of the tokenizer has are never generated."""
     imported, reserved = isinstance(tokenizer, ImportedTokenizer), tags == "reserved"
-    if imported and reserved:
+    if imported and reserved:  # its ids keep their meaning only with its own template, or with tags as text
         raise ConfigError(f"tags reserved with the imported {tokenizer.spec}; required are tags template or text")
     special = dict(bos_token=END_OF_TEXT, eos_token=END_TAG if reserved else END_OF_TEXT, pad_token=END_OF_TEXT)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
-        **(tokenizer.saved["special"] if imported else special),
-    }
+    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=block_size, add_bos_token=False)
+    config |= {"clean_up_tokenization_spaces": False} | (tokenizer.saved["special"] if imported else special)
     eot, named = tokenizer.eot_id, tokenizer.n_vocab + (len(TAGS) if reserved else 0)
     generation = {"bos_token_id": eot, "eos_token_id": end_ids(tokenizer, tags), "pad_token_id": eot}
     if named < rows:
         generation["suppress_tokens"] = list(range(named, rows))
     theirs = tags == chat.TEMPLATE
-    values = {"tokenizer_config.json": config, "generation_config.json": generation}
     return {
         "tokenizer.json": tokenizer.saved["json"] if imported else _text(tokenizer_json(tokenizer, tags)),
         "chat_template.jinja": (getattr(tokenizer, "template", None) or "") if theirs else chat_template(tags),
-        **{name: _text(value) for name, value in values.items()},
+        "tokenizer_config.json": _text(config),
+        "generation_config.json": _text(generation),
     }
 
 
@@ -84,18 +74,13 @@ def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
     marks = [{"type": "Replace", "pattern": {"String": text}, "content": by} for text, by in _cuts(tags)]
     cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": bpe}
-    nothing = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    off = dict.fromkeys(nothing) | dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [{"id": i, "content": content, **flags} for i, content in special],
         "normalizer": {"type": "Sequence", "normalizers": marks},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut] if letters else [cut, byte_level]},
-        "post_processor": None,
         "decoder": {"type": "Fuse"} if letters else byte_level,
-        "model": {"type": "BPE", **off, "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
+        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
     }
 
 

@@ -58,15 +58,14 @@ def import_model(cfg: ImportConfig) -> Run:
     about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}
     tok = tokenizer.load(cfg.tokenizer or (f"hf:{cfg.source}" if directory else "gpt2"))
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
-    if not directory:
-        if tags not in ("text", chat.RAW):
-            raise ConfigError(f"--tags {tags} with a .pt file; required is text or raw; leave --tags out")
-        model, step = hf_format.read_original(cfg.source, tok.n_vocab)
-    else:
-        if tags == chat.TEMPLATE:
-            chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
+    chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
+    if directory:
         shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
         model = hf_format.read_model(shape, hf_format.read_weights(cfg.source))
+    elif tags in ("text", chat.RAW):
+        model, step = hf_format.read_original(cfg.source, tok.n_vocab)
+    else:
+        raise ConfigError(f"--tags {tags} with a .pt file; required is text or raw; leave --tags out")
     origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
     meta = {"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
     with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:

@@ -2,9 +2,8 @@
 
     h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-After `attach` only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like
-any other, and also A and B, so a run resumes bitwise. `save_peft` writes PEFT's files; our fused query-key-value matrix
-becomes three adapters that share A.
+After `attach` only A and B are trained. A checkpoint holds the merged model, which loads like any other, and also A and
+B. `save_peft` writes PEFT's files; our fused query-key-value matrix becomes three adapters that share A.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from codechat.runs import checkpoint
 
 WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
 ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
-# Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off.
+# Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off, or PLAIN.
 HARMLESS = {"r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "task_type"}
 HARMLESS |= {"base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version"}
 HARMLESS |= {"layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size"}
+PLAIN = {"peft_type": ("LORA",), "init_lora_weights": (True, "gaussian", "orthogonal"), "bias": ("none",)}
 
 
 class LoRALinear(nn.Module):
@@ -108,14 +108,13 @@ def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
     live = _factors(model)
     if wrong := live.keys() ^ saved.keys() or {n for n in live if live[n].shape != saved[n].shape}:
-        raise CheckpointError(
-            f"the checkpoint's adapter {min(wrong)} does not fit; set its --lora-rank, --lora-targets"
-        )
+        got = f"the checkpoint's adapter {min(wrong)} does not fit"
+        raise CheckpointError(f"{got}; set its --lora-rank and --lora-targets")
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
 
-# ---------------------------------------------------------------- PEFT's files
+# ---- PEFT's files
 
 
 def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
@@ -151,18 +150,9 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
         layer = layers[place.ours]
         tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[place.start : place.stop]}
     rank = layer.a.shape[0]
-    about: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": layer.scale * rank,
-        "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name in places}),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "base_model_name_or_path": base,
-    }
+    about: dict[str, Any] = dict(peft_type="LORA", task_type="CAUSAL_LM", bias="none", base_model_name_or_path=base)
+    about |= dict(r=rank, lora_alpha=layer.scale * rank, lora_dropout=0.0, fan_in_fan_out=False, inference_mode=True)
+    about["target_modules"] = sorted({name.rpartition(".")[2] for name in places})
     directory.mkdir(parents=True, exist_ok=True)
     hf_format.save(directory / f"{ADAPTER}.tmp", tensors, "float32")
     (directory / f"{ADAPTER}.tmp").replace(directory / ADAPTER)
@@ -170,18 +160,16 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
     return directory
 
 
-def _peft_settings(directory: Path) -> tuple[int, float]:
-    """(rank, factor of the product) of an adapter in PEFT's format; CheckpointError for what is no plain LoRA."""
-    path = directory / ABOUT
+def _peft_settings(path: Path) -> tuple[int, float]:
+    """(rank, factor of the product) of an adapter_config.json; CheckpointError for what is no plain LoRA."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         rank, alpha = int(about["r"]), float(about["lora_alpha"])
         scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path} is no description of an adapter with r and lora_alpha ({error!r})") from None
-    plain = {"peft_type": ("LORA",), "init_lora_weights": (True, False, "gaussian", "orthogonal"), "bias": ("none",)}
     for key in sorted(about.keys() - HARMLESS):
-        if about[key] and about[key] not in plain.get(key, ()):
+        if about[key] and about[key] not in PLAIN.get(key, ()):
             got = f"{path} sets {key} {about[key]!r}"
             raise CheckpointError(f"{got}; required is plain LoRA; merge it in peft and import the model")
     return rank, scale
@@ -193,27 +181,26 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
 
     CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
     that repeats the up projection) need equal adapters."""
-    directory = Path(directory)
+    directory, state = Path(directory), model.state_dict()
     if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
         raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")
-    (rank, scale), places, state = _peft_settings(directory), _places(model.cfg), model.state_dict()
-    tensors = {name: tensor.float() for name, tensor in load_file(directory / ADAPTER).items()}
-    names = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
-    if foreign := tensors.keys() ^ {f"{name}.lora_{part}.weight" for name in names for part in "AB"}:
-        raise CheckpointError(f"{directory}: {min(foreign)} is no pair of factors; required are lora_A and lora_B")
-    for name in sorted(names):
-        a, b = (tensors[f"{name}.lora_{part}.weight"] for part in "AB")
-        place = places.get(name)
-        rows = state[place.ours][place.start : place.stop] if place else a.new_empty(0)
-        if (a.shape, b.shape) != ((rank, rows.shape[-1]), (len(rows), rank)):
-            got = f"{directory}: adapter {name} of shapes {tuple(b.shape)} x {tuple(a.shape)}, r {rank}"
-            raise CheckpointError(f"{got}, fits no matrix; use its own base model")
-        first, *others = (n for n, p in places.items() if p[1:] == place[1:])
-        for other in others:
-            pairs = [(tensors.get(f"{n}.lora_{part}.weight") for n in (first, other)) for part in "AB"]
-            if not all(x is not None and y is not None and torch.equal(x, y) for x, y in pairs):
-                got = f"{directory}: the adapters of {first} and {other} differ"
-                raise CheckpointError(f"{got}; these are one matrix here; train the adapter here")
-        if name == first:
-            rows += (scale * b @ a).to(rows.device)
+    (rank, scale), factors = _peft_settings(directory / ABOUT), load_file(directory / ADAPTER)
+    copies: dict[tuple[Any, ...], list[str]] = {}  # PEFT's names of the same rows of ours
+    for name, place in _places(model.cfg).items():
+        copies.setdefault(place[1:], []).append(name)
+    for (ours, start, stop), names in copies.items():
+        (a, b), *others = ([factors.pop(f"{n}.lora_{part}.weight", None) for part in "AB"] for n in names)
+        if all(x is None for x in (a, b, *sum(others, []))):
+            continue
+        rows = state[ours][start:stop]
+        fits = a is not None and b is not None and (a.shape, b.shape) == ((rank, rows.shape[1]), (len(rows), rank))
+        same = all(
+            x is not None and y is not None and torch.equal(x, y) for pair in others for x, y in zip((a, b), pair)
+        )
+        if not fits or not same:
+            got = f"{directory}: the adapters of {' and '.join(names)}"
+            raise CheckpointError(f"{got} are not those of one matrix, of rank {rank}; use their own base model")
+        rows += (scale * b.float() @ a.float()).to(rows.device)
+    if factors:
+        raise CheckpointError(f"{directory}: {min(factors)} fits no matrix; use its own base model")
     return model

@@ -1,8 +1,4 @@
-"""Optimizers and learning-rate schedules.
-
-AdamW for all parameters. With `optimizer="muon"` the matrices of the blocks take Muon instead, which orthogonalises
-their momentum. Schedules are pure functions of the step, so resuming needs no scheduler state.
-"""
+"""Optimizers and learning-rate schedules, which are pure functions of the step: resuming needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -64,21 +60,20 @@ def build(
 ) -> list[torch.optim.Optimizer]:
     """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
 
-    With "muon" the block matrices take Muon at `muon_lr`; `lr` drives the rest."""
-    params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for n, p in params if optimizer == "muon" and p.ndim == 2 and "blocks." in n]
-    chosen = {id(p) for p in matrices}
-    rest = [p for _, p in params if id(p) not in chosen]
+    With "muon" the block matrices take Muon at `muon_lr`; `lr` drives AdamW for the rest."""
+    matrices, decaying, others = [], [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            muon = optimizer == "muon" and p.ndim == 2 and "blocks." in name
+            (matrices if muon else decaying if p.ndim >= 2 else others).append(p)
     groups = [
-        dict(params=some, weight_decay=decay, lr=lr, base_lr=lr)
-        for some, decay in (([p for p in rest if p.ndim >= 2], weight_decay), ([p for p in rest if p.ndim < 2], 0.0))
+        dict(params=some, weight_decay=d, base_lr=lr) for some, d in ((decaying, weight_decay), (others, 0.0)) if some
     ]
-    optimizers: list[torch.optim.Optimizer] = []
-    if rest:  # none where only adapters are trained: each lies in a block
-        optimizers.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True))
-    if matrices:
-        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
-    return optimizers
+    # no groups where only adapters are trained: each lies in a block
+    optimizers: list[torch.optim.Optimizer] = (
+        [torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)] if groups else []
+    )
+    return optimizers + ([Muon(matrices, lr=muon_lr, weight_decay=weight_decay)] if matrices else [])
 
 
 class Muon(torch.optim.Optimizer):
@@ -86,7 +81,7 @@ class Muon(torch.optim.Optimizer):
     arXiv:2502.16982).
 
     The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means
-    the same for every shape. Matrices of one shape are orthogonalised as one batch. A fused matrix is one."""
+    the same for every shape. Matrices of one shape are orthogonalised as one batch."""
 
     def __init__(self, params: Iterable[Tensor], *, lr: float = 0.02, weight_decay: float = 0.0) -> None:
         super().__init__(params, dict(lr=lr, base_lr=lr, momentum=0.95, weight_decay=weight_decay))

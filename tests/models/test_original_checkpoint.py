@@ -115,7 +115,7 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
         (dict(cfg={"n_layer": 2}), "vocab_size"),
         (dict(cfg=CFG | {"depth": 3}), "blocks.2.attn"),
         (dict(cfg=CFG | {"depth": 1}), "blocks.1."),
-        (dict(cfg=CFG | {"n_embd": 32}), "attn_norm.weight"),
+        (dict(cfg=CFG | {"n_embd": 32}), "blocks.0."),
         (dict(cfg=CFG | {"vocab_size": 200}), "--tokenizer"),
         (dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), "blocks.0.ln1.bias"),
         (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "head"),
