@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -99,29 +98,13 @@ class Layer:
         return attend_shared(q, self.own[0], self.own[-1][..., :width], mask, prompt, at.members, at.place)
 
 
-@dataclass
 class Slots:
-    """Where the rows lie, and what they have sampled. All are tensors that steps change in place."""
-
-    members: Tensor  # (P, W) slots of each prompt's rows; 0 where it has fewer
-    place: Tensor  # (B,) each slot's place in the flattened grid (P W)
-    prompt_real: Tensor  # (P, 1, 1, S) false = padding
-    own_real: Tensor  # (B, 1, 1, O) false = padding between a shared beginning and its row's first new token
-    column: Tensor  # (1,) own column that the next token takes
-    t: Tensor  # (1,) its number among the new tokens
-    base: Tensor  # (B,) position of the first new token
-    keys: Tensor  # (B,) of random numbers
-    budget: Tensor  # (B,) new tokens that a row may have
-    hidden: Tensor  # (B, D) last states
-    tail: Tensor  # (B, L) last tokens; -1 = none yet
-    endings: Tensor  # (N, L) stop sequences, right-aligned
-    done: Tensor  # (B,) bool
-    stopped: Tensor  # (B,) bool: by a stop sequence
-    ends: Tensor  # (B,) tokens of the completion
-    ids: Tensor  # (B, T)
-    logprobs: Tensor  # (B, T) float32
+    """Where the rows lie, and what they have sampled: tensors that steps change in place."""
 
     PER_ROW = "place base keys budget hidden tail done stopped ends ids logprobs".split()  # noqa: SIM905
+
+    def __init__(self, **tensors: Tensor) -> None:
+        vars(self).update(tensors)
 
 
 def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Tensor, ...]:
@@ -212,21 +195,21 @@ class Decoder:
         budget, longest = slots(batch.budgets), max(map(len, batch.stops), default=1)
         endings = [[ANY] * (longest - len(s)) + s for s in batch.stops] or [[NEVER]]
         self.slots = Slots(
-            members=self.owner[:0, None],
-            place=self.owner,
-            prompt_real=prompts.real[:, None, None, : prompts.extent],
-            own_real=self.own_real[..., :0],
-            column=torch.tensor([self.extent], device=device),
-            t=torch.zeros(1, dtype=torch.long, device=device),
-            base=slots(cache.positions(1)[:, 0]),
-            keys=slots(batch.draws),
-            budget=budget,
-            hidden=slots(last),
-            tail=torch.full((B, longest), -1, device=device),
-            endings=torch.tensor(endings, device=device),
+            members=self.owner[:0, None],  # (P, W) slots of each prompt's rows; 0 where it has fewer
+            place=self.owner,  # (B,) each slot's place in the flattened grid (P W)
+            prompt_real=prompts.real[:, None, None, : prompts.extent],  # (P, 1, 1, S) false = padding
+            own_real=self.own_real[..., :0],  # (B, 1, 1, O) false = padding behind a shared beginning
+            column=torch.tensor([self.extent], device=device),  # (1,) own column that the next token takes
+            t=torch.zeros(1, dtype=torch.long, device=device),  # (1,) its number among the new tokens
+            base=slots(cache.positions(1)[:, 0]),  # (B,) position of the first new token
+            keys=slots(batch.draws),  # (B,) of random numbers
+            budget=budget,  # (B,) new tokens that a row may have
+            hidden=slots(last),  # (B, D) last states
+            tail=torch.full((B, longest), -1, device=device),  # (B, L) last tokens; -1 = none yet
+            endings=torch.tensor(endings, device=device),  # (N, L) stop sequences, right-aligned
             done=budget == 0,
-            stopped=torch.zeros(B, dtype=torch.bool, device=device),
-            ends=budget.clone(),
+            stopped=torch.zeros(B, dtype=torch.bool, device=device),  # by a stop sequence
+            ends=budget.clone(),  # (B,) tokens of the completion
             ids=torch.zeros(B, self.most, dtype=torch.long, device=device),
             logprobs=torch.zeros(B, self.most, device=device),
         )

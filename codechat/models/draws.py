@@ -1,9 +1,5 @@
-"""Draws: a truncated distribution, one token of it per row, and the random numbers that decide.
-
-A random number is a hash of (seed, prompt key, sample, position), not the next number of a generator: a row's tokens do
-not depend on its neighbours.
-
-Shapes: B rows, V ids.
+"""Draws: a truncated distribution, one token of it per row, and the random numbers that decide: hashes of (seed, prompt
+key, sample, position), so that a row's tokens do not depend on its neighbours. Shapes: B rows, V ids.
 """
 
 from __future__ import annotations
@@ -39,17 +35,12 @@ class Truncation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature {self.temperature}; required is 0 (greedy) or above")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k {self.top_k}; required is at least 1, or none for the whole vocabulary")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p {self.top_p}; required is above 0 and at most 1")
+        k, p = (1 if x is None else x for x in (self.top_k, self.top_p))
+        if not (0 <= self.temperature < math.inf and k >= 1 and 0 < p <= 1):
+            raise ConfigError(f"{self}; required are a temperature from 0, a top_k from 1, a top_p above 0 and up to 1")
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids (B, K).
-
-        No ids: K = V, nothing was cut or sorted."""
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids; none: K = V."""
         if self.temperature != 1:
             # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, COLDEST))
@@ -65,8 +56,7 @@ class Truncation:
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms: (ids, logprobs), (B,) each.
 
-    Inverts the cumulative distribution: first the block of the vocabulary, then the token in it; of a truncated
-    distribution, the candidate. Sums are float64: float32 would lose the tail."""
+    Inverts the cumulative distribution by blocks of the vocabulary. Sums are float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
@@ -125,8 +115,6 @@ def stopped_by(stopped: Tensor, states: States) -> Tensor:
     ended = torch.tensor([state is not None and state.ended for state in states], device=stopped.device)
     return stopped & ~inside | ended
 
-
-# ---- random numbers
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

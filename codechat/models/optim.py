@@ -109,10 +109,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
-    """N matrices of one shape, orthogonalised; ranks share the work.
-
-    Of replicas each rank orthogonalises N / ranks of them and receives the others. Matrices sharded by rows take two
-    all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, returns the rows."""
+    """N matrices of one shape, orthogonalised; each rank does N / ranks of them. Matrices sharded by rows take two
+    all-to-alls: each rank receives all rows of its share of the matrices, and returns theirs."""
     first, many = matrices[0], td.is_initialized() and td.get_world_size() > 1
     if not isinstance(first, DTensor) and not many:
         return orthogonalise(torch.stack(matrices))
@@ -150,11 +148,10 @@ def iteration_dtype(device: torch.device) -> torch.dtype:
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic
-    Newton-Schulz iteration, in float32 on CPUs and bfloat16 on GPUs.
+    Newton-Schulz iteration.
 
-    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and precise enough,
-    steps are taken on the small s, and x is multiplied by the product of their q: two thirds of the work at n = 4 m.
-    The rounding of s grows a^2 = 12 times a step, so s is computed from x again after three."""
+    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and float32, steps are
+    taken on the small s. The rounding of s grows a^2 = 12 times a step, so it is computed anew after three."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.to(iteration_dtype(g.device))
     if g.shape[-2] > g.shape[-1]:

@@ -12,7 +12,7 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.evaluation import evaluate
-from codechat.models import fp8, lora
+from codechat.models import layers, lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import engines
@@ -59,7 +59,7 @@ def check_taken(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
 
 def new_model(cfg: Any) -> GPT:
     """A model of cfg.model, with products in fp8 where --fp8 asks for it."""
-    return fp8.convert(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
+    return layers.to_float8(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
 
 
 def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware
-from codechat.models import fp8, head, optim, packed_attention
+from codechat.models import head, layers, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
@@ -166,13 +166,13 @@ def test_fp8_needs_torchao_and_then_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=module))
         monkeypatch.setitem(sys.modules, "torchao.float8", module)
         with raising(ConfigError, named):
-            fp8.convert(GPT(GPTConfig(depth=1, n_embd=32, n_head=2)))
+            layers.to_float8(GPT(GPTConfig(depth=1, n_embd=32, n_head=2)))
 
 
 def test_products_in_fp8_keep_names_and_float32_weights() -> None:
     pytest.importorskip("torchao", reason="the optional package torchao is not installed")
     shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=64, vocab_size=100)
-    plain, eight = GPT(shape, seed=1), fp8.convert(GPT(shape, seed=1), emulate=True)
+    plain, eight = GPT(shape, seed=1), layers.to_float8(GPT(shape, seed=1), emulate=True)
     state = plain.state_dict()
     assert eight.state_dict().keys() == state.keys()
     assert all(torch.equal(p, state[name]) for name, p in eight.state_dict().items())
