@@ -125,7 +125,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products
     if isinstance(mask, Documents):
         if not compiling:
             return _by_documents(q, k, v, mask)
-        mask = mask.mask  # a graph for all batches cannot have the places of one
+        return _causal_products(q, k, v, mask.mask)  # a graph for all batches cannot have the places of one
     if products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16:
         return _causal_products(q, k, v)
     if mask is None or isinstance(mask, Tensor):
@@ -135,9 +135,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products
     return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over the keys that they may see: the
-    fused kernel's tiles are slow in bfloat16, and `_Pieces`, row by row, takes an eighth more of a step of nano."""
+def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over the keys that they may see: all
+    earlier ones, or those of a mask (B, 1, T, T). The fused kernel's tiles are slow in bfloat16, and compiled for one
+    length its backward pass fails at the next (torch 2.13); `_Pieces`, row by row, takes an eighth more of a step."""
     T, group = q.shape[2], q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -145,7 +146,7 @@ def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     for at in range(0, T, QUERIES):
         end = min(at + QUERIES, T)
         scores = (q[:, :, at:end] @ k[:, :, :end].mT).float()
-        later = torch.arange(end) > torch.arange(at, end)[:, None]
+        later = torch.arange(end) > torch.arange(at, end)[:, None] if mask is None else ~mask[:, :, at:end, :end]
         parts.append(scores.masked_fill(later, -torch.inf).softmax(-1).to(q.dtype) @ v[:, :, :end])
     return torch.cat(parts, dim=2)
 

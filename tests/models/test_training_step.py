@@ -131,6 +131,25 @@ def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(mo
         assert seen == expected
 
 
+@pytest.mark.slow
+def test_stages_of_one_process_compile_rows_of_every_length() -> None:
+    """A recipe trains its stages in one process: a graph made for one length of packed rows must not break the next."""
+    torch._dynamo.reset()
+    shape = replace(SHAPE, depth=1, n_embd=64, n_head=1, block_size=512)
+    for T in (192, 160, 136):
+        ids = torch.randint(300, (2, T), generator=torch.Generator().manual_seed(T))
+        losses_of = {}
+        for compiled in (False, True):
+            model = GPT(shape, seed=1)
+            loss = hardware.maybe_compile(model.loss, compiled, torch.device("cpu"), torch.bfloat16)
+            with torch.autocast("cpu", torch.bfloat16):
+                docs = torch.arange(T).div(50, rounding_mode="floor").expand(2, T).contiguous()
+                losses_of[compiled] = loss(ids, ids, mask=packed_attention.Documents(docs))
+            losses_of[compiled].backward()
+            assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        torch.testing.assert_close(losses_of[True], losses_of[False], rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_host_waits_at_most_twice_in_a_training_step(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of the gradients, and in SFT where the targets are; however many chunks the head has."""
