@@ -32,7 +32,7 @@ from codechat.core.http_client import Link, Refused
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
 from codechat.data.synthetic import SPLITS, split_of
 from codechat.runs.paths import find_run
-from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
+from codechat.tasks.base import BaseTask, Message, Problem, Score, play
 from codechat.tasks.preparation import PreparedConfig, prepare
 from codechat.text import chat
 
@@ -181,14 +181,14 @@ def _verdict(answer: Any) -> tuple[Score, list[Row]]:
     return Score(len(passes) / total if total else 0.0, tier, parts, correct), requirements
 
 
-class AppWorldTask:
+class AppWorldTask(BaseTask):
     """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +.
     worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns: most answers of an
     episode. longest: see `AppWorldEnvironment`.
 
     ConfigError for invalid settings, RunError where a server does not answer."""
 
-    name, tiers, max_reward = "appworld", TIERS, 1.0
+    name, tiers = "appworld", TIERS
     no_references = "AppWorld does not publish its solutions"
 
     def __init__(self, source: str = "", worlds: str = DEFAULT_URL, max_turns: int = 30, longest: int = 4000) -> None:
@@ -202,22 +202,15 @@ class AppWorldTask:
         for server in self.free:
             server.check()
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Ids given by name belong to any split."""
-        return shuffled((problem_of(id, split) for id in task_ids(self.source.split("+"), split)), limit, seed)
+    def read(self, split: str) -> Iterator[Problem]:
+        """Ids given by name belong to any split."""
+        return (problem_of(id, split) for id in task_ids(self.source.split("+"), split))
 
     def environment(self) -> AppWorldEnvironment:
         return AppWorldEnvironment(self.free, self.max_turns, self.longest)
 
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
-
     def score(self, problem: Problem, completion: str) -> Score:
-        """The score of an episode with this one answer."""
-        world = self.environment()
-        world.reset(problem)
-        world.step({"role": "assistant", "content": completion})
-        return world.score()
+        return play(self.environment(), problem, completion)
 
     def gold(self, problem: Problem) -> str:
         return ""
@@ -233,7 +226,6 @@ def task_ids(words: Sequence[str], split: str) -> list[str]:
             ids.append(word)
             continue
         if path.is_dir():
-            check_split(split, tuple(SPLIT_FILES))
             name = f"{SPLIT_FILES[split]}.txt"
             places = [path / name, path / "datasets" / name, path / "data" / "datasets" / name]
             path = next((place for place in places if place.is_file()), path / name)

@@ -90,6 +90,33 @@ class Environment(Protocol):
         """The score of the current state."""
 
 
+class BaseTask:
+    """What most tasks share. A subclass has `name`, `tiers`, `gold`, `read` and `score`."""
+
+    name: str
+    max_reward = 1.0
+    splits: tuple[str, ...] = SPLITS
+
+    def read(self, split: str) -> Iterable[Problem]:
+        """Every problem of a split."""
+        raise NotImplementedError
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
+        check_split(split, self.splits, f"task {self.name}")
+        return shuffled(self.read(split), limit, seed)
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        return problem.messages
+
+
+def play(world: Environment, problem: Problem, completion: str) -> Score:
+    """The score of an episode with one answer."""
+    world.reset(problem, 0)
+    world.step({"role": "assistant", "content": completion})
+    return world.score()
+
+
 def score_all(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> Iterator[Score]:
     """Scores in order. A task with `scores(pairs)` scores the completions in parallel."""
     if hasattr(task, "scores"):

@@ -24,14 +24,14 @@ from typing import Any, ClassVar
 from codechat.core.errors import ConfigError, DataError, nearest
 from codechat.data.sources import digest, local_rows
 from codechat.data.synthetic import split_of, spread
-from codechat.tasks.base import SPLITS, Message, Problem, Score, Task, check_split, shuffled
+from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, Task
 from codechat.text.tool_functions import run_file
 
 Row = Mapping[str, Any]
 MEMBERS = ("name", "tiers", "max_reward", "problems", "prompt", "score", "gold")
 
 
-class RowsTask:
+class RowsTask(BaseTask):
     """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and reward functions with weights.
 
     rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source` (--data-dir) replaces it. Without "split" the hash of the
@@ -40,7 +40,6 @@ class RowsTask:
 
     name: ClassVar[str] = ""
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
-    max_reward = 1.0
     rows: Sequence[Row] | str = ()
     rewards: ClassVar[Mapping[Callable[..., Any], float] | Sequence[Callable[..., Any]]] = {}  # in a list all weigh 1
 
@@ -61,15 +60,11 @@ class RowsTask:
         self._terms: dict[str, tuple[str, ...]] = {}  # names of a function's terms for a reference solution
         self._shown = False
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        check_split(split)
+    def read(self, split: str) -> list[Problem]:
         problems = [problem for problem in self._problems if problem.split == split]
         if not problems:
             raise DataError(f"task {self.name} has no row in split {split!r}; give 10 rows or more, or set their split")
-        return shuffled(problems, limit, seed)
-
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
+        return problems
 
     def gold(self, problem: Problem) -> str:
         """The reference solution."""

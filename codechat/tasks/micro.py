@@ -23,12 +23,11 @@ from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.data.synthetic import row as conversation
 from codechat.tasks import preparation
-from codechat.tasks.base import Problem, check_levels, check_split
+from codechat.tasks.base import Problem, check_split
 from codechat.tasks.coding.sources import GOLD
 from codechat.tasks.coding.task import CodingTask
 
 LEVELS = (1, 2, 3, 4, 5)
-DOMAIN = "solutions"
 MOST_SETTINGS = 200
 PARTS = ("sft", "train", "sft", "train", "sft", "train", "sft", "train", "select", "test")
 TESTS = 6
@@ -142,20 +141,16 @@ _DRAW: dict[str, Callable[..., Any]] = {"int": _int, "ints": _ints, "word": _wor
 
 def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Problem]:
     """n different problems, the families in turn. ConfigError for an unknown split or level."""
-    check_split(split)
-    return _draw(split, split, n, seed, levels)
+    return MicroTask(levels=levels).generate(split, n, seed)
 
 
 def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
     """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
     test, those of the problems."""
-    for problem in _draw("sft" if split == "train" else split, split, n, seed, levels):
-        row = conversation(problem.messages[0]["content"], problem.gold["code"], DOMAIN, **problem.meta)
-        yield row | {"meta": row["meta"] | {"split": split, "asked": "code"}}
+    return MicroTask(levels=levels).dialogues(split, n, seed)
 
 
 def _draw(part: str, split: str, n: int, seed: int, levels: Sequence[int]) -> list[Problem]:
-    check_levels(levels, LEVELS)
     rng = random.Random(f"micro {part} {seed}")
     families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in levels]
     if not families:
@@ -203,14 +198,10 @@ def _calls(
         calls[f"{name}({', '.join(map(repr, given))}) == {answer}"] = answer, caught
     example, *rest = rng.sample(list(calls), len(calls))
     picked: list[str] = []
-    answers: set[str] = set()
-    covered: set[int] = set()
     while len(picked) < TESTS:
-        best = max(rest, key=lambda call: len(calls[call][1] - covered) + (calls[call][0] not in answers))
-        rest.remove(best)
-        picked.append(best)
-        answers.add(calls[best][0])
-        covered |= calls[best][1]
+        answers, caught = {calls[call][0] for call in picked}, set().union(*(calls[call][1] for call in picked))
+        picked.append(max(rest, key=lambda call: len(calls[call][1] - caught) + (calls[call][0] not in answers)))
+        rest.remove(picked[-1])
     rng.shuffle(picked)
     return [example, *picked]
 
@@ -235,7 +226,8 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 class MicroTask(preparation.GeneratedTask, CodingTask):
     """Small code problems. levels: a repeated level is sampled more often. Other options: see `CodingTask`."""
 
-    gold_fields = GOLD
+    name, domain = "micro", "solutions"
+    known_levels, gold_fields, checked = LEVELS, GOLD, 0
 
     def __init__(
         self,
@@ -246,28 +238,25 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
         isolation: str = "auto",
     ) -> None:
         super().__init__("micro", [], reward, timeout_s, isolation)
-        self.source, self.levels = source, tuple(levels)
+        self.set_levels(source, levels)
 
-    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
-        return problems(split, n, seed, self.levels)
+    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
+        check_split(split)
+        return _draw("sft" if worked and split == "train" else split, split, n, seed, self.levels)
+
+    def conversation(self, problem: Problem) -> dict[str, Any]:
+        row = conversation(problem.messages[0]["content"], problem.gold["code"], self.domain, **problem.meta)
+        return row | {"meta": row["meta"] | {"split": problem.split, "asked": "code"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroConfig(preparation.GeneratedConfig):
     """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl (problems)."""
 
+    make = MicroTask
     max_examples: int = 8000
     eval_examples: int = 500
     levels: tuple[int, ...] = LEVELS
 
-    def __post_init__(self) -> None:
-        check_levels(self.levels, LEVELS)
 
-
-def prepare_micro(cfg: MicroConfig) -> dict[str, Any]:
-    """`codechat data micro`: write conversations and problems. Returns the manifest of the directory."""
-
-    def worked(split: str, n: int) -> Iterator[dict[str, Any]]:
-        return dialogues(split, n, cfg.seed, cfg.levels)
-
-    return preparation.prepare_generated(cfg, MicroTask(levels=cfg.levels), DOMAIN, worked, check=False)
+prepare_micro = preparation.prepare_generated

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from codechat.core.config import opt
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import Ledger, read_jsonl
+from codechat.data.sources import Ledger, read_jsonl, require_columns
 from codechat.tasks.base import (
     SPLITS,
+    BaseTask,
     Problem,
+    check_levels,
     check_reference_solutions,
     check_split,
     problem_of,
     row_of,
-    shuffled,
 )
 
 Row = dict[str, Any]
 HELD_OUT = ("select", "test")
 DEFAULT_LIMIT = 500  # generated problems of a split where no limit is set
-CHECKED = 64  # generated problems whose reference solutions are checked, per split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,19 @@ class PreparedConfig:
 class GeneratedConfig(PreparedConfig):
     """Settings of a task that generates its worked examples and problems."""
 
+    make: ClassVar[Callable[..., GeneratedTask]]
     max_examples: int = opt(2000, "worked examples for training", least=1)
     problems: int = opt(2000, "training problems", least=1)
     eval_examples: int = opt(200, "worked examples and problems of each split but train", least=1)
     levels: tuple[int, ...] = opt((1,), "levels of the problems; repeat one to sample it more often")
     seed: int = opt(0, "seed of everything that is drawn")
+
+    def __post_init__(self) -> None:
+        self.task()
+
+    def task(self) -> GeneratedTask:
+        """The task that generates. ConfigError for invalid settings."""
+        return self.make(levels=self.levels)
 
 
 @contextmanager
@@ -68,62 +76,100 @@ def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -
     return write(Path(cfg.out), files, ledgers, cfg)
 
 
-class GeneratedTask:
-    """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`. Its __init__ sets source and levels.
+def read_problems(
+    rows: Iterable[Row], columns: Iterable[tuple[str, ...]], origin: str, make: Callable[[Row, int], Problem | None]
+) -> Iterator[Problem]:
+    """make(row, number from 1) of rows with these columns, without None. DataError names the row that cannot be read."""
+    for number, row in enumerate(require_columns(rows, columns, origin), 1):
+        try:
+            problem = make(row, number)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DataError(f"{origin}, row {number}: {type(error).__name__}: {error}; correct the row") from None
+        if problem is not None:
+            yield problem
 
-    gold_fields, meta_fields: fields that the rows of the file must have."""
 
-    name: str
+class GeneratedTask(BaseTask):
+    """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
+
+    gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with worked
+    examples. written: the splits whose problems are written. checked: how many of their solutions are checked; None = all."""
+
     source: str | Path | None
     levels: tuple[int, ...]
+    known_levels: Collection[int] = (1,)
     gold_fields: Collection[str] = ()
     meta_fields: Collection[str] = ()
+    domain: str
+    asked = "code"
+    written: Collection[str] = SPLITS
+    checked: int | None = 64
 
-    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
+        """n different problems; worked: none of those that `problems` gives for training."""
         raise NotImplementedError
 
-    def keeps(self, problem: Problem) -> bool:
-        """Whether a problem of the file belongs to the task's settings."""
-        return problem.meta.get("level", 1) in self.levels
+    def set_levels(self, source: str | Path | None, levels: Iterable[int]) -> None:
+        check_levels(levels := tuple(levels), self.known_levels)
+        self.source, self.levels = source, levels
+
+    def read(self, split: str) -> Iterable[Problem]:
+        """The problems of the file that belong to the levels."""
+        command, path = f"codechat data {self.name}", Path(self.source or "") / f"{self.name}.{split}.jsonl"
+        if not path.is_file():
+            raise MissingFile(f"{path} does not exist; write it with `{command} --out {self.source}`")
+        for number, row in read_jsonl(path):
+            try:
+                problem = problem_of(row, self.gold_fields, self.meta_fields)
+            except DataError as error:
+                raise DataError(f"{path}:{number}: {error} with `{command}`") from None
+            if problem.meta.get("level", 1) in self.levels:
+                yield problem
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file."""
         check_split(split)
         if self.source is None:
             return self.generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
-        command = f"codechat data {self.name}"
-        path, problems = Path(self.source) / f"{self.name}.{split}.jsonl", []
-        if not path.is_file():
-            raise MissingFile(f"{path} does not exist; write it with `{command} --out {self.source}`")
-        for number, row in read_jsonl(path):
-            try:
-                problems.append(problem_of(row, self.gold_fields, self.meta_fields))
-            except DataError as error:
-                raise DataError(f"{path}:{number}: {error} with `{command}`") from None
-        return shuffled(filter(self.keeps, problems), limit, seed)
+        return super().problems(split, limit, seed)
+
+    def conversation(self, problem: Problem) -> Row:
+        """A worked example: the prompt and the reference solution."""
+        return worked_example(self, problem, level=problem.meta["level"])
+
+    def dialogues(self, split: str, n: int, seed: int = 0) -> Iterator[Row]:
+        """n conversations with worked examples. Those of "train" are of problems that `problems` does not give."""
+        yield from map(self.conversation, self.generate(split, n, seed, worked=True))
 
 
-def prepare_generated(
-    cfg: GeneratedConfig,
-    task: Any,  # a GeneratedTask
-    domain: str,
-    dialogues: Callable[[str, int], Iterable[Row]],
-    splits: Collection[str] = SPLITS,
-    check: bool = True,
-) -> Row:
-    """Write DOMAIN.SPLIT.jsonl from dialogues(split, n) and NAME.SPLIT.jsonl from the task. Returns the manifest.
+def worked_example(task: Any, problem: Problem, **meta: Any) -> Row:
+    """A conversation of the prompt and the reference solution."""
+    messages = [*task.prompt(problem), {"role": "assistant", "content": task.gold(problem)}]
+    meta = {"split": problem.split, "asked": task.asked} | meta
+    return {"id": f"{task.domain}-{problem.id}", "messages": messages, "domain": task.domain, "meta": meta}
 
-    check: DataError where one of the first reference solutions of a split does not score the maximum."""
+
+def prepare_generated(cfg: GeneratedConfig) -> Row:
+    """Write DOMAIN.SPLIT.jsonl (conversations) and NAME.SPLIT.jsonl (problems). Returns the manifest.
+
+    DataError where one of the first reference solutions of a split does not score the maximum."""
+    task = cfg.task()
+    counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
+    worked = {split: task.dialogues(split, n, cfg.seed) for split, n in counts.items()}
+    sizes = {split: cfg.problems if split == "train" else cfg.eval_examples for split in task.written}
+    return write_task(cfg, task, worked, {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()})
+
+
+def write_task(cfg: Any, task: Any, worked: Mapping[str, Iterable[Row]], problems: Mapping[str, list[Problem]]) -> Row:
+    """Write worked examples and problems of each split, after the check of reference solutions."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         ledgers.append(ledger := Ledger(task.name))
-        counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
-        files = {f"{domain}.{split}": list(ledger.counted(dialogues(split, n))) for split, n in counts.items()}
-        for split in splits:
-            problems = task.generate(split, cfg.problems if split == "train" else cfg.eval_examples, cfg.seed)
-            if check:
-                check_reference_solutions(task, problems[:CHECKED]).require()
-            files[f"{task.name}.{split}"] = [row_of(problem) for problem in problems]
+        files = {f"{task.domain}.{split}": list(ledger.counted(rows)) for split, rows in worked.items()}
+        for split, part in problems.items():
+            if some := part[: task.checked]:
+                check_reference_solutions(task, some).require()
+            files[f"{task.name}.{split}"] = list(map(row_of, part))
         return files
 
     return prepare(cfg, collect)

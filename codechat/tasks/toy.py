@@ -10,7 +10,7 @@ import re
 import string
 from typing import Any
 
-from codechat.tasks.base import Message, Problem, Score, check_split
+from codechat.tasks.base import BaseTask, Problem, Score, check_split
 from codechat.text import chat
 from codechat.text.tokenizer import END_OF_TEXT
 
@@ -26,12 +26,11 @@ CLASSES = {
 _TAG = re.compile("|".join(map(re.escape, (*chat.TAGS, END_OF_TEXT))))
 
 
-class ToyTask:
+class ToyTask(BaseTask):
     """Tiers: none (no character fits), some, all."""
 
     name = "toy"
     tiers = ("none", "some", "all")
-    max_reward = 1.0
     no_stop = True
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
@@ -43,9 +42,6 @@ class ToyTask:
             Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split)
             for i, name in enumerate(picked)
         ]
-
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
 
     def score(self, problem: Problem, completion: str) -> Score:
         """The share of characters in the class. A text shorter than COMPLETION_LENGTH is filled up with misses."""

@@ -18,8 +18,9 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
 from codechat.tasks import apps, base, check_reference_solutions, load
+from codechat.tasks.apps import task as apps_task
 from codechat.tasks.apps import tools
-from codechat.tasks.apps.store import Store, compare
+from codechat.tasks.apps.tools import Store, compare
 from codechat.text import chat, tokenizer
 
 WORLD: dict[str, list[dict[str, Any]]] = {
@@ -103,7 +104,7 @@ def test_changes_are_compared_as_a_multiset_and_rewards_rise_with_the_tiers() ->
         1, ["notes added: title 'x'"], ["mails 2: starred = 1"],
     )  # fmt: skip
     cases = ([c], [], [a, c], [a], [a, b, c, d], [a, b, c], [b, a])
-    scores = [apps.score_changes([a, b], changes) for changes in cases]
+    scores = [apps_task.score_changes([a, b], changes) for changes in cases]
     tiers = ["harm", "idle", "partial", "partial", "collateral", "collateral", "done"]
     assert [s.tier for s in scores] == tiers and [s.correct for s in scores] == [t == "done" for t in tiers]
     assert [s.reward for s in scores] == [0, 0, 0.125, 0.25, 0.125, 0.25, 1]

@@ -319,7 +319,6 @@ def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> Non
         ([str(tmp_path)], "train", MissingFile),
         (["nowhere"], "test", MissingFile),
         ([], "test", ConfigError),
-        ([str(tmp_path)], "prompt", ConfigError),
     ):
         with pytest.raises(error):
             appworld.task_ids(words, split)

@@ -308,7 +308,7 @@ def test_the_command_gives_a_score_for_each_category(model: str, capsys: pytest.
     examples = {e["problem"]: e for e in read_rows(Run.open("evaluate").path / "examples.jsonl")}
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
     assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2
-    assert "evaluation only" in capsys.readouterr().err
+    assert "required: one of test" in capsys.readouterr().err
 
 
 def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(model: str) -> None:

@@ -155,7 +155,7 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
         (mbpp_row(975), "task_id 975"),
         (mbpp_row(700, code="def add(a, b:"), "row 1"),
         (mbpp_row(700, test_list=["assert ("]), "row 1"),
-        (mbpp_row(700, code=None), "row 1 of mbpp"),
+        (mbpp_row(700, code=None), "row 1"),
         ({"task_id": 1, "solution": "x"}, "solution"),
         ({"id": "x", "messages": [], "gold": {"code": ""}, "split": "train"}, "code, tests, names"),
         ({"id": "x", "messages": [], "gold": GOLD, "split": "dev"}, "split 'dev'"),

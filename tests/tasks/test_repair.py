@@ -18,7 +18,7 @@ from codechat.runs.run import Run
 from codechat.tasks import redteam
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.task import pool_of
-from codechat.tasks.repair import edits, generator, parts, scoring
+from codechat.tasks.repair import edits, generator, scoring
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
 from codechat.text import tokenizer
 
@@ -148,14 +148,14 @@ def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_aft
 
 def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> None:
     names = {"f": "f", "g": "g"}
-    for part in parts.PARTS:
-        for setting in part.settings():
+    for part in generator.PARTS:
+        for setting in part.settings("test_hard"):
             for right, wrong in part.bugs:
                 buggy, old, new = part.lines((right, wrong), names, setting)
                 assert old != new and buggy != part.source(names, setting) and part.code.count(right) == 1
     drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
-    assert drawn == {part.name for part in parts.PARTS}
-    held_out = {part.name for part in parts.PARTS if part.held_out}
+    assert drawn == {part.name for part in generator.PARTS}
+    held_out = {part.name for part in generator.PARTS if part.held_out}
     assert {p.meta["part"] for p in TASK.problems("test_hard", 30)} <= held_out
     assert not {p.meta["part"] for p in TASK.problems("test", 60)} & held_out
 

@@ -8,12 +8,7 @@ world.reset(task.problems("train", 1)[0], seed=0)
 world.step({"role": "assistant", "content": "..."})
 """
 
-from codechat.tasks.apps.environment import TIERS, AppsEnvironment, score_changes
-from codechat.tasks.apps.generator import DOMAIN, LEVELS, dialogues, gold_steps, problems, trajectory
-from codechat.tasks.apps.task import AppsTask
+from codechat.tasks.apps.task import LEVELS, AppsEnvironment, AppsTask, dialogues, gold_steps, problems, trajectory
 from codechat.tasks.apps.tools import TOOLS
 
-__all__ = [
-    "DOMAIN", "LEVELS", "TIERS", "TOOLS", "AppsEnvironment", "AppsTask", "dialogues", "gold_steps", "problems",
-    "score_changes", "trajectory",
-]  # fmt: skip
+__all__ = ["LEVELS", "TOOLS", "AppsEnvironment", "AppsTask", "dialogues", "gold_steps", "problems", "trajectory"]

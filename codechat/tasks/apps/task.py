@@ -1,20 +1,183 @@
 """The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and experts'
 episodes. In these the environment's messages carry no loss.
+
+The reward depends only on state changes: those at the end are compared with the expert's. A required change that was made
+is matched, one that was not is missing, and any other change is collateral. Answering and declining are changes too
+(`task_answer`, `task_decline`), so saying "done" earns nothing, and neither does doing everything.
+
+    done        every required change and no other: reward 1, the only success
+    collateral  every required change, and others: 0.5 halved for each other change
+    partial     some of the required changes: 0.5 x their share, halved for each other change
+    idle        no change: 0
+    harm        only changes that were not required: 0
+
+The generator has five levels, each problem its own world and an expert's solution:
+
+    1  one call; the request holds all its arguments
+    2  look up, then act or answer
+    3  across apps: what one app shows is needed in another
+    4  with distractors: twins, small talk, more tools
+    5  impossible: must be declined
+
+gold: "world", the rows at the start; "calls", the expert's; "changes", what they changed. An episode and its score need
+nothing else, so a file of problems does not depend on this generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.tasks.apps import generator
-from codechat.tasks.apps.environment import TIERS, AppsEnvironment
-from codechat.tasks.base import Message, Problem, Score, check_levels
-from codechat.tasks.preparation import HELD_OUT, GeneratedConfig, GeneratedTask, prepare_generated
+from codechat.data.sources import digest
+from codechat.tasks.apps import requests, tools
+from codechat.tasks.apps.requests import World
+from codechat.tasks.apps.tools import CLOSING, TOOLS, Change, Store, compare
+from codechat.tasks.base import Message, Problem, Score, check_split, play
+from codechat.tasks.preparation import HELD_OUT, GeneratedConfig, GeneratedTask, Row, prepare_generated, worked_example
+from codechat.text import chat
+
+TIERS = ("harm", "idle", "partial", "collateral", "done")
+MAX_CALLS = 16  # of one message
+LEVELS = (1, 2, 3, 4, 5)
+SIZES = {1: 3, 2: 3, 3: 4, 4: 6, 5: 4}  # rows of a table
+OFFERED = {1: 2, 2: 2, 3: 3, 4: 8, 5: 2}  # tools beside those that are needed
+EASY = ("mail", "calendar", "contacts", "notes", "shop")  # apps that levels 1 and 2 can be limited to
+DONE = "Done."
+
+# ---------------------------------------------------------------- environment
+
+
+def score_changes(required: list[Change], changes: list[Change]) -> Score:
+    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter
+    two in words."""
+    matched, missing, collateral = compare(required, changes)
+    parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
+    if not missing and not collateral:
+        return Score(1.0, "done", parts, True)
+    if not matched:
+        return Score(0.0, "harm" if collateral else "idle", parts, False)
+    reward = 0.5 * matched / len(required) * 0.5 ** len(collateral)
+    return Score(reward, "partial" if missing else "collateral", parts, False)
+
+
+class AppsEnvironment:
+    """One episode at a time. A message without a call ends it. So does a call of `task_answer` or `task_decline`."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.closed = True
+
+    def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
+        """Start an episode. The problem holds the whole world; the seed has no effect."""
+        self.problem, self.closed = problem, False
+        self.store.reset(problem.gold["world"])
+        self._judge()
+        return problem.messages
+
+    def step(self, message: Message) -> tuple[list[Message], float, bool]:
+        """Run the calls of an answer. After the episode's end nothing happens."""
+        if self.closed:
+            return [], 0.0, True
+        before = self.verdict.reward
+        told = self._calls(message["content"])
+        if not told:
+            self.closed = True
+        self._judge()
+        return told, self.verdict.reward - before, self.closed
+
+    def state_diff(self) -> list[Change]:
+        return self.changes
+
+    def score(self) -> Score:
+        return self.verdict
+
+    def _calls(self, text: str) -> list[Message]:
+        return [{"role": "function", "content": self._respond(call)} for call in chat.parse_calls(text)[:MAX_CALLS]]
+
+    def _respond(self, call: chat.Call) -> str:
+        if call.form not in chat.READABLE or call.name is None or call.arguments is None:
+            return tools.as_text("error", f"this call cannot be read ({call.form})")
+        try:
+            return tools.as_text("result", self._call(call.name.strip(), call.arguments))
+        except tools.AppError as error:
+            return tools.as_text("error", str(error))
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> Any:
+        if self.closed:
+            raise tools.AppError("the episode has ended")
+        if name not in self.problem.meta["tools"]:
+            raise tools.AppError(f"there is no function {name[:60]!r}")
+        result = tools.call(self.store, name, arguments)
+        self.closed = name in tools.CLOSING
+        return result
+
+    def _judge(self) -> None:
+        self.changes = self.store.diff()
+        self.verdict = score_changes(self.problem.gold["changes"], self.changes)
+
+
+# ---------------------------------------------------------------- problems and their experts
+
+
+def make(level: int, split: str, rng: random.Random, store: Store, only: Collection[str] = ()) -> Problem:
+    """One problem with its expert's calls and changes. store: where the expert works."""
+    world = World(rng, split, SIZES[level])
+    draft = requests.draft(level, world, only)
+    store.reset(world.tables)
+    calls: list[dict[str, Any]] = []
+
+    def call(tool: str, arguments: dict[str, Any]) -> Any:
+        calls.append({"name": tool, "arguments": arguments})
+        return tools.call(store, tool, arguments)
+
+    draft.expert(call)
+    closed = {*draft.tools, *CLOSING}
+    others = [name for name, tool in TOOLS.items() if name not in closed and (not only or tool.app in only)]
+    offered = [*draft.tools, *rng.sample(others, OFFERED[level])]
+    rng.shuffle(offered)
+    offered += CLOSING
+    system = chat.tools_prompt([TOOLS[name].schema for name in offered])
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": draft.request}]
+    gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
+    number = digest(f"{draft.request}{world.tables}")[:12]
+    return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
+
+
+def gold_steps(problem: Problem) -> list[str]:
+    """The expert's messages."""
+    calls = problem.gold["calls"]
+    steps = [chat.format_call(c["name"], c["arguments"]) for c in calls]
+    return steps if calls[-1]["name"] in CLOSING else [*steps, DONE]
+
+
+def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
+    """The expert's episode as a conversation, played in the environment."""
+    messages = list(world.reset(problem, 0))
+    for text in gold_steps(problem):
+        message = {"role": "assistant", "content": text}
+        messages += [message, *world.step(message)[0]]
+    while messages[-1]["role"] != "assistant":  # responses after the episode's end prompt nothing
+        messages.pop()
+    return messages
+
+
+def problems(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, only: Collection[str] = ()
+) -> list[Problem]:
+    """n different problems, the levels in turn. only: the apps that levels 1 and 2 use."""
+    return AppsTask(levels=levels, apps=only).generate(split, n, seed)
+
+
+def dialogues(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, only: Collection[str] = ()
+) -> Iterator[Row]:
+    """n conversations of experts. `problems` does not give their problems for training."""
+    return AppsTask(levels=levels, apps=only).dialogues(split, n, seed)
 
 
 class AppsTask(GeneratedTask):
@@ -23,62 +186,63 @@ class AppsTask(GeneratedTask):
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
-    name, tiers, max_reward = "apps", TIERS, 1.0
+    name, domain, asked, tiers = "apps", "episodes", "tool", TIERS
+    known_levels, written = LEVELS, ("train", *HELD_OUT)
     gold_fields = ("world", "calls", "changes")
     meta_fields = ("level", "tools")
 
     def __init__(
         self,
         source: str | Path | None = None,
-        levels: Sequence[int] = generator.LEVELS,
+        levels: Sequence[int] = LEVELS,
         max_turns: int = 8,
-        apps: Sequence[str] = (),
+        apps: Collection[str] = (),
     ) -> None:
-        if max_turns < 1:
-            raise ConfigError(f"max_turns {max_turns}; it must be at least 1")
-        self.source, self.levels, self.only = source, tuple(levels), tuple(apps)
-        self.max_turns = max_turns
+        self.set_levels(source, levels)
+        if max_turns < 1 or set(apps) - set(EASY) or (apps and max(levels) > 2):
+            raise ConfigError(
+                f"max_turns {max_turns}, apps {list(apps)}, levels {list(levels)}; required: 1 turn or more; some of "
+                f"{', '.join(EASY)} for levels 1 and 2, or no apps"
+            )
+        self.only, self.max_turns = tuple(apps), max_turns
 
-    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
-        return generator.problems(split, n, seed, self.levels, self.only)
+    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
+        check_split(split)
+        part = "expert" if worked and split == "train" else ""
+        rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
+        problems_by_id: dict[str, Problem] = {}
+        while len(problems_by_id) < n:
+            problem = make(self.levels[len(problems_by_id) % len(self.levels)], split, rng, store, self.only)
+            problems_by_id.setdefault(problem.id, problem)
+        return list(problems_by_id.values())
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment()
 
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
-
     def score(self, problem: Problem, completion: str) -> Score:
-        """The score of an episode with this one answer."""
-        world = self.environment()
-        world.reset(problem, 0)
-        world.step({"role": "assistant", "content": completion})
-        world.store.close()
-        return world.score()
+        return play(self.environment(), problem, completion)
 
     def gold(self, problem: Problem) -> str:
         """The expert's calls in one answer; they do not depend on the responses in between."""
-        return "\n".join(generator.gold_steps(problem))
+        return "\n".join(gold_steps(problem))
+
+    def conversation(self, problem: Problem) -> Row:
+        row = worked_example(self, problem, tools_present=True, level=problem.meta["level"])
+        return row | {"messages": trajectory(problem, self.environment())}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppsConfig(GeneratedConfig):
     """Pocket apps -> episodes.SPLIT.jsonl (experts' episodes), apps.SPLIT.jsonl (problems)."""
 
+    make = AppsTask
     out: str = "data/apps"
     max_examples: int = 500
-    levels: tuple[int, ...] = generator.LEVELS
+    levels: tuple[int, ...] = LEVELS
     apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
 
-    def __post_init__(self) -> None:
-        check_levels(self.levels, generator.LEVELS)
+    def task(self) -> AppsTask:
+        return AppsTask(levels=self.levels, apps=self.apps)
 
 
-def prepare_apps(cfg: AppsConfig) -> dict[str, Any]:
-    """Write episodes and problems; training problems are none of the experts'. Returns the manifest of the directory."""
-
-    def episodes(split: str, n: int) -> Any:
-        return generator.dialogues(split, n, cfg.seed, cfg.levels, cfg.apps)
-
-    task = AppsTask(levels=cfg.levels, apps=cfg.apps)
-    return prepare_generated(cfg, task, generator.DOMAIN, episodes, splits=("train", *HELD_OUT))
+prepare_apps = prepare_generated

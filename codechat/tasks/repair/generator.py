@@ -6,20 +6,26 @@
 
 Tests are chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ, PASS_TO_PASS where
 they agree. Some of both kinds are hidden: no file shows them, so an answer that lists the results of the visible tests is not
-enough. Constants of a module belong to one split (`test_hard` has modules of its own); every problem shows what one
-call returns and what it should, with arguments that no test has.
+enough. The modules are in `parts.toml`: a documented function each, with constants, and bugs that change a line. Constants
+of a module belong to one split (`test_hard` has modules of its own); every problem shows what one call returns and what it
+should, with arguments that no test has.
 """
 
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from string import Template
 from typing import Any, NamedTuple
 
 from codechat.data.sources import digest
-from codechat.tasks.base import Problem, check_levels, check_split
+from codechat.tasks.base import Problem, check_split
 from codechat.tasks.micro import PARTS as SHARES
-from codechat.tasks.repair.parts import PARTS, Part
+from codechat.tasks.micro import WORDS
 
 LEVELS = (1, 2, 3)
 CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
@@ -32,6 +38,79 @@ VERBS = tuple("get make find compute show read take build".split())
 ERRORS = (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError)
 RAISED = frozenset(error.__name__ for error in ERRORS)
 FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n=======\nnew lines\n>>>>>>> REPLACE"
+
+
+@dataclass(frozen=True)
+class Part:
+    """files: names of the module. arguments: expression for those of one call. k: range of the constant; more: what m is
+    above k."""
+
+    name: str
+    files: Sequence[str]
+    code: str
+    bugs: Sequence[tuple[str, str]]
+    arguments: str
+    k: Sequence[int]
+    more: Sequence[int] = (4,)
+    held_out: bool = False
+
+    def settings(self, part: str) -> list[dict[str, int]]:
+        """The constants of a split (all for test_hard); of a module with few of them at least one."""
+        every = [{"k": k, "m": k + more} for k in self.k for more in self.more]
+        random.Random(self.name).shuffle(every)
+        if part == "test_hard":
+            return every
+        mine = [s for i, s in enumerate(every) if SHARES[i % len(SHARES)] == part]
+        return mine or [every[SPARSE.index(part) % len(every)]]
+
+    def draw(self, rng: random.Random, setting: Mapping[str, int]) -> tuple[Any, ...]:
+        """Arguments of one call."""
+        functions = {f.__name__: partial(f, rng) for f in (ints, near, counts, sale, text)}
+        return eval(self.arguments, {**functions, **setting, "rng": rng})  # our own expression
+
+    def source(self, names: Mapping[str, str], setting: Mapping[str, int]) -> str:
+        return Template(self.code).substitute(names, **setting)
+
+    def lines(self, bug: Sequence[str], names: Mapping[str, str], setting: Mapping[str, int]) -> tuple[str, str, str]:
+        """(the source with the bug, the wrong line, the right line)."""
+        right, wrong = (Template(text).substitute(names, **setting) for text in bug)
+        good = self.source(names, setting)
+        buggy = good.replace(right, wrong)
+        ((old, new),) = [(x, y) for x, y in zip(buggy.splitlines(), good.splitlines(), strict=True) if x != y]
+        return buggy, old, new
+
+
+PARTS = [
+    Part(**row) for row in tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))["part"]
+]
+
+
+# ---------------------------------------------------------------- values of arguments
+
+
+def ints(rng: random.Random, low: int = 0, high: int = 20, n: Sequence[int] = (3, 4, 5)) -> list[int]:
+    return [rng.randint(low, high) for _ in range(rng.choice(n))]
+
+
+def near(rng: random.Random, *values: int) -> int:
+    return max(0, rng.choice(values) + rng.choice((-2, -1, 0, 0, 1, 2)))
+
+
+def counts(rng: random.Random, n: int) -> dict[str, int]:
+    return dict(zip(rng.sample(WORDS, n), rng.sample(range(1, 60), n)))
+
+
+def sale(rng: random.Random) -> tuple[dict[str, int], str, int]:
+    stock = counts(rng, 3)
+    item = rng.choice(list(stock))
+    return stock, item, rng.choice((stock[item], rng.randint(1, stock[item])))
+
+
+def text(rng: random.Random, *n: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.choice(n)))
+
+
+# ---------------------------------------------------------------- problems
 
 
 class Module(NamedTuple):
@@ -58,7 +137,6 @@ class Test(NamedTuple):
 def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, part: str = "") -> list[Problem]:
     """n different problems, the levels in turn. part: whose constants; none = those of the split."""
     check_split(split)
-    check_levels(levels, LEVELS)
     rng = random.Random(f"repair {part or split} {seed}")
     problems: dict[str, Problem] = {}
     while len(problems) < n:
@@ -72,7 +150,7 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
     """A problem; None where the calls that were drawn tell too little apart."""
     first, *rest = parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
     package, stems = rng.choice(PACKAGES), _stems(rng, parts)
-    names, setting = _names(rng, first), rng.choice(_settings(first, part))
+    names, setting = _names(rng, first), rng.choice(first.settings(part))
     broken = _module(first, stems[0], names, setting, rng)
     buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
     wrong, right = _results(buggy, broken.calls), _returned(broken.calls)
@@ -81,7 +159,7 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
     if len(failing) < 1 + SEEN + UNSEEN or len(passing) < SEEN + UNSEEN:
         return None
     shown, *failing = rng.sample(failing, 1 + SEEN + UNSEEN)
-    others = [_module(p, stem, _names(rng, p), rng.choice(_settings(p, part)), rng) for p, stem in zip(rest, stems[1:])]
+    others = [_module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng) for p, stem in zip(rest, stems[1:])]
     facade = level == max(LEVELS)
     tests = list(_tests(broken, failing, True, facade))
     tests += _tests(broken, rng.sample(passing, SEEN + UNSEEN), False, facade)
@@ -111,15 +189,6 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
 
 
 # ---------------------------------------------------------------- modules
-
-
-def _settings(p: Part, part: str) -> list[dict[str, int]]:
-    """The constants of a split; of a module with few of them at least one."""
-    every = p.settings()
-    if part == "test_hard":
-        return every
-    mine = [s for i, s in enumerate(every) if SHARES[i % len(SHARES)] == part]
-    return mine or [every[SPARSE.index(part) % len(every)]]
 
 
 def _stems(rng: random.Random, parts: Sequence[Part]) -> list[str]:

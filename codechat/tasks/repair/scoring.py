@@ -66,7 +66,7 @@ def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Pro
     sources = {path: text for path, text in files.items() if path.endswith(".py") and not edits.is_protected(path)}
     # ascii, not JSON, whose two escapes of one emoji are two half characters in Python
     code = f"{_LOADER}\n\nload({ascii(sources)}, {ascii(dict(gold['imports']))})\n"
-    tests = [gold["tests"][name] for name in (*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"])]
+    tests = tuple(gold["tests"][name] for name in (*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"]))
     return Program(code=code, tests=tests, entry_points=(), timeout_s=timeout_s)
 
 
