@@ -1,4 +1,1 @@
-"""Scores with intervals (pass@k), diagnosis of the training signal, behaviour probes, contamination search, counterfactual (minimal-pair) prompts, natural requests.
-
-Every score comes from the task's own `score`. Not here: how scores are plotted and reported (`reports`).
-"""
+"""Scores with intervals, diagnosis of the training signal, behaviour probes, contamination search, counterfactuals."""

@@ -1,7 +1,7 @@
 """Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
 
-A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested one. The cells show
-within a few steps that one skill overwrites another, long before a benchmark does.
+A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
+one. The cells show within a few steps that one skill overwrites another, long before a benchmark does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
-from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate
 from codechat.tasks.base import Message
 from codechat.text import chat
@@ -37,8 +37,7 @@ EXPECTED = {
 }
 CELLS = tuple(EXPECTED)
 CODE = re.compile(
-    r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)",
-    re.MULTILINE,
+    r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)", re.MULTILINE
 )
 
 
@@ -55,11 +54,6 @@ class BehaviourMatrix:
 
     counts: dict[str, Counter[str]]
 
-    def share(self, cell: str, which: str) -> Interval:
-        """Share of a cell's completions, with the Wilson interval."""
-        counts = self.counts[cell]
-        return wilson_interval(counts[which], counts.total())
-
     def metrics(self) -> dict[str, float]:
         """probe/CELL/BEHAVIOUR shares and probe/CELL/n, for cells that were probed."""
         row: dict[str, float] = {}
@@ -69,16 +63,18 @@ class BehaviourMatrix:
         return row
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{cell:<22} " + "  ".join(f"{b} {self.share(cell, b)}" for b in BEHAVIOURS) + f"  n={counts.total()}"
-            for cell, counts in self.counts.items()
-            if counts.total()
-        )
+        """A line for each cell, with Wilson intervals."""
+        lines = []
+        for cell, counts in self.counts.items():
+            if n := counts.total():
+                shares = "  ".join(f"{b} {wilson_interval(counts[b], n)}" for b in BEHAVIOURS)
+                lines.append(f"{cell:<22} {shares}  n={n}")
+        return "\n".join(lines)
 
 
 def cell_of(probe: Mapping[str, Any]) -> str:
-    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without `suitable`, present tools include the
-    requested one."""
+    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without `suitable`,
+    present tools include the requested one."""
     if probe["asked"] == "tool" and probe["tools_present"] and not probe.get("suitable", True):
         return "tool_with_other_tools"
     return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
@@ -87,7 +83,8 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 def behaviour_matrix(
     model: GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
-    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective: the ranks share the probes."""
+    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective:
+    the ranks share the probes."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
     was_training = model.training
     # shown at once, and in a terminal only: the probes of a small model are one batch
@@ -116,18 +113,15 @@ def answers(
 
 
 def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[str, Any]]:
-    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl. MissingFile names the command that writes it."""
+    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl."""
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
-    chosen: dict[str, list[dict[str, Any]]] = {cell: [] for cell in CELLS}
-    kept = []
+    counts, kept = Counter[str](), []
     for number, probe in read_jsonl(path):
         if not {"asked", "tools_present", "messages"} <= probe.keys() or cell_of(probe) not in CELLS:
             raise DataError(f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}")
-        if len(cell := chosen[cell_of(probe)]) < per_cell:
-            cell.append(probe)
+        counts[cell_of(probe)] += 1
+        if counts[cell_of(probe)] <= per_cell:
             kept.append(probe)
-    if not kept:
-        raise DataError(f"{path} holds no probes; make it again")
     return kept

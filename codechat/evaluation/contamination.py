@@ -1,12 +1,15 @@
 """Was an evaluated problem in the training data? n-grams and syntax trees against what a lineage was trained on.
 
 A problem counts as exposed where
-    prompt    at least half of the 13-grams of its request are in the training text, or a shorter request is a whole message of it
+    prompt    at least half of the 13-grams of its request are in the training text, or a shorter request is a whole
+              message of it
     solution  the same for the 13-grams of the reference solution
     program   a function of the training text equals the reference solution except for names, comments and layout
+    function  where there is no reference solution: a text defines a function of the requested name
 
-13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), which matches any one of them; half are
-required here, so that a template shared by all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree.
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), which matches any one
+of them; half are required here, so that a template shared by all problems does not count. Programs of fewer than NODES
+syntax nodes are not compared by tree.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ SHARE = 0.5
 NODES = 28
 _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
+_NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
 _KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lambda|import|try|with|yield|def)\b")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -48,8 +52,8 @@ class Report:
 
     n: int
     how: Mapping[str, tuple[str, ...]]
-    read: tuple[str, ...]
-    missing: tuple[str, ...]
+    read: list[str]
+    missing: list[str]
 
     def __str__(self) -> str:
         ways = Counter(way for found in self.how.values() for way in found)
@@ -59,11 +63,10 @@ class Report:
         return f"contamination: {len(self.how)} of {self.n} problems exposed{by_way}; searched {searched}{missing}"
 
 
-def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]], most_bytes: int = MOST_BYTES) -> Report:
-    """Search what the lineage was trained on for the problems. most_bytes: of text read from each source."""
-    texts = Texts(lineage, most_bytes)
-    how = search(problems, texts)
-    return Report(len(problems), how, tuple(texts.read), tuple(texts.missing))
+def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
+    """Search what the lineage was trained on for the problems."""
+    texts = Texts(lineage)
+    return Report(len(problems), search(problems, texts), texts.read, texts.missing)
 
 
 def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
@@ -81,11 +84,14 @@ class _Index:
         self.short: dict[tuple[str, ...], set[str]] = {}  # words of a whole request -> problems
         self.trees: dict[str, set[str]] = {}  # normal form -> problems
         self.profiles: set[tuple[tuple[str, int], ...]] = set()
+        self.names: dict[str, set[str]] = {}  # name of a function -> problems
         for problem in problems:
+            gold = problem.gold if isinstance(problem.gold, Mapping) else {}
             if len(words := _words(request(problem))) < N:
                 self.short.setdefault(tuple(words), set()).add(problem.id)
-            code = problem.gold.get("code") if isinstance(problem.gold, Mapping) else None
-            code = code if isinstance(code, str) else ""
+            if "function" in gold:
+                self.names.setdefault(_plain_name(gold["function"]), set()).add(problem.id)
+            code = gold.get("code") if isinstance(gold.get("code"), str) else ""
             for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
                 for word in words:
                     self.vocabulary.setdefault(word, len(self.vocabulary) + 1)
@@ -117,6 +123,8 @@ class _Index:
         self._mark(words)
         if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
             self._mark(_words(_STRIPPED.sub(" ", text)))
+        for name in _NAME.findall(text) if self.names else ():
+            self._add(self.names.get(_plain_name(name), ()), "function")
         for block in _blocks(text) if self.trees and "def " in text else ():
             if _profile(block) in self.profiles:
                 for form, _ in _normal_forms(block):
@@ -141,6 +149,11 @@ class _Index:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
+
+
+def _plain_name(name: str) -> str:
+    """quick_sort and quickSort are the same function."""
+    return name.lower().replace("_", "")
 
 
 # ---- programs
@@ -194,10 +207,10 @@ def _normal(node: ast.stmt) -> str:
 
 @dataclass
 class Texts:
-    """Iterating gives (text, whole): whole is True for a message, False for a piece of a corpus. It fills `read` and `missing`."""
+    """Iterating gives (text, whole): whole is True for a message, False for a piece of a corpus. It fills `read` and
+    `missing`."""
 
     lineage: Sequence[Mapping[str, Any]]
-    most_bytes: int = MOST_BYTES
     read: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -208,14 +221,14 @@ class Texts:
                 for text, whole in _texts_of(entry):
                     yield text, whole
                     done += len(text)
-                    if done > self.most_bytes:
+                    if done > MOST_BYTES:
                         break
                 if not done:
                     raise UserError("no text was found")
             except (UserError, OSError) as error:
                 self.missing.append(f"{name}: {str(error)[:160]}")
                 continue
-            part = f"the first {done / 1e6:.0f} MB only" if done > self.most_bytes else f"{done / 1e6:.1f} MB"
+            part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
             self.read.append(f"{name}: {part}")
 
 
@@ -255,11 +268,8 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    files = sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")])
-    if not files:
-        raise UserError(f"{directory} holds no training files any more")
     tokenized: dict[str, None] = {}
-    for file in files:
+    for file in sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")]):
         for _, row in read_jsonl(file):
             if {"input_ids", "labels"} <= row.keys():
                 tokenized[file.name] = None

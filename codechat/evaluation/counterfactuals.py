@@ -8,8 +8,8 @@
     tool_renamed    the requested tool has another name in the list: the call must use the new name
     value_swapped   a value of the request is replaced: the call must carry the new value
 
-Each case is answered before and after its swap, greedily. It counts only if the first answer was as expected, so that a flip rate measures the
-swap and not the skill.
+Each case is answered before and after its swap, greedily. It counts only if the first answer was as expected, so that a
+flip rate measures the swap and not the skill.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SwapsConfig(SamplingSettings):
 
 @dataclass(frozen=True)
 class Case:
-    """One swap. valid: whether the answer before the swap is as expected, so that the case counts. judge: the outcome of the answer after it."""
+    """One swap. valid: whether the answer before the swap is as expected, so that the case counts. judge: the outcome of
+    the answer after it."""
 
     swap: str
     id: str
@@ -74,7 +75,8 @@ class Case:
 
 
 def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: int, seed: int = 0) -> list[Case]:
-    """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the requests for code."""
+    """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the
+    requests for code."""
     rng = random.Random(f"swaps {seed}")
     served = [p for p in problems if p.gold is not None]
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
@@ -94,14 +96,16 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
     after = _system(problem.messages, toolbox.neutral_system(rng))
-    judge = _by_behaviour(call="ignores", neither="follows")
+    outcomes = {"call": "ignores", "neither": "follows"}
+    judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
     return Case("tools_off", problem.id, problem.messages, after, _calls, judge)
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
     offered, messages = toolbox.tools_system(rng), probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
-    judge = _by_behaviour(code="follows", call="ignores")
+    outcomes = {"code": "follows", "call": "ignores"}
+    judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
     return Case("tools_on", f"code-{number}", messages, after, lambda text: behaviour(text) == "code", judge)
 
 
@@ -115,26 +119,21 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
     lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
-
-    def judge(text: str) -> str:
-        return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
-
+    judge = lambda text: "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"  # noqa: E731
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
 
 def tool_renamed(problem: Problem, rng: random.Random) -> Case | None:
-    """The requested tool keeps its description and arguments under another name: its words in reverse order (area_circle), or add_it."""
+    """The requested tool keeps its description and arguments under another name: its words in reverse order
+    (area_circle), or add_it."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     if at is None:
         return None
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
-
-    def judge(text: str) -> str:
-        return "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"
-
+    judge = lambda text: "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"  # noqa: E731
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_renamed", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
@@ -188,10 +187,6 @@ def _calls(text: str, name: str | None = None) -> bool:
     return any(call.name == name for call in chat.parse_calls(text)[:1])
 
 
-def _by_behaviour(**outcomes: str) -> Callable[[str], str]:
-    return lambda text: outcomes.get(behaviour(text), "other")
-
-
 def _argument(text: str, name: str, key: str) -> Any:
     """The argument of the first call, None where it is to another tool or has none."""
     calls = chat.parse_calls(text)
@@ -202,7 +197,8 @@ def _argument(text: str, name: str, key: str) -> Any:
 
 
 def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per swap: asked (cases), n (cases that count), and the share of each outcome among those with its Wilson interval."""
+    """A row per swap: asked (cases), n (cases that count), and the share of each outcome among those with its Wilson
+    interval."""
     rows = []
     for swap in SWAPS:
         same = [(c, a, b) for c, a, b in zip(swaps, before, after, strict=True) if c.swap == swap]
@@ -215,37 +211,31 @@ def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) ->
 
 
 def run_swaps(cfg: SwapsConfig) -> Run:
-    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples."""
+    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers
+    as samples."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
+    conversations = [m for case in swaps for m in (case.before, case.after)]
     how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
     with Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite) as run:
         for loaded in models:
             step, name = int(loaded.meta["step"]), label(Path(loaded.path))
-            conversations = [m for case in swaps for m in (case.before, case.after)]
             texts = answers(loaded.model, loaded.tokenizer, loaded.tags, conversations, **how)
             for row in flips(swaps, texts[::2], texts[1::2]):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))
                 shares = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
                 words = shares or "never as expected before the swap"
                 print(f"{name} {row['swap']}: {words} (n={row['n']} of {row['asked']})")
-            run.log_samples(step, _first_of_each(swaps, texts[::2], texts[1::2], name))
+            shown, samples = Counter[str](), []
+            for case, a, b in zip(swaps, texts[::2], texts[1::2], strict=True):
+                if case.valid(a) and shown[case.swap] < SHOWN:
+                    shown[case.swap] += 1
+                    row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
+                    row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)
+                    samples.append(row)
+            run.log_samples(step, samples)
     return run
-
-
-def _first_of_each(
-    swaps: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str
-) -> list[dict[str, Any]]:
-    """The first few cases of each swap that count, for people."""
-    seen, rows = Counter[str](), []
-    for case, a, b in zip(swaps, before, after, strict=True):
-        if case.valid(a) and seen[case.swap] < SHOWN:
-            seen[case.swap] += 1
-            row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
-            row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)
-            rows.append(row)
-    return rows
 
 
 main = partial(parse_and_run, SwapsConfig, run_swaps, "counterfactuals", __doc__)

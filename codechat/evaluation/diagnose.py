@@ -1,9 +1,11 @@
-"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights that an update changed.
+"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights that an
+update changed.
 
     codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/calls --groups 64 --group-size 8
 
-A group whose rewards are all equal has advantage exactly 0. `judge` counts those groups before reinforcement learning; `Sentinel` watches them
-step by step; `weights_changed_bf16` shows whether updates survive rounding to the precision of inference.
+A group whose rewards are all equal has advantage exactly 0. `judge` counts those groups before reinforcement
+learning; `Sentinel` watches them step by step; `weights_changed_bf16` shows whether updates survive rounding to the
+precision of inference.
 
 Shapes: P groups (problems), G completions each.
 """
@@ -50,7 +52,7 @@ REMEDIES: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Statistics of P x G rewards. Shares are in [0, 1]; reward_std is of all P x G rewards; pass_at maps k to the unbiased estimate."""
+    """Statistics of P x G rewards. Shares are in [0, 1]; pass_at maps k to the unbiased estimate."""
 
     verdict: Verdict
     remedy: str
@@ -65,7 +67,7 @@ class Diagnosis:
 
     @property
     def frac_with_variance(self) -> float:
-        """Share of groups that carry a gradient: the argument of `Sentinel.update`."""
+        """Share of groups that carry a gradient."""
         return self.effective_groups / self.n_groups
 
     def metrics(self) -> dict[str, Any]:
@@ -84,24 +86,24 @@ class Diagnosis:
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
 
-    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE."""
+    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else
+    LIVE."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
-    zero_std = int(advantages.zero_variance(rewards).sum())
-    share = float(correct.double().mean())
-    verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
-    counts = correct.sum(dim=1).tolist()
+    equal, share = int(advantages.zero_variance(rewards).sum()), float(correct.double().mean())
+    verdict = verdict_of(share, (n_groups - equal) / n_groups, DEAD_BELOW, WEAK_BELOW)
+    counts, rewards = correct.sum(dim=1).tolist(), rewards.double()
     return Diagnosis(
         verdict=verdict,
         remedy=REMEDIES[verdict],
         n_groups=n_groups,
         group_size=group_size,
-        frac_zero_std=zero_std / n_groups,
-        effective_groups=n_groups - zero_std,
+        frac_zero_std=equal / n_groups,
+        effective_groups=n_groups - equal,
         correct_share=share,
-        reward_mean=float(rewards.double().mean()),
-        reward_std=float(rewards.double().std(correction=0)),
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std(correction=0)),
         pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
     )
 
@@ -114,7 +116,7 @@ def verdict_of(correct_share: float, signal: float, dead_below: float, weak_belo
 
 
 class Sentinel:
-    """Stops a loop after `patience` DEAD steps in a row. Checkpoints hold its state, so a resumed run continues the count."""
+    """Stops a loop after `patience` DEAD steps in a row. Checkpoints hold its state."""
 
     def __init__(self, patience: int = 20) -> None:
         self.patience, self.dead_steps = patience, 0
@@ -192,7 +194,7 @@ def sample_groups(
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
-    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory."""
+    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run."""
     import torch
 
     task = tasks.load(cfg.task, **cfg.source)
@@ -207,8 +209,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
             # a small task's problems are sampled in turn until there are groups enough
             batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
         diagnosis, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
-        shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}
-        print(format_diagnosis(diagnosis, shares, temperature=cfg.temperature))
+        print(report(diagnosis, {k: v for k, v in tiers.items() if k.startswith("tier/")}, cfg.temperature))
         sampling = dict(n_samples=cfg.group_size, n_problems=cfg.groups, temperature=cfg.temperature)
         source = dict(split="train", task=cfg.task, checkpoint=cfg.ckpt, gold_passed=check.passed, gold_n=check.n)
         run.log_eval(step, {**diagnosis.metrics(), **tiers, "remedy": diagnosis.remedy, **sampling, **source})
@@ -217,17 +218,16 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     return diagnosis
 
 
-def format_diagnosis(diagnosis: Diagnosis, tiers: Mapping[str, float], *, temperature: float) -> str:
-    """The report for people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
-    passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in diagnosis.pass_at.items())
+def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
+    """For people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
+    passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
-    bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
+    equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std:.0%})"
     lines = [
-        f"{passes} (n={diagnosis.group_size}, N={diagnosis.n_groups}, temperature={temperature:g})",
-        *bars,
-        f"zero variance: {diagnosis.n_groups - diagnosis.effective_groups} of {diagnosis.n_groups} groups ({diagnosis.frac_zero_std:.0%}); "
-        f"reward {diagnosis.reward_mean:.3f} ± {diagnosis.reward_std:.3f}",
-        f"{diagnosis.verdict}: {diagnosis.remedy}",
+        f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
+        *(f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()),
+        f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
+        f"{d.verdict}: {d.remedy}",
     ]
     return "\n".join(lines)
 

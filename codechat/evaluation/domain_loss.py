@@ -1,6 +1,6 @@
 """Loss on held-out conversations by domain: a mean over all domains hides that one skill overwrites another.
 
-Two units: nats per supervised token, and nats per conversation, which compares models whose tags have different lengths.
+Two units: nats per supervised token, and nats per conversation, which compares models whose tags have other lengths.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
     was_training, by_domain = model.training, {}
     model.eval()
     mine = {domain: batches[dist.rank() :: dist.world_size()] for domain, batches in held_out.items()}
-    bar = tqdm(total=sum(map(len, mine.values())), desc="held-out loss", unit="batch", leave=False,
-               delay=BAR_AFTER_S, disable=not dist.is_main())  # fmt: skip
-    for domain, batches in mine.items():
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in batches:
-            batch = batch.to(device)
-            with dist.autocast(device):
-                mask = conversations.packed_mask(batch.docs)
-                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
-            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
-            bar.update()
-        nats_sum, tokens = dist.sum_(total).tolist()
-        by_domain[domain] = (nats_sum, int(tokens))
-    bar.close()
+    how = dict(desc="held-out loss", unit="batch", leave=False, delay=BAR_AFTER_S, disable=not dist.is_main())
+    with tqdm(total=sum(map(len, mine.values())), **how) as bar:
+        for domain, batches in mine.items():
+            total = torch.zeros(2, dtype=torch.float64, device=device)
+            for batch in batches:
+                batch = batch.to(device)
+                with dist.autocast(device):
+                    mask = conversations.packed_mask(batch.docs)
+                    nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
+                total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
+                bar.update()
+            nats_sum, tokens = dist.sum_(total).tolist()
+            by_domain[domain] = (nats_sum, int(tokens))
     model.train(was_training)
     return by_domain
 
@@ -50,16 +49,16 @@ def held_out_losses(model: GPT, held_out: Batches, device: torch.device) -> dict
     return _per_token(sums(model, held_out, device))
 
 
-def _per_token(found: Mapping[str, tuple[float, int]]) -> dict[str, float]:
-    return {f"heldout_loss/{domain}": nats / max(1, tokens) for domain, (nats, tokens) in found.items()}
+def _per_token(totals: Mapping[str, tuple[float, int]]) -> dict[str, float]:
+    return {f"heldout_loss/{domain}": nats / max(1, tokens) for domain, (nats, tokens) in totals.items()}
 
 
 def of_checkpoint(
     loaded: loading.LoadedModel, data_dir: str | Path, split: str, limit: int, device: torch.device
 ) -> dict[str, float]:
-    """heldout_loss/DOMAIN and heldout_nats/DOMAIN (per conversation) over the first `limit` conversations of each domain of a split."""
+    """heldout_loss/DOMAIN and heldout_nats/DOMAIN (per conversation) over the first `limit` conversations of each."""
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
     batches = {domain: conversations.held_out(examples, ROWS, block) for domain, examples in domains.items()}
-    found = sums(loaded.model, batches, device)
-    return _per_token(found) | {f"heldout_nats/{d}": nats / len(domains[d]) for d, (nats, _) in found.items()}
+    totals = sums(loaded.model, batches, device)
+    return _per_token(totals) | {f"heldout_nats/{d}": nats / len(domains[d]) for d, (nats, _) in totals.items()}

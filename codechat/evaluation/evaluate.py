@@ -5,9 +5,10 @@
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
 
-Sampling depends on the problem's id, so two checkpoints are compared under common random numbers. --all-checkpoints chooses by pass@1 on the
-validation split and writes the run's checkpoints/best. The run directory keeps `per_problem.jsonl`, the counts for a paired test, and
-`examples.jsonl`, every completion with its score. Under torchrun the ranks share the problems; the result is that of one process.
+Sampling depends on the problem's id, so two checkpoints are compared under common random numbers. --all-checkpoints
+chooses by pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps
+`per_problem.jsonl`, the counts for a paired test, and `examples.jsonl`, every completion with its score. Under torchrun
+the ranks share the problems; the result is that of one process.
 
 Before a score is printed, the problems are searched for in what the checkpoint was trained on (`contamination`).
 """
@@ -68,12 +69,13 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: episodes.Sampler | None = None,
+    sampler: episodes.Sampler = generate.sample,
 ) -> TaskResult:
-    """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share the problems.
+    """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share
+    the problems.
 
-    begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that the prompt offers.
-    sampler: that of an engine; none = this process. A prompt that fills the model's block counts as failed."""
+    begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
+    the prompt offers. sampler: that of an engine. A prompt that fills the model's block counts as failed."""
     _check_sampling(n, ks, temperature)
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
@@ -81,48 +83,43 @@ def evaluate_task(
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
     mine = problems[dist.rank() :: dist.world_size()]
     drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
-    fitting = partial(_sample_those_that_fit, begin=begin, sampler=sampler)
     was_training, my_rows, per_chunk = model.training, [], max(1, CHUNK_ROWS // n)
     model.eval()
     with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            how = dict(keys=[p.id for p in chunk], sampler=partial(fitting, grammars=held))
+            fitting = partial(_sample_those_that_fit, sampler, begin=list(begin), grammars=held)
+            how = dict(keys=[p.id for p in chunk], sampler=fitting)
             with dist.autocast(model.wte.weight.device):
                 my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
             bar.update(len(chunk))
     model.train(was_training)
     parts = dist.gather(my_rows)
-    of_problem = [parts[i % len(parts)][i // len(parts) * n :][:n] for i in range(len(problems))]
-    by = getattr(task, "clustered_by", "")
-    counted = [results.count(p, rows, by) for p, rows in zip(problems, of_problem, strict=True)]
-    return TaskResult(task, counted, [row for rows in of_problem for row in rows], n, temperature, ks, seed)
+    rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
+    return TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
 def _sample_those_that_fit(
+    sampler: episodes.Sampler,
     model: GPT,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
-    begin: Sequence[int] = (),
-    sampler: episodes.Sampler | None = None,
-    grammars: Sequence[CallGrammar | None] | None = None,
+    begin: list[int],
+    grammars: Sequence[CallGrammar | None] | None,
     **how: Any,
 ) -> list[generate.Completion]:
-    """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the block."""
-    given, zeros = list(begin), [0.0] * len(begin)
-    fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
-    how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
-    if grammars is not None:
-        how["grammars"] = list(compress(grammars, fits))
-    room = [[*ids, *given] for ids in compress(prompts, fits)]
-    sampled = (sampler or generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how)
-    begun = iter([replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled])
-    full = generate.Completion([], [], "context")
-    return [next(begun) if fit else full for fit in fits for _ in range(samples_per_prompt)]
+    """Samples after `begin`, with an empty completion for each prompt that leaves no room in the block."""
+    fits = [len(ids) + len(begin) < model.cfg.block_size for ids in prompts]
+    how |= dict(keys=list(compress(keys, fits))) | ({"grammars": list(compress(grammars, fits))} if grammars else {})
+    how |= dict(samples_per_prompt=samples_per_prompt, max_new_tokens=max(1, max_new_tokens - len(begin)))
+    sampled = iter(sampler(model, [[*ids, *begin] for ids in compress(prompts, fits)], **how))
+    full, zeros = generate.Completion([], [], "context"), [0.0] * len(begin)
+    completions = [next(sampled) if fit else full for fit in fits for _ in range(samples_per_prompt)]
+    return [c if c is full else replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) for c in completions]
 
 
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
@@ -139,19 +136,11 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
         if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
             nothing = dict.fromkeys(score.terms, 0.0)
             score = replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=nothing)
-        yield dict(
-            problem=problem.id,
-            reward=score.reward,
-            tier=score.tier,
-            correct=score.correct,
-            request=problem.messages[-1]["content"],
-            gold=task.gold(problem),
-            completion=batch.texts[i],
-            stop=completion.stop,
-            tokens=sum(completion.written),
-            parts=dict(score.parts),
-            terms=dict(score.terms),
-        ) | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
+        row = dict(problem=problem.id, reward=score.reward, tier=score.tier, correct=score.correct)
+        row |= dict(request=problem.messages[-1]["content"], gold=task.gold(problem), completion=batch.texts[i])
+        row |= dict(stop=completion.stop, tokens=sum(completion.written), parts=dict(score.parts))
+        row |= dict(terms=dict(score.terms)) | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
+        yield row
 
 
 # ---- settings that the commands share which sample completions of a checkpoint
@@ -248,7 +237,8 @@ class EvaluateConfig(TaskSettings, ScoringSettings):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled for one row of the results. forced_call: each begins with the call tag; constrained: by token masks."""
+    """How completions are sampled for one row of the results. forced_call: each begins with the call tag; constrained:
+    by token masks."""
 
     temperature: float
     n: int
@@ -270,7 +260,8 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
     return [first, *others, *given, *held]
 
 
-Judge = Callable[[Run, TaskResult, str], dict[str, Any]]  # further metrics of a result on a split
+# further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
+Judge = Callable[[Run, TaskResult, Mapping[str, str], Mapping[str, Any]], dict[str, Any]]
 
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
@@ -320,32 +311,34 @@ def _evaluate_checkpoint(
     judge: Judge | None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    loaded, shared, rows, report = loading.load_model(path, dist.device(), cfg.tags), cfg.data_dir or "", {}, None
-    step = int(loaded.meta["step"])
+    loaded, rows, exposed = loading.load_model(path, dist.device(), cfg.tags), {}, {}
+    if hasattr(task, "tools_style"):
+        task.tools_style = loaded.tools_style
+    step, say = int(loaded.meta["step"]), print if dist.is_main() else lambda text: None
     if cfg.contamination:
         everything = [problem for items in problems.values() for problem in items]
-        report = contamination.check(everything, loaded.meta.get("lineage", ()))
-        print(report) if dist.is_main() else None
+        say(report := contamination.check(everything, loaded.meta.get("lineage", ())))
+        exposed = report.how
     for (split, items), (i, sampling) in itertools.product(problems.items(), enumerate(samplings(cfg))):
         result, way = evaluate_split(cfg, loaded, task, items, split, sampling), str(sampling)
         row, which = result.row() | dict(sampling=way), dict(checkpoint=label(path), split=split, sampling=way)
+        special = f", {way}" if sampling.forced_call or sampling.constrained else ""
+        say(result.report(f"{which['checkpoint']} on {cfg.task} {split}{special}"))
         if dist.is_main():
-            special = f", {way}" if sampling.forced_call or sampling.constrained else ""
-            print(result.report(f"{which['checkpoint']} on {cfg.task} {split}{special}"))
-            results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
+            results.append_rows(run.path / "per_problem.jsonl", (which | p for p in result.counts))
             results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
         run.log_samples(step, [dict(s, **which) for s in result.samples])
         if i == 0:
             rows[split] = row
-            row |= results.clean_and_exposed(result, report.how) if report is not None else {}
-            row |= judge(run, result, split) if judge else {}
+            row |= results.clean_and_exposed(result, exposed) if cfg.contamination else {}
+            row |= judge(run, result, which, exposed) if judge else {}
             if cfg.heldout_examples:
-                row |= domain_loss.of_checkpoint(loaded, shared, split, cfg.heldout_examples, dist.device())
-            if cfg.probe_examples and shared and (Path(shared) / f"probes.{split}.jsonl").exists():
-                probes = read_probes(shared, split, cfg.probe_examples)
+                row |= domain_loss.of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples, dist.device())
+            if cfg.probe_examples and cfg.data_dir and (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
+                probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
                 matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
                 row |= matrix.metrics()
-                print(matrix) if dist.is_main() else None
+                say(matrix)
         run.log_eval(step, row | which | dict(task=cfg.task))
     return rows
 

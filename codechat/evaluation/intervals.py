@@ -56,12 +56,14 @@ def bootstrap_interval(
         raise ConfigError("an interval over 0 problems; required at least 1")
     if x.min() == x.max():
         return equal_interval(float(x[0]), x.size, bounds)
-    lo, hi = np.percentile(_resampled_means(x, seed, resamples), (2.5, 97.5))
-    return Interval(float(x.mean()), float(lo), float(hi))
+    rng = np.random.default_rng(seed)
+    means = [x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in _chunks(resamples, x.size)]
+    return _percentiles(float(x.mean()), means)
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """All n values are equal: widen by Wilson's upper bound for 0 of n, towards both `bounds`. A value outside of them gives nan."""
+    """All n values are equal: widen by Wilson's upper bound for 0 of n, towards both `bounds`. A value outside of them
+    gives nan."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -70,12 +72,9 @@ def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interva
 
 
 def paired_bootstrap(
-    a: Sequence[float] | np.ndarray,
-    b: Sequence[float] | np.ndarray,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float, float]:
-    """(difference, lo, hi) of mean(b) - mean(a), values in [0, 1] of the same problems in the same order, with the paired 95 % interval."""
+    """(difference, lo, hi) of mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
         raise ConfigError(f"values of shapes {x.shape} and {y.shape}; a paired comparison needs the same problems")
@@ -91,36 +90,46 @@ def hierarchical_interval(
     resamples: int = RESAMPLES,
     bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
-    """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both; nan = that seed had not that problem.
+    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = that seed had not
+    that problem.
 
-    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. clusters: one per problem, such as its
-    tool; clusters are then drawn instead. bounds: as of `bootstrap_interval`."""
+    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. clusters: one
+    per problem, such as its tool; clusters are then drawn instead."""
     x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 2 or not x.size or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
+    if x.ndim != 2 or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
         raise ConfigError(
-            f"values of shape {x.shape} and {len(clusters or ())} clusters; required (seeds, problems), each seed with a value"
+            f"values of shape {x.shape}; required (seeds, problems), a value per seed, a cluster per problem"
         )
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]
     n_groups, rng, there = int(groups.max()) + 1, np.random.default_rng(seed), ~np.isnan(x)
     if np.nanmin(x) == np.nanmax(x):
         return equal_interval(float(np.nanmax(x)), n_groups, bounds)
-    sums, sizes = (
-        np.stack([np.bincount(groups, row, n_groups) for row in part]) for part in (np.where(there, x, 0), there)
-    )  # (seeds, groups) each
-    means, rows = [], max(1, 2_000_000 // n_groups)
-    for at in range(0, resamples, rows):
-        r = min(rows, resamples - at)
+    parts = (np.where(there, x, 0), there)
+    sums, sizes = (np.stack([np.bincount(groups, row, n_groups) for row in part]) for part in parts)  # (seeds, groups)
+    means = []
+    for r in _chunks(resamples, n_groups):
         of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)  # (r, seeds) times that each is drawn
         of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
         total, count = (((of_seeds @ part) * of_groups).sum(1) for part in (sums, sizes))
         means.append(total / np.maximum(count, 1))
+    return _percentiles(float(np.nanmean(x)), means)
+
+
+def _chunks(resamples: int, width: int) -> list[int]:
+    """How many resamples are drawn at a time, in bounded memory."""
+    rows = max(1, 2_000_000 // width)
+    return [min(rows, resamples - at) for at in range(0, resamples, rows)]
+
+
+def _percentiles(value: float, means: list[np.ndarray]) -> Interval:
     lo, hi = np.percentile(np.concatenate(means), (2.5, 97.5))
-    return Interval(float(np.nanmean(x)), float(lo), float(hi))
+    return Interval(value, float(lo), float(hi))
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
-    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n. n = 0 gives nan within [0, 1]."""
+    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n. n = 0 gives nan
+    within [0, 1]."""
     if not 0 <= successes <= n:
         raise ConfigError(f"{successes} successes of {n}; required 0 <= successes <= n")
     if n == 0:
@@ -132,19 +141,8 @@ def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
 
 
 def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Interval:
-    """Share b minus share a, each (successes, n), with the interval from their score intervals (Newcombe 1998, method 10)."""
-    first, second = wilson_interval(*a), wilson_interval(*b)
-    d = second.value - first.value
-    return Interval(
-        d,
-        d - math.hypot(second.value - second.lo, first.hi - first.value),
-        d + math.hypot(second.hi - second.value, first.value - first.lo),
-    )
-
-
-def _resampled_means(x: np.ndarray, seed: int, resamples: int) -> np.ndarray:
-    """(resamples,) means of draws with replacement, in chunks of bounded memory."""
-    rng = np.random.default_rng(seed)
-    rows = max(1, 2_000_000 // x.size)
-    parts = [min(rows, resamples - at) for at in range(0, resamples, rows)]
-    return np.concatenate([x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in parts])
+    """Share b minus share a, each (successes, n), with the interval from their score intervals (Newcombe 1998, method
+    10)."""
+    x, y = wilson_interval(*a), wilson_interval(*b)
+    d = y.value - x.value
+    return Interval(d, d - math.hypot(y.value - y.lo, x.hi - x.value), d + math.hypot(y.hi - y.value, x.value - x.lo))

@@ -1,36 +1,30 @@
 """Tables of the task `natural`: 120 fixed prompts as a person types them, answered by checkpoints.
 
     codechat natural --ckpt nano/sft nano/rl@best
-    codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm --out reports/natural
+    codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
 
-The run directory gets `natural.jsonl`, a row for each answer, and `natural.md`, tables for people; --out writes copies. Requests that a checkpoint
-was trained on are also reported apart.
+`evaluate` on this task, greedy. The run directory also gets `natural.jsonl`, a row for each answer, and `natural.md`,
+tables for people. Requests that a checkpoint was trained on are also reported apart.
 """
 
 from __future__ import annotations
 
 import html
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from codechat.core.atomic_files import write_atomic
+from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.command import parse_and_run
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError
 from codechat.distributed import dist
-from codechat.evaluation import contamination
-from codechat.evaluation.evaluate import Sampling, ScoringSettings, evaluate_split, label
+from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
 from codechat.evaluation.intervals import wilson_interval
-from codechat.models import loading
-from codechat.runs.run import Run, find_checkpoint
+from codechat.evaluation.results import TaskResult
+from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.rewards import PARSEABLE
-from codechat.tasks.natural import KINDS, SHORTCUT, SHOWN, NaturalTask, same_name
+from codechat.tasks.natural import KINDS, SHORTCUT, SHOWN
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -63,23 +57,6 @@ SHARES = (  # kind, metric, its words, whether a row counts
 STRATA = {"": "", "new": ", not trained on", "trained": ", trained on"}
 
 
-def find_trained(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
-    """Request id -> how it was found in training texts, (text, whether it is a whole message) each: prompt as in `contamination`; function where a
-    text defines a function of the expected name."""
-    defined: set[str] = set()
-
-    def watched() -> Iterator[tuple[str, bool]]:
-        for text, whole in texts:
-            defined.update(map(same_name, re.findall(r"\bdef\s+(\w+)\s*\(", text)))
-            yield text, whole
-
-    how = dict(contamination.search(problems, watched()))
-    for problem in problems:
-        if problem.meta["kind"] == "code" and same_name(problem.gold["function"]) in defined:
-            how[problem.id] = (*how.get(problem.id, ()), "function")
-    return how
-
-
 def verdict(problem: Problem, tier: str, answer: str) -> str:
     """The tier in words. A call to another tool says whether that tool was offered."""
     if tier == "full" and problem.meta["kind"] == "unfitting":
@@ -95,7 +72,7 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
 def answer_rows(
     problems: Sequence[Problem], examples: Sequence[Row], trained: Mapping[str, Sequence[str]]
 ) -> list[Row]:
-    """A row for each answer of an evaluation. trained: the result of `find_trained`."""
+    """A row for each answer of an evaluation. trained: problem id -> how it was found in the training data."""
     rows = []
     for problem, example in zip(problems, examples, strict=True):
         answer, tier, kind = example["completion"], example["tier"], problem.meta["kind"]
@@ -108,7 +85,8 @@ def answer_rows(
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, int]]:
-    """(metric, its words, count, n) of each share; where some rows of a kind were trained on, also of those and of the others."""
+    """(metric, its words, count, n) of each share; where some rows of a kind were trained on, also of those and of the
+    others."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
         trained = [row for row in of_kind if row["trained"]]
@@ -165,57 +143,35 @@ def _as_code(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalConfig(ScoringSettings):
+class NaturalConfig(EvaluateConfig):
     """Which checkpoints answer, and how they are sampled."""
 
     run_name: str = "natural"
-    out: Path | None = opt(
-        None, "directory for copies of natural.jsonl and natural.md; none = only the run", identity=False
-    )
+    task: str = "natural"
+    n: int = 1
+    ks: tuple[int, ...] = (1,)
     temperature: float = 0.0
     max_new_tokens: int = 240
-    constrain: bool = opt(False, "hold calls to the schemas of the offered functions, as `codechat tools` does")
 
 
 def run_natural(cfg: NaturalConfig) -> Run:
-    """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md."""
-    paths = {label(path): path for path in map(find_checkpoint, cfg.ckpt)}
-    if len(paths) < len(cfg.ckpt) or not paths:
-        raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; give at least one, each once")
-    run = Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
-    how = {"temperature": cfg.temperature, **({"constrained": True} if cfg.constrain else {})}
-    with dist.session() as world, run:
-        answers = {}
-        for name, path in paths.items():
-            step, answers[name] = _answer(cfg, path)
-            run.log_eval(step, dict(metrics(answers[name]), checkpoint=name, split="natural", **how))
-        if world.is_main:
-            print(*summary_lines(answers), sep="\n")
-            more = (f", top_k {cfg.top_k}" if cfg.top_k else "") + (", calls constrained" if cfg.constrain else "")
-            words = f"Temperature {cfg.temperature:g}{more}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}."
-            rows = [dict(checkpoint=name, **how) | row for name, some in answers.items() for row in some]
-            for folder in filter(None, (run.path, cfg.out)):
-                folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(folder / "natural.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-                text = markdown(answers, f"{words} Shares with 95 % Wilson intervals.")
-                write_atomic(folder / "natural.md", text)
-        run.finish({name: metrics(rows) for name, rows in answers.items()})
-    return run
+    """The evaluation with natural.jsonl and natural.md."""
+    answers: dict[str, list[Row]] = {}
+    top = f", top_k {cfg.top_k}" if cfg.top_k else ""
+    how = f"Temperature {cfg.temperature:g}{top}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}."
 
-
-def _answer(cfg: NaturalConfig, path: Path) -> tuple[int, list[Row]]:
-    """(step, rows) of one checkpoint."""
-    loaded = loading.load_model(path, device=dist.device())
-    task = NaturalTask(tools_style=loaded.tools_style)
-    problems, trained = task.problems(), {}
-    if cfg.contamination:
-        texts = contamination.Texts(loaded.meta.get("lineage", ()))
-        trained = find_trained(problems, texts)
+    def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, float]:
+        name = which["checkpoint"]
+        answers[name] = answer_rows(result.problems, result.examples, exposed)
         if dist.is_main():
-            print(contamination.Report(len(problems), trained, tuple(texts.read), tuple(texts.missing)))
-    sampling = Sampling(cfg.temperature, 1, (1,), constrained=cfg.constrain)
-    result = evaluate_split(cfg, loaded, task, problems, "natural requests", sampling)
-    return int(loaded.meta["step"]), answer_rows(problems, result.examples, trained)
+            print(*summary_lines({name: answers[name]}), sep="\n")
+            rows = [dict(checkpoint=name, temperature=cfg.temperature) | r for name in answers for r in answers[name]]
+            write_atomic(run.path / "natural.jsonl", json_lines(rows))
+            text = markdown(answers, f"{how} Shares with 95 % Wilson intervals.")
+            write_atomic(run.path / "natural.md", text)
+        return metrics(answers[name])
+
+    return run_evaluation(cfg, "natural", judge)
 
 
 main = partial(parse_and_run, NaturalConfig, run_natural, "natural", __doc__)

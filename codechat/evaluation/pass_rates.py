@@ -4,11 +4,11 @@
     codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
     codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
 
-`passk` is `evaluate` with the tiered reward, two verdicts and a row for each problem in `pass_rates.jsonl`. The verdict by pass@1 says whether RL
-would stall, that of `diagnose` over the tiered reward whether groups have variance.
+`passk` is `evaluate` with the tiered reward, two verdicts and a row for each problem in `pass_rates.jsonl`. The verdict
+by pass@1 says whether RL would stall, that of `diagnose` over the tiered reward whether groups have variance.
 
-`filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least --min-tiered. The other
-splits are copied unchanged.
+`filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least
+--min-tiered. The other splits are copied unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
 RATES = "pass_rates.jsonl"
 DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
 REMEDIES = {
-    "DEAD": "hardly anything is solved and RL would stall: strengthen the base (more pretraining, SFT on such problems) or ease the problems",
+    "DEAD": "hardly anything is solved and RL would stall: strengthen the base (more pretraining, SFT on such problems) "
+    "or ease the problems",
     "WEAK": "some problems are solved: use the tiered reward, --group-size 8 or more, and `codechat filter`",
     "LIVE": "enough is solved for standard RL",
     "SATURATED": "the task is solved at this temperature: take harder problems",
@@ -69,35 +70,28 @@ class PasskConfig(EvaluateConfig):
 def run_passk(cfg: PasskConfig) -> Run:
     """The evaluation with rates and verdicts."""
 
-    def judge(run: Run, result: TaskResult, split: str) -> dict[str, Any]:
+    def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, Any]:
         row = verdicts(result, cfg)
         if dist.is_main():
             print(*_report(result, row), sep="\n")
-            append_rows(run.path / RATES, ({"split": split} | row for row in rates(result)))
+            append_rows(run.path / RATES, ({"split": which["split"]} | row for row in rates(result)))
         return row
 
     return run_evaluation(cfg, "passk", judge, reward="tiered")
 
 
 def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
-    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and the gate where one is set (it stops nothing)."""
+    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and the gate where one is set (it
+    stops nothing)."""
     import torch
 
-    rewards, correct = (
-        torch.tensor([e[key] for e in result.examples]).view(result.N, result.n) for key in ("reward", "correct")
-    )
-    diagnosis, pass_at_1 = diagnose.judge(rewards, correct, min_groups=1), result.pass_at[1].value
+    table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
+    diagnosis, pass_at_1 = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(pass_at_1, pass_at_1, DEAD_BELOW, WEAK_BELOW)
-    row = dict(
-        parseable_frac=result.tier_share(PARSEABLE),
-        runnable_frac=result.tier_share(RUNNABLE),
-        frac_zero_std_groups=diagnosis.frac_zero_std,
-        effective_groups=diagnosis.effective_groups,
-        verdict=verdict,
-        remedy=REMEDIES[verdict],
-        reward_verdict=diagnosis.verdict,
-        reward_remedy=diagnosis.remedy,
-    )
+    row = dict(parseable_frac=result.tier_share(PARSEABLE), runnable_frac=result.tier_share(RUNNABLE))
+    row |= dict(frac_zero_std_groups=diagnosis.frac_zero_std, effective_groups=diagnosis.effective_groups)
+    row |= dict(verdict=verdict, remedy=REMEDIES[verdict])
+    row |= dict(reward_verdict=diagnosis.verdict, reward_remedy=diagnosis.remedy)
     if cfg.gate_parseable or cfg.gate_pass_at_k:
         passed = row["parseable_frac"] >= cfg.gate_parseable and result.pass_at[cfg.k].value >= cfg.gate_pass_at_k
         row["gate"] = "pass" if passed else "fail"
@@ -107,13 +101,11 @@ def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
 def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
     """The lines for people, after those of the evaluation."""
     few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})" * (result.N < diagnose.MIN_GROUPS)
+    python = f"parseable {row['parseable_frac']:.1%}, runnable {row['runnable_frac']:.1%}"
+    levels = {level: values for level, values in result.groups("level").items() if level != "other"}
     return [
-        f"  mean tiered reward {result.reward}, parseable {row['parseable_frac']:.1%}, runnable {row['runnable_frac']:.1%}",
-        *(
-            f"  level {level}: pass@1 {passes} (N={size})"
-            for level, (passes, size) in result.groups("level").items()
-            if level != "other"
-        ),
+        f"  mean tiered reward {result.reward}, {python}",
+        *(f"  level {level}: pass@1 {passes} (N={size})" for level, (passes, size) in levels.items()),
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
         f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}{few}",
         *([f"GATE {row['gate']}"] if "gate" in row else []),
@@ -123,14 +115,11 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
 def rates(result: TaskResult) -> list[dict[str, Any]]:
     """A row for each problem."""
     rows = []
-    for p in result.problems:
-        share = {
-            name: sum(p.tiers[t] for t in tiers) / p.n
-            for name, tiers in (("parseable", PARSEABLE), ("runnable", RUNNABLE))
-        }
-        rows.append(
-            dict(id=p.id, n=p.n, c=p.c, pass_rate=p.c / p.n, tiered_mean=p.reward_mean, **share, tiers=dict(p.tiers))
-        )
+    for p in result.counts:
+        row = dict(id=p["id"], n=p["n"], c=p["c"], pass_rate=p["c"] / p["n"], tiered_mean=p["reward_mean"])
+        for name, tiers in (("parseable", PARSEABLE), ("runnable", RUNNABLE)):
+            row[name] = sum(p["tiers"][t] for t in tiers) / p["n"]
+        rows.append(row | {"tiers": p["tiers"]})
     return rows
 
 
@@ -163,14 +152,15 @@ def choose(rows: Sequence[Mapping[str, Any]], cfg: FilterConfig) -> tuple[list[M
     why = f"kept {len(kept)}"
     if not kept:
         kept = [r for r in rows if r["tiered_mean"] >= cfg.min_tiered and r["pass_rate"] < low]
-        why = f"the window is empty; kept {len(kept)} with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered"
+        enough = f"with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered"
+        why = f"the window is empty; kept {len(kept)} {enough}" if kept else "nothing is left to train on"
     never, always = sum(r["pass_rate"] < low for r in rows), sum(r["pass_rate"] > high for r in rows)
     counts = f"{never} below a pass rate of {low:g}, {always} above {high:g}, {len(rows) - never - always} between"
-    return kept, f"{len(rows)} problems: {counts}\n{why if kept else 'nothing is left to train on'}"
+    return kept, f"{len(rows)} problems: {counts}\n{why}"
 
 
 def filter_problems(cfg: FilterConfig) -> dict[str, int]:
-    """Write the directory; rows of each file. RunError if nothing is left, DataError if the task's problems have changed since."""
+    """Write the directory; rows of each file."""
     run = Run.open(cfg.rates)
     if not (run.path / RATES).exists():
         raise MissingFile(f"run {run.name} has no {RATES}; `codechat passk` writes it; give one of its runs to --rates")
@@ -180,15 +170,13 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     kept, words = choose(list(read_rows(run.path / RATES)), cfg)
     print(words)
     if not kept and not cfg.allow_empty:
-        raise RunError(
-            f"no problem of run {run.name} is left; strengthen the base, take easier problems, or widen --window"
-        )
+        raise RunError(f"nothing of run {run.name} is left; strengthen the base, ease the problems, or widen --window")
     task = tasks.load(passk.task, **passk.source, reward="tiered")
     by_id = {p.id: p for p in task.problems("train", limit=passk.limit, seed=passk.seed)}
     if lost := [r["id"] for r in kept if r["id"] not in by_id]:
         raise DataError(f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again")
-    others = {split: task.problems(split) for split in task.splits if split != "train"} | {"prompt": task.worked}
-    files = {"train": [by_id[r["id"]] for r in kept]} | others
+    files = {split: task.problems(split) for split in task.splits} | {"prompt": task.worked}
+    files["train"] = [by_id[r["id"]] for r in kept]
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)

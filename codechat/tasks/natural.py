@@ -20,7 +20,7 @@ from typing import Any
 
 from codechat.data.synthetic import parsed
 from codechat.tasks import toolbox
-from codechat.tasks.base import Problem, Score, check_split
+from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.task import CodingTask
@@ -33,18 +33,13 @@ KINDS = ("toolbox", "unfitting", "code", "chat")
 SHOWN, SHORTCUT = "shown", "shortcut"
 
 
-def read_requests(tools_style: str = "compact") -> list[Problem]:
+def read_requests() -> list[Problem]:
     """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on)."""
     problems = []
     for row in map(json.loads, REQUESTS.read_text(encoding="utf-8").splitlines()):
-        gold, messages = row["expected"], row["messages"]
-        if row["tools"]:
-            offer = chat.tools_prompt([toolbox.TOOLS[name].schema for name in row["tools"]], tools_style)
-            messages = [{"role": "system", "content": offer}, *messages]
-        if row["kind"] == "code":
-            gold = gold | {"names": [gold["function"]]}
+        gold = row["expected"] | {"names": [row["expected"]["function"]]} if row["kind"] == "code" else row["expected"]
         meta = {"kind": row["kind"], "tools": row["tools"], "trained": row.get("trained", False)}
-        problems.append(Problem(row["id"], messages, gold, "test", meta))
+        problems.append(Problem(row["id"], row["messages"], gold, "test", meta))
     return problems
 
 
@@ -56,8 +51,14 @@ class NaturalTask(CodingTask):
     splits = ("test",)
     no_references = "requests for code and chat have no reference solutions"
 
-    def __init__(self, tools_style: str = "compact", isolation: str = "auto") -> None:
-        super().__init__(self.name, read_requests(tools_style), isolation=isolation)
+    def __init__(self, isolation: str = "auto") -> None:
+        super().__init__(self.name, read_requests(), isolation=isolation)
+        self.tools_style = "compact"  # evaluations set that of the checkpoint
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        schemas = [toolbox.TOOLS[name].schema for name in problem.meta["tools"]]
+        offer = [{"role": "system", "content": chat.tools_prompt(schemas, self.tools_style)}] if schemas else []
+        return [*offer, *problem.messages]
 
     def problems(self, split: str = "test", limit: int | None = None, seed: int = 0) -> list[Problem]:
         """The first `limit` requests of the file."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core import config, registry
-from codechat.evaluation import natural
-from codechat.evaluation.contamination import Texts
+from codechat.evaluation import contamination, natural
 from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
@@ -61,7 +60,7 @@ def test_every_tool_request_offers_the_tool_and_others_that_cannot_serve() -> No
         assert not any(toolbox.TOOLS[tool].held_out for tool in offered)
         assert not (toolbox.family(name) - {name}) & set(offered), problem.id
         toolbox.TOOLS[name].call(problem.gold["arguments"])
-        system = problem.messages[0]["content"]
+        system = TASK.prompt(problem)[0]["content"]
         assert system.startswith("Functions:\n") and f"\n{name}(" in system
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
 
@@ -174,8 +173,8 @@ def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
         ("def tallyWords (text): pass", False),
         ("yo", False),
     ]
-    assert natural.find_trained(PROBLEMS, texts) == {"code-01": ("prompt",), "code-13": ("function",)}
-    assert natural.find_trained(PROBLEMS, [(request(BY_ID["toolbox-55"]), True)]) == {"toolbox-55": ("prompt",)}
+    assert contamination.search(PROBLEMS, texts) == {"code-01": ("prompt",), "code-13": ("function",)}
+    assert contamination.search(PROBLEMS, [(request(BY_ID["toolbox-55"]), True)]) == {"toolbox-55": ("prompt",)}
 
 
 SMALL = {  # sizes of the recipe's data stages
@@ -192,7 +191,7 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
             entry, out = registry.find(stage.kind), stage.out.format(data=tmp_path)
             cfg = config.from_dict(entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out})
             entry.load(entry.function)(cfg)
-    texts = Texts(
+    texts = contamination.Texts(
         [
             dict(run="pretrain", kind="pretrain", data_dir=str(tmp_path / "corpus")),
             dict(run="base", kind="sft", data_dir=str(tmp_path / "base")),
@@ -200,7 +199,7 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
             dict(run="rl", kind="reinforce", task="funcall", data_dir=str(tmp_path / "sft")),
         ]
     )
-    found = natural.find_trained(PROBLEMS, texts)
+    found = contamination.search(PROBLEMS, texts)
     assert len(texts.read) == 4 and not texts.missing
     assert found.keys() <= {p.id for p in PROBLEMS if p.meta["trained"]}
 
@@ -215,15 +214,14 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[
     (tmp_path / "data" / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     lineage = [{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path / "data")}]
     make_run("tiny", "gpt2:512", lineage=lineage, block_size=512)
-    natural.main(["--ckpt", "tiny", "--out", str(tmp_path / "out"), "--max-new-tokens", "4", "--run-name", "n"])
+    natural.main(["--ckpt", "tiny", "--max-new-tokens", "4", "--run-name", "n"])
     run = Run.open("n")
     row = run.evals().iloc[0]
     assert run.status["status"] == "finished" and row["natural/toolbox/n"] == 60
     assert [row[f"natural/code{stratum}/n"] for stratum in ("", "_new", "_trained")] == [20, 19, 1]
-    rows = [json.loads(line) for line in (tmp_path / "out" / "natural.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run.path / "natural.jsonl").read_text().splitlines()]
     assert [r["id"] for r in rows] == list(BY_ID) and {r["id"] for r in rows if r["trained"]} == {"code-01"}
     table = (run.path / "natural.md").read_text()
-    assert table == (tmp_path / "out" / "natural.md").read_text()
     assert "| code, trained on: passes all hidden tests | 0 of 1" in table
     assert all(f"| {p.id} |" in table for p in PROBLEMS)
 

@@ -58,8 +58,10 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
         request = [{"role": "user", "content": "now"}]
         ids = protocol.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
         assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
-        asked = next(p for p in natural.NaturalTask(tools_style=style).problems() if p.meta["tools"])
-        assert asked.messages[0]["content"] == chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
+        (task := natural.NaturalTask()).tools_style = style
+        asked = task.problems()[0]
+        offered = chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
+        assert task.prompt(asked)[0]["content"] == offered
     after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
     assert after_rl.tools_style == "described"
     (home / "tools.json").write_text(json.dumps([tool]))

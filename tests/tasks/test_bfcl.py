@@ -317,5 +317,5 @@ def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(model
     loaded = loading.load_model(model, device="cpu")
     policy, problems = (loaded.model, loaded.tokenizer, loaded.tags), [PROBLEMS["no_tools"], long]
     result = evaluate.evaluate_task(*policy, TASK, problems, n=1, temperature=0, max_new_tokens=4)
-    assert [p.c for p in result.problems] == [1, 0] and result.tier_counts == {"full": 1, "no_call": 1}
+    assert [p["c"] for p in result.counts] == [1, 0] and result.tiers == {"full": 1, "no_call": 1}
     assert TASK.score(long, "").correct

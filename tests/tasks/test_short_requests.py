@@ -7,7 +7,7 @@ from pathlib import Path
 
 from codechat.core.config import parse
 from codechat.data import conversations
-from codechat.evaluation import natural
+from codechat.evaluation import contamination
 from codechat.tasks.coding import prepare
 from codechat.tasks.natural import read_requests
 
@@ -22,7 +22,7 @@ def test_every_program_does_what_it_should(tmp_path: Path) -> None:
 
 def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
     rows = list(prepare.short_rows())
-    known = natural.find_trained(read_requests(), [(m["content"], True) for r in rows for m in r["messages"]])
+    known = contamination.search(read_requests(), [(m["content"], True) for r in rows for m in r["messages"]])
     assert set(known) == {"code-01"}  # "write quicksort" itself
     by_split = {
         s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s} for s in ("train", "select", "test")
