@@ -7,7 +7,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-FOLDERS = {"nbs_py": {".py"}, "reports": {".yaml", ".csv", ".json", ".jsonl"}, "docs": {".md"}, "examples": {".py", ".json", ".jsonl"}}  # fmt: skip
+FOLDERS = {"nbs_py": {".py"}, "reports": {".csv", ".json", ".jsonl"}, "docs": {".md"}, "examples": {".py", ".json", ".jsonl"}}  # fmt: skip
 
 
 def shipped() -> list[Path]:

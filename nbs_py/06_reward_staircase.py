@@ -19,7 +19,7 @@
 # **Question.** A reward can pay for exact calls alone, or for every step towards one. When does partial credit
 # make the policy better at exact calls, which are all that counts?
 #
-# **Result.** Over five seeds partial credit never ends above the binary reward, though from starts that are hardly
+# **Result.** Over five seeds no gain of partial credit over the binary reward is resolved, though from starts that are hardly
 # ever correct it gives three quarters of the groups a gradient instead of an eighth. From a start that is correct in a third
 # of its answers the staircase ends 4.4 points below binary [1.9, 7.0], the tiers 2.0. A share of correct arguments loses
 # all exact calls in one seed of five, because it pays for a call that goes on.
@@ -48,14 +48,15 @@ import random
 import re
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from codechat import chat, diagnose, tasks
 from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
-from codechat.reports.plots import staircase
-from codechat.reports.style import OKABE_ITO, label_of_tier, new_figure
+from codechat.reports.plots import tier_colours
+from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
 from codechat.tasks.funcall.staircase import Staircase, score_call
 
 # %% [markdown]
@@ -89,7 +90,7 @@ found.rename(columns=names)[list(names.values())].round(3)
 # towards *partly* correct calls. The first two panels show what it is worth: from *base* and *poor* the policy becomes
 # better at names and at single arguments, and exact match hardly moves. From *weak* a gradient is there anyway, and
 # part of the dense one leads elsewhere: the staircase ends lower in all five seeds. From *strong* nothing differs. The
-# published 8B runs lie at the two ends: programs that were never correct, and calls that mostly were.
+# published 8B runs began at the two ends: with programs that were never correct, and with calls that mostly were.
 #
 # The learning rate is the same for all. A reward that is five times as large changes nothing, since AdamW divides a
 # constant factor out; the tests of `reward_starts` check it.
@@ -105,7 +106,14 @@ spread.rename(columns=names)[["T = 1, start", "T = 1, end", "gain over binary", 
 # The weak start, update by update: exact match of the training rollouts, and groups with variance.
 
 # %%
-dense_rewards.first_updates(rows, "weak", "From the weak start, mean of five seeds: partial credit ends no higher")
+fig, axes = new_figure("From the weak start, mean of five seeds: partial credit ends no higher", cols=2, size=(6.4, 3.0), sharey=True)
+for reward, colour in SHAPE_COLOURS.items():
+    for ax, name in zip(axes[0], ("exact", "live")):
+        curve = np.mean([row["curve"][name] for row in dense_rewards.cells(rows)["weak", reward]], axis=0)
+        ax.plot(np.linspace(0, rows[0]["steps"], len(curve) + 1)[1:], curve, color=colour, linewidth=1.4, label=reward)
+for ax, y in zip(axes[0], ("exact match of rollouts", "groups with variance")):
+    finish(ax, x="update", y=y, legend=ax is axes[0, 0])
+fig
 
 # %% [markdown]
 # ## What the fractional reward does not see
@@ -168,7 +176,15 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green
 # %%
 reward_of = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
 reward_of["partial"] = (rewards.name_only, rewards.cap)
-staircase({tier: reward_of[tier] for tier in task.tiers}, "Seven tiers from no call to the correct one")
+fig, axes = new_figure("Seven tiers from no call to the correct one")
+for i, (tier, colour) in enumerate(zip(task.tiers, tier_colours(len(task.tiers)))):
+    lowest, highest = reward_of[tier]
+    axes[0, 0].bar(i, highest, 0.9, color=colour, alpha=0.35 if highest > lowest else 1)
+    axes[0, 0].bar(i, lowest, 0.9, color=colour)
+    axes[0, 0].text(i, highest + 0.02, f"{lowest:.2f}" if lowest == highest else f"{lowest:.2f} to {highest:.2f}", ha="center", fontsize=8)
+axes[0, 0].set_xticks(range(len(task.tiers)), [label_of_tier(tier).replace(" ", "\n") for tier in task.tiers])
+axes[0, 0].set(ylim=(0, 1.1), ylabel="reward")
+fig
 
 # %% [markdown]
 # One problem, and a completion of each tier:

@@ -43,7 +43,7 @@ import pandas as pd
 
 from codechat import comparisons, frozen_rows, intervals, plots, run_frames
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k
-from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
+from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
 from codechat.tasks import load
 
 # %%
@@ -79,7 +79,21 @@ for k in ks:
 table.assign(N=table["n_problems"].astype(int))[[*(f"pass@{k} ({counts})" for k in ks), "N"]]
 
 # %%
-plots.pass_at_k(evals, ks)
+scored = {name: table.xs(name, level="checkpoint").loc[splits] for name in (sft, rl)}
+first = splits[0]
+fig, axes = new_figure(f"pass@1 on {first}: " + ", ".join(f"{name} {part.loc[first, 'pass@1']:.2f}" for name, part in scored.items()), cols=len(ks), sharey=True)
+for ax, k in zip(axes[0], ks):
+    for shift, (name, part) in zip((-0.2, 0.2), scored.items()):
+        value, lo, hi = part[[f"pass@{k}", f"pass@{k}/lo", f"pass@{k}/hi"]].to_numpy().T
+        at = np.arange(len(splits)) + shift
+        ax.bar(at, value, 0.4, yerr=[value - lo, hi - value], color=colour_of(name), capsize=3, error_kw=dict(linewidth=1), label=name)
+        for x, y, top in zip(at, value, hi):
+            ax.text(x, top + 0.015, f"{y:.2f}", ha="center", fontsize=7.5)
+    ax.set_xticks(range(len(splits)), [f"{split}\nN={count}" for split, count in zip(splits, scored[rl]["n_problems"].astype(int))])
+    ax.set_title(f"pass@{k}", fontsize=9, loc="left")
+axes[0, 0].set(ylim=(0, 1.08), ylabel="share of problems")
+outer_legend(fig, axes[0, -1], "outside lower center", ncols=2, title=f"{counts}, 95 % intervals", title_fontsize=7.5)
+fig
 
 # %% [markdown]
 # ## pass@k, from scratch

@@ -21,13 +21,15 @@
 
 # %% tags=["parameters", "hide-cell"]
 runs = "nano"
-out = "runs/nano/report/nano"
+out = "reports/nano"
 frozen = False
 
 # %% tags=["hide-cell"]
+import numpy as np
 import pandas as pd
 
 from codechat import articles, comparisons, plots, run_frames
+from codechat.reports.style import colour_of, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import TIERS
@@ -38,14 +40,14 @@ present = [stage for stage in ("full-evaluation", "more-sft-evaluate") if paths.
 judged = ["evaluate", *present] if "full-evaluation" not in present else present
 names = [*(f"{runs}/{stage}" for stage in stages), *(run for stage in judged for run in run_frames.seeds_of(f"{runs}/{stage}"))]
 data = ROOT / out / "data"
-frames = run_frames.gather(names, data, frozen, drop={"per_problem": ["tiers", "reward_mean"]})  # no figure uses these
+without_tiers = lambda frames: frames | {"per_problem": frames["per_problem"].drop(columns=["tiers", "reward_mean"], errors="ignore")}
+frames = run_frames.gather(names, data, frozen, without_tiers)
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith(("evaluate", "full-evaluation"))]
 longer = [run for stage, run in name.items() if stage.startswith("more-sft-evaluate")]
 name = {stage: name[stage] for stage in stages} | {"evaluate": seeds[0]}
 metrics = {stage: run_frames.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
 evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in name}
-figures = ROOT / out / "figures"
 
 # %% tags=["hide-cell"]
 one = evals["evaluate"]
@@ -93,8 +95,30 @@ articles.answer(
     + ": {seeds:.0f} seed" + "s" * (len(seeds) > 1) + ", paired by problem.",
 )
 
+
+# %% tags=["hide-cell"]
+def strata(title):
+    """pass@1 of each stratum with 95 % intervals: a panel per checkpoint, a line per stratum, filled greedy, hollow at temperature 1."""
+    fig, axes = new_figure(title, cols=2, size=(8.6, 1.4 + 0.32 * len(kinds)), sharey=True)
+    for ax, part in zip(axes[0], (sft, rl)):
+        checkpoint = part["checkpoint"].iloc[0]
+        for shift, sampling in zip((-0.12, 0.12), [s for s in ("greedy", "T=1") if s in set(part["sampling"])]):
+            value, lo, hi = 100 * np.array([[share(part, k, f"pass@1{end}", sampling) for k in kinds] for end in ("", "/lo", "/hi")])
+            look = dict(fmt="o", color=colour_of(checkpoint), capsize=2, markersize=4.5, linewidth=1, label=sampling)
+            fill = colour_of(checkpoint) if sampling == "greedy" else "none"
+            ax.errorbar(value, np.arange(len(kinds)) + shift, xerr=[(value - lo).clip(0), (hi - value).clip(0)], markerfacecolor=fill, **look)
+        ax.set_title(label_of_run(checkpoint), fontsize=9, loc="left")
+        ax.set(xlim=(-2, 102), xlabel="correct (%)")
+    axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={final[f'{k}/n'].dropna().iloc[0]:.0f}" for k, words in kinds.items()])
+    axes[0, 0].invert_yaxis()
+    outer_legend(fig, axes[0, -1], "outside lower center", ncols=2, title="95 % intervals over tools and seeds", title_fontsize=7.5)
+    return fig
+
+
 # %% tags=["thumbnail", "hide-input"]
-plots.save(plots.strata(final[final["sampling"].isin(("greedy", "T=1"))], kinds, f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT"), "strata", figures)
+shown = strata(f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT")
+shown.savefig(data.parent / "strata.png", dpi=150, metadata={"Software": None})
+shown
 
 
 # %% tags=["hide-input"]
@@ -146,7 +170,7 @@ articles.table(spread, {column: (column, articles.VERBATIM) for column in ("tier
 # %% tags=["hide-input"]
 table = comparisons.gain_table({at: gain for at, gain in gained.items() if at.endswith(("greedy", "T=1"))})
 table = table if len(seeds) > 1 else table[~table["name"].str.endswith("seeds")]
-plots.save(plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2])), "gains", figures)
+plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2]))
 
 # %% [markdown]
 # What RL has to beat is SFT that goes on for as long as RL takes, at half its rates and on the same conversations: RL minus that.
@@ -157,10 +181,10 @@ for at, gain in beside.items():
 print("" if beside else "not among these runs: `codechat run nano --until more-sft-evaluate` makes it")
 
 # %% tags=["hide-input"]
-plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)
+plots.rl_progress(name["rl"], metrics["rl"], evals["rl"])
 
 # %% tags=["hide-input"]
-plots.save(plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact answers on the same validation problems: {evals['rl']['tier/full'].iloc[0]:.0%} to {evals['rl']['tier/full'].iloc[-1]:.0%}"), "tiers", figures)
+plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact answers on the same validation problems: {evals['rl']['tier/full'].iloc[0]:.0%} to {evals['rl']['tier/full'].iloc[-1]:.0%}")
 
 # %% [markdown]
 # A group with equal rewards has no gradient. After an SFT that is right most of the time, most groups are equal.
@@ -168,7 +192,7 @@ plots.save(plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact a
 # %% tags=["hide-input"]
 verdict = evals["diagnose"].iloc[-1]
 print(f"before RL: {verdict['verdict']}, {verdict['effective_groups']:.0f} of {verdict['n_problems']:.0f} groups have variance")
-plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
+plots.group_signal(name["rl"], metrics["rl"])
 
 # %% [markdown]
 # ## How it came to read
@@ -177,10 +201,10 @@ plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
 # LOG.md has the arms; without the drills the choice stays at chance.
 
 # %% tags=["hide-input"]
-plots.save(plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"]), "pretraining", figures)
+plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"])
 
 # %% tags=["hide-input"]
-plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
+plots.heldout_losses(name["sft"], evals["sft"])
 
 # %% [markdown]
 # The held-out loss of the first drill rises while the later ones and the calls are learned: it was a step on the way.

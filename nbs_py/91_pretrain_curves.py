@@ -20,7 +20,8 @@
 
 # %% tags=["parameters", "hide-cell"]
 recipe = "compact"
-series = ["scaling/nano-low"]
+series = ["scaling/d2x32-low", "scaling/d2x64-low", "scaling/d2x128-low", "scaling/nano-low", "scaling/d4x256-low",
+          "scaling/d2x32-high", "scaling/d2x64-high", "scaling/d2x128-high", "scaling/nano-high", "scaling/d4x256-high"]
 longer = "scaling/nano-long"
 out = "reports/pretrain_curves"
 frozen = False

@@ -32,18 +32,25 @@ from matplotlib.ticker import PercentFormatter
 from codechat import articles, comparisons, plots, run_frames, style
 from codechat.evaluation.intervals import wilson_interval
 from codechat.reports import dense_rewards
-from codechat.reports.plots import SHAPE_COLOURS, stack_bars
-from codechat.reports.style import (GREY, OKABE_ITO, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
-                                    label_of_tier, new_figure, outer_legend, seeds_note, span_of)  # fmt: skip
+from codechat.reports.style import (GREY, OKABE_ITO, SHAPE_COLOURS, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
+                                    label_of_tier, new_figure, outer_legend, seeds_note, span_of, stack_bars)  # fmt: skip
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import TIERS
 
-data, few = ROOT / out / "data", dict(drop={"per_problem": ["tiers", "reward_mean"]}, keep={"samples": ""})
+
+
+def only_counts(frames):
+    """No figure uses the samples, or tiers and rewards of a problem."""
+    problems = frames["per_problem"].drop(columns=["tiers", "reward_mean"], errors="ignore")
+    return frames | {"samples": frames["samples"][:0], "per_problem": problems.query("split in ('select', 'test')") if "split" in problems else problems}
+
+
+data = ROOT / out / "data"
 seeds = run_frames.seeds_of(f"{recipe}/rl")
 names = [run.replace("/rl", f"/{stage}") for stage in ("rl", "choose", "evaluate") for run in seeds]
-frames = run_frames.gather(names, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
-rows = run_frames.gather([f"{recipe}/anatomy"], data / "anatomy", frozen, **few)["evals"]
-spelled = run_frames.gather([f"{recipe}/anatomy-text"], data / "text", frozen, **few)["evals"]
+frames = run_frames.gather(names, data, frozen, only_counts)
+rows = run_frames.gather([f"{recipe}/anatomy"], data / "anatomy", frozen, only_counts)["evals"]
+spelled = run_frames.gather([f"{recipe}/anatomy-text"], data / "text", frozen, only_counts)["evals"]
 stages = {stage: [r for r in frames["runs"]["run"] if r.rpartition("/")[2].startswith(stage)] for stage in ("rl", "choose", "evaluate")}
 metrics, evals = ({run: run_frames.rows_of(frames[t], run) for run in stages["rl"]} for t in ("metrics", "evals"))
 
@@ -110,7 +117,9 @@ articles.answer(
 )
 
 # %% tags=["thumbnail", "hide-input"]
-dense_rewards.figure(starts)
+drawn = dense_rewards.figure(starts)
+drawn.savefig(data.parent / "dense_rewards.png", dpi=150, metadata={"Software": None})
+drawn
 
 # %% tags=["hide-cell"]
 ends = [np.mean([frame["pass@1"].iloc[i] for frame in evals.values()]) for i in (0, -1)]

@@ -22,9 +22,9 @@
 # %% tags=["parameters", "hide-cell"]
 recipe = "compact"
 versions = ["v5", "v6", "v7"]
-parts = ["v7-mix"]
+parts = ["v7-mix", "v7-neutral", "v7-negatives"]
 ours = ["sft", "ours-evaluate", "ours-over-rl"]
-swaps = ["swaps"]
+swaps = ["swaps", "swaps-v7"]
 supervision = "supervision"
 out = "reports/specialist"
 frozen = False
@@ -42,9 +42,8 @@ from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
 from codechat.reports.comparisons import in_points, with_settings
-from codechat.reports.style import label_of_run
-from codechat.reports.plots import finish_heat, stack_bars, write_share
-from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, new_figure, outer_legend
+from codechat.reports.plots import finish_heat, write_share
+from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
 from codechat.runs import checkpoint
 from codechat.runs.run import ROOT
 
@@ -90,15 +89,16 @@ def sft_mix(runs):
 
 
 # %% tags=["hide-cell"]
-place, few = ROOT / out / "data", dict(keep={"samples": "", "per_problem": ""})
+place = ROOT / out / "data"
+without_answers = lambda frames: frames | {table: frames[table][:0] for table in ("samples", "per_problem")}
 trained = [f"{recipe}/{v}-{stage}" for v in versions for stage in ("sft", "rl")]
 parts, ours, swaps = ([f"{recipe}/{name}" for name in group] for group in (parts, ours, swaps))
-frames = run_frames.gather([*trained, *parts, *ours[:1]], place, frozen, more=lambda: {"drawn": sft_mix([run for run in [*trained, *ours[:1]] if "sft" in run])}, **few)
+frames = run_frames.gather([*trained, *parts, *ours[:1]], place, frozen, lambda frames: without_answers(frames) | {"drawn": sft_mix([run for run in [*trained, *ours[:1]] if "sft" in run])})
 judged = [*(f"{recipe}/{v}-evaluate" for v in versions), *ours[1:2]]
-tested = run_frames.gather(judged, place / "evaluate", frozen, **few)
-over = run_frames.gather(ours[2:], place / "over", frozen, **few)["evals"]
-swapped = run_frames.gather(swaps, place / "swaps", frozen, keep={"per_problem": ""})
-counted = run_frames.gather([f"{recipe}/{supervision}"], place / "supervision", frozen, **few)["evals"]
+tested = run_frames.gather(judged, place / "evaluate", frozen, without_answers)
+over = run_frames.gather(ours[2:], place / "over", frozen, without_answers)["evals"]
+swapped = run_frames.gather(swaps, place / "swaps", frozen, lambda frames: frames | {"per_problem": frames["per_problem"][:0]})
+counted = run_frames.gather([f"{recipe}/{supervision}"], place / "supervision", frozen, without_answers)["evals"]
 evals = {run: run_frames.rows_of(frames["evals"], run) for run in frames["runs"]["run"]}
 
 

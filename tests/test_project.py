@@ -251,13 +251,13 @@ def test_notebooks_are_paired_fresh_and_executed() -> None:
 
 
 def cells(name: str, kind: str) -> list[str]:
-    notebook = notebooks._source(name, ROOT)
+    notebook = notebooks.source_of(name, ROOT)
     return [cell.source for cell in notebook.cells if cell.cell_type == kind]
 
 
 @pytest.mark.parametrize("name", notebooks.names())
 def test_notebook_has_the_agreed_shape(name: str) -> None:
-    source = notebooks._source(name, ROOT)
+    source = notebooks.source_of(name, ROOT)
     code, first = cells(name, "code"), source.cells[0]
     assert first.cell_type == "markdown" and first.source.startswith("# ")
     report = notebooks.is_template(name)  # its result is the answer that its rows give

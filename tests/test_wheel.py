@@ -77,7 +77,7 @@ def ran(site: Path, folder: Path, *words: str) -> str:
 def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
     shipped = site / "codechat" / "shipped"
     assert {path.stem for path in (shipped / "nbs_py").iterdir()} == set(notebooks.names())
-    assert {path.stem for path in (shipped / "reports").glob("*.yaml")} == set(build.names())
+    assert {path.name for path in (shipped / "reports").iterdir()} >= {*build.templates(), "frozen", "published"}
     for folder in ("frozen", "published", "nano/data"):
         names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
         assert names and names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}

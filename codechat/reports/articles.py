@@ -4,8 +4,7 @@
     articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
     articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
 
-The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the committed ones. `html` shows the cell
-tagged `answer` first, and its first sentence in the index.
+The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the committed ones.
 """
 
 from __future__ import annotations
@@ -19,22 +18,15 @@ import pandas as pd
 if TYPE_CHECKING:
     from IPython.display import Markdown
 
-SENTENCES = 3
 VERBATIM = "verbatim"  # format of a column that shows what a model wrote
 
 
 def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
-    """Three sentences, a line each; every {name:format} is filled from `numbers`, so that none is typed by hand.
-
-    ValueError for another count of sentences, KeyError for a number that is not there."""
-    if len(sentences) != SENTENCES:
-        raise ValueError(f"{len(sentences)} sentences; an answer has {SENTENCES}")
-    return paragraph(numbers, "\n".join(sentences))
+    """Sentences, a line each; every {name:format} is filled from `numbers`, so that none is typed by hand."""
+    return _markdown("\n".join(sentences).format_map(numbers))
 
 
-def paragraph(numbers: Mapping[str, float], text: str) -> Markdown:
-    """A text whose every {name:format} is filled from `numbers`."""
-    return _markdown([text.format_map(numbers)])
+paragraph = answer  # the same of a text in the middle
 
 
 def beside(rows: Iterable[Sequence[str]]) -> Markdown:
@@ -48,28 +40,25 @@ def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> 
 
     columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM."""
     shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
-    lines = ["| " + " | ".join(words for words, _ in shown.values()) + " |", "|---" * len(shown) + "|"]
-    for row in frame.to_dict("records"):
-        lines.append("| " + " | ".join(_cell(row.get(column), how) for column, (_, how) in shown.items()) + " |")
-    return _markdown(lines)
+    lines = [[words for words, _ in shown.values()], ["---"] * len(shown)]
+    lines += [[_cell(row.get(column), how) for column, (_, how) in shown.items()] for row in frame.to_dict("records")]
+    return _markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
 def _cell(value: Any, how: str) -> str:
     if value == "" or value is None or (not isinstance(value, str) and pd.isna(value)):
         return "–"
-    if how == VERBATIM:
-        return verbatim(value)
-    return f"{value:{how}}".replace("|", "\\|")
+    text = _verbatim(str(value)) if how == VERBATIM else f"{value:{how}}"
+    return text.replace("|", "\\|")
 
 
-def verbatim(value: Any) -> str:
-    """Any text as inline code in one table cell: markup in a completion must not become ours."""
-    text = re.sub(r"\s+", " ", str(value)).strip()
+def _verbatim(text: str) -> str:
+    """Any text as inline code: markup in a completion must not become ours."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}".replace("|", "\\|")
+    return f"{fence} {' '.join(text.split())} {fence}"
 
 
-def _markdown(lines: Iterable[str]) -> Markdown:
+def _markdown(text: str) -> Markdown:
     from IPython.display import Markdown  # a notebook has it; the library reads articles without
 
-    return Markdown("\n".join(lines))
+    return Markdown(text)

@@ -5,7 +5,7 @@
     codechat report staircase --frozen         the same from the committed rows, without any run
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does so and leaves the repository unchanged
 
-A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories and nothing else, and draws
+A report is a template `nbs_py/9x_NAME.py`; papermill executes it with other parameters too. It reads run directories and nothing else, and draws
 from the rows that it froze; where none of its runs is on this machine, from the committed rows. `reports/index.html` (not committed) shows every report
 on this machine: title, first sentence and picture.
 
@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core import config, errors
-from codechat.core.atomic_files import atomic_directory
+from codechat.core import config
 from codechat.core.config import opt
-from codechat.core.errors import MissingFile, RunError
+from codechat.core.errors import MissingFile, RunError, nearest
 from codechat.reports import html, notebooks
 from codechat.runs import paths
 
@@ -34,47 +33,31 @@ from codechat.runs import paths
 class ReportConfig:
     """Which reports to build, and where to write them."""
 
-    names: tuple[str, ...] = opt((), "reports: names of files reports/NAME.yaml; none = list them", positional=True)
+    names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
     out: str = opt("reports", "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root")
     frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, without the runs")
 
 
-def names() -> list[str]:
-    """The reports: names with a parameter file."""
-    return sorted(path.stem for path in (paths.SHIPPED / "reports").glob("*.yaml"))
-
-
-def template_of(name: str) -> str:
-    """The name of the template nbs_py/9x_NAME.py or 9x_NAME_report.py. MissingFile names the reports there are."""
-    folder = paths.SHIPPED / "nbs_py"
-    found = sorted([*folder.glob(f"9?_{name}.py"), *folder.glob(f"9?_{name}_report.py")])
-    if not found:
-        near = errors.nearest(name, names()) if names() else ""
-        raise MissingFile(f"no template nbs_py/9x_{name}.py{near}; reports: {', '.join(names())}")
-    return found[0].stem
+def templates() -> dict[str, str]:
+    """{report: its template}, whose source is nbs_py/9x_NAME.py or 9x_NAME_report.py."""
+    return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
 
 
 def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
 
-    parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up to there is kept."""
-    import papermill.iorw
-
-    template, source = template_of(name), paths.SHIPPED / "reports" / f"{name}.yaml"
-    if not source.is_file():
-        raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
+    parameters override those of the template. RunError names the cell that failed and the reason; the notebook up to there is kept."""
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
     place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
-    values = (papermill.iorw.read_yaml_file(str(source)) or {}) | {"out": place.as_posix()}
-    values |= ({"frozen": True} if frozen else {}) | dict(parameters or {})
+    values = {"out": place.as_posix()} | ({"frozen": True} if frozen else {}) | dict(parameters or {})
     kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
     if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":  # the rows that came with the package
-        with atomic_directory(here) as fresh:
-            shutil.copytree(kept, fresh, dirs_exist_ok=True)
+        shutil.copytree(kept, here)
     path = out / f"{name}.ipynb"
-    result = notebooks.execute_copy(template, path, values, root=paths.SHIPPED)
-    if not result.ok:
-        raise RunError(f"report {name}: {result.error}; the notebook up to there is {path}")
+    try:
+        notebooks.execute_copy(templates()[name], path, values, root=paths.SHIPPED)
+    except notebooks.NotebookError as error:
+        raise RunError(f"report {name}: {error}; the notebook up to there is {path}") from error
     return html.write_page(path)
 
 
@@ -85,23 +68,18 @@ def index() -> Path:
     return html.write_index(paths.ROOT / "reports" / "index.html", sorted(reports), copies)
 
 
-def show_list() -> None:
-    """Print each report with its title, and whether it was executed and has frozen rows."""
-    for name in names():
-        place = paths.ROOT / "reports" / f"{name}.ipynb"
-        rows = "frozen rows" if (place.with_suffix("") / "data" / "runs.csv").is_file() else "no frozen rows"
-        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'} ({rows})")
-
-
 def write(cfg: ReportConfig) -> None:
-    """Build the reports and the index and print their paths; without a name, print the list. An unknown name raises before any is built."""
-    if not cfg.names:
-        return show_list()
+    """Build the reports and the index and print their paths; without a name, print the list."""
+    for name in () if cfg.names else templates():
+        place = paths.ROOT / "reports" / f"{name}.ipynb"
+        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'}")
     for name in cfg.names:
-        template_of(name)
+        if name not in (known := templates()):
+            raise MissingFile(f"no report {name}{nearest(name, known)}; there are {', '.join(known)}")
     for name in cfg.names:
         print(f"report: {build(name, paths.ROOT / cfg.out, frozen=cfg.frozen)}")
-    print(f"index: {index()}")
+    if cfg.names:
+        print(f"index: {index()}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,7 +1,4 @@
-"""What reports compute from their frames: paired gains, means over seeds, settings of runs.
-
-Pure functions over the frames of `run_frames`; the figures are in `plots`.
-"""
+"""What reports compute from the frames of `run_frames`: paired gains, means over seeds, settings of runs."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ import pandas as pd
 from codechat.evaluation.intervals import Interval, hierarchical_interval
 from codechat.evaluation.results import difference_over_seeds, paired_difference
 from codechat.reports.run_frames import Frames, rows_of
-
-Row = Mapping[str, Any]
 
 
 class Gains(NamedTuple):
@@ -30,12 +25,13 @@ def paired_gains(
 ) -> Gains:
     """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A run is a seed; all together
     have the hierarchical interval over seeds and problems. against: minus that of the first checkpoint of these runs, one for each seed."""
-    pairs = []
-    for run, other in zip(runs, against or runs, strict=True):
-        before, after = (rows_of(frames["per_problem"], name) for name in (other, run))
-        before, after = before[before["split"] == split], after[after["split"] == split]
-        ends = before["checkpoint"].iloc[0], after["checkpoint"].iloc[-1]
-        pairs.append(tuple(x[x["checkpoint"] == end].to_dict("records") for x, end in zip((before, after), ends)))
+
+    def problems(run: str, end: int) -> list[dict[str, Any]]:
+        rows = rows_of(frames["per_problem"], run)
+        rows = rows[rows["split"] == split]
+        return rows[rows["checkpoint"] == rows["checkpoint"].iloc[end]].to_dict("records")
+
+    pairs = [(problems(other, 0), problems(run, -1)) for run, other in zip(runs, against or runs, strict=True)]
     return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
 
 
@@ -44,37 +40,28 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
     hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over seeds of STRATUM/named_*.
 
     The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
-    evals = [rows_of(frames["evals"], run) for run in runs]
-    problems = [rows_of(frames["per_problem"], run) for run in runs]
-    names = [list(dict.fromkeys(rows["checkpoint"])) for rows in evals]
-    found = []
-    for place, name in enumerate(names[0]):
-        for sampling in dict.fromkeys(evals[0]["sampling"]):
-            at = "checkpoint == @here and sampling == @sampling"
-            row: dict[str, Any] = dict(checkpoint=name, sampling=sampling)
-            solved, rates = [], []
-            for own, judged, here in zip(problems, evals, (x[place] for x in names)):
-                solved.append(own.query(at))
-                rates.append(judged.query(at))
-            for kind in kinds:
-                row |= _stratum(kind, solved) | _means(kind, pd.concat(rates))
-            found.append(row)
-    return pd.DataFrame(found)
+    evals, problems = ([rows_of(frames[table], run) for run in runs] for table in ("evals", "per_problem"))
+    order = {name: i for rows in evals for i, name in enumerate(dict.fromkeys(rows["checkpoint"]))}
+    rates, solved = pd.concat(evals), pd.concat(problems)
+    table = []
+    for (place, sampling), rows in rates.groupby([rates["checkpoint"].map(order), "sampling"], sort=False):
+        answered = solved[(solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)]
+        row = dict(checkpoint=rows["checkpoint"].iloc[0], sampling=sampling)
+        for kind in kinds:
+            row |= _stratum(kind, answered) | rows.filter(regex=f"^{kind}/named_").mean().to_dict()
+        table.append(row)
+    return pd.DataFrame(table)
 
 
-def _stratum(kind: str, solved: Sequence[pd.DataFrame]) -> dict[str, float]:
+def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
     """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters where problems have one."""
-    own = [rows[rows["id"].str.rsplit("-", n=2).str[-2] == kind].set_index("id") for rows in solved]
-    table = pd.concat([rows["c"] / rows["n"] for rows in own], axis=1)
-    named = pd.concat([rows.get("cluster", pd.Series(dtype=object)) for rows in own]).dropna()
-    clusters = [str(named[~named.index.duplicated()].get(id, id)) for id in table.index]
-    value = hierarchical_interval(table.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
-    at = f"{kind}/pass@1"
-    return {at: value.value, f"{at}/lo": value.lo, f"{at}/hi": value.hi, f"{kind}/n": len(table)}
-
-
-def _means(kind: str, rates: pd.DataFrame) -> dict[str, float]:
-    return {name: float(rates[name].mean()) for name in rates if name.startswith(f"{kind}/named_")}
+    rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind].assign(share=lambda f: f["c"] / f["n"])
+    shares = rows.pivot(index="id", columns="run", values="share")
+    shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
+    named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict() if "cluster" in rows else {}
+    clusters = [named.get(id, id) for id in shares.index]
+    value = hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
+    return value.row(f"{kind}/pass@1") | {f"{kind}/n": len(shares)}
 
 
 def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:

@@ -9,9 +9,9 @@ Source "frozen" is what is committed, so that the numbers of a walk-through hold
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -25,7 +25,6 @@ FROZEN = "frozen"
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")
 READ = {"per_problem": ("evaluate",), "samples": ("rl", "evaluate")}  # stages whose rows of a table are read
-T = TypeVar("T")
 
 
 def frozen_dir() -> Path:
@@ -38,13 +37,9 @@ def rows(source: str, stage: str, table: str) -> pd.DataFrame:
     """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings (greedy, T=1) the first.
 
     MissingFile if there are none, RunError if the run is not finished."""
-    if source == FROZEN:
-        found = _frozen(table, stage)
-    else:
-        frames = _live(source, lambda: _frames([f"{source}/{stage}"]))
-        found = run_frames.rows_of(frames[table], f"{source}/{stage}")
-    several = "sampling" in found and found["sampling"].nunique() > 1
-    return found[found["sampling"] == found["sampling"].iloc[0]] if several else found
+    frames = _frozen() if source == FROZEN else _of_runs(source, [f"{source}/{stage}"])
+    found = run_frames.rows_of(frames[table], f"{_recipe(frames)}/{stage}")
+    return found[found["sampling"] == found["sampling"].iloc[0]] if "sampling" in found else found
 
 
 def settings(source: str, stage: str) -> dict[str, Any]:
@@ -54,18 +49,16 @@ def settings(source: str, stage: str) -> dict[str, Any]:
 
 def manifest(source: str, data: str) -> dict[str, Any]:
     """What the preparation of `data` (corpus or sft) kept, dropped and counted."""
-    if source == FROZEN:
-        return _frozen("manifests", data)["manifest"].iloc[0]
-    return _live(source, lambda: _manifest(source, data))
+    if source != FROZEN:
+        return _manifest(source, data)
+    frames = _frozen()
+    return run_frames.rows_of(frames["manifests"], f"{_recipe(frames)}/{data}")["manifest"].iloc[0]
 
 
 def seeds(source: str) -> pd.DataFrame:
     """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in pass@1."""
-    if source == FROZEN:
-        found = run_frames.load_frozen(frozen_dir())["runs"]
-    else:
-        found = _live(source, lambda: _frames(run_frames.seeds_of(f"{source}/evaluate")))["runs"]
-    found = found[found["kind"] == "evaluate"]
+    frames = _frozen() if source == FROZEN else _of_runs(source, run_frames.seeds_of(f"{source}/evaluate"))
+    found = frames["runs"].query("kind == 'evaluate'")
     gaps = [
         {"run": run, "comparison": name, **gap}
         for run, summary in zip(found["run"], found["summary"])
@@ -75,44 +68,46 @@ def seeds(source: str) -> pd.DataFrame:
     return pd.DataFrame(gaps)
 
 
-def _frozen(table: str, stage: str) -> pd.DataFrame:
-    frames = run_frames.load_frozen(frozen_dir())
-    recipe = frames["runs"]["run"].iloc[0].rpartition("/")[0]
-    return run_frames.rows_of(frames[table], f"{recipe}/{stage}")
+def _frozen() -> Frames:
+    return run_frames.load_frozen(frozen_dir())
 
 
-def _live(source: str, read: Callable[[], T]) -> T:
-    """What `read` returns; a run or file that this machine lacks: how to make it, and the other source."""
+def _recipe(frames: Frames) -> str:
+    return frames["runs"]["run"].iloc[0].rpartition("/")[0]
+
+
+def _of_runs(source: str, runs: Sequence[str]) -> Frames:
     try:
-        return read()
+        return run_frames.collect(runs, samples=None)
     except MissingFile as error:
-        make = "`make lab`" if source == "nano" else f"`codechat run {source}`"
-        raise MissingFile(f"source={source!r}: {error}; run {make}, or keep source={FROZEN!r}") from error
-
-
-def _frames(runs: Sequence[str]) -> Frames:
-    return run_frames.collect(runs, samples=None)
+        raise _missing(source, error) from error
 
 
 def _manifest(recipe: str, data: str) -> dict[str, Any]:
     path = paths.ROOT / "data" / recipe / data / "manifest.json"
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; `codechat run {recipe}` writes it")
+        raise _missing(recipe, f"{path} does not exist")
     return read_json(path)
+
+
+def _missing(source: str, reason: object) -> MissingFile:
+    make = "`make lab`" if source == "nano" else f"`codechat run {source}`"
+    return MissingFile(f"source={source!r}: {reason}; run {make}, or keep source={FROZEN!r}")
 
 
 def freeze(recipe: str = "nano") -> Frames:
     """Write the rows of the recipe's finished runs below reports/frozen; returns them as read back.
 
-    Raises MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written then."""
-    frames = _frames([f"{recipe}/{stage}" for stage in STAGES])
+    MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written then."""
+    frames = run_frames.collect([f"{recipe}/{stage}" for stage in STAGES], samples=None)
     for table, stages in READ.items():
         frames[table] = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
-    siblings = run_frames.seeds_of(f"{recipe}/evaluate")[1:]
-    if siblings:  # other seeds: only the result is kept
-        frames["runs"] = pd.concat([frames["runs"], _frames(siblings)["runs"]], ignore_index=True)
-    manifests = [{"run": f"{recipe}/{data}", "manifest": _manifest(recipe, data)} for data in DATA]
-    return run_frames.freeze(frames | {"manifests": pd.DataFrame(manifests)}, paths.ROOT / "reports" / FROZEN)
+    if siblings := run_frames.seeds_of(f"{recipe}/evaluate")[1:]:  # of other seeds only the result is kept
+        frames["runs"] = pd.concat([frames["runs"], run_frames.collect(siblings, samples=None)["runs"]])
+    frames["manifests"] = pd.DataFrame(
+        [{"run": f"{recipe}/{data}", "manifest": _manifest(recipe, data)} for data in DATA]
+    )
+    return run_frames.freeze(frames, paths.ROOT / "reports" / FROZEN)
 
 
 if __name__ == "__main__":

@@ -18,44 +18,35 @@ from markdown_it import MarkdownIt
 from nbformat import NotebookNode
 
 from codechat.core.atomic_files import write_atomic
-from codechat.core.errors import DataError
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Tags of cells: the figure and the printed text that the index shows; the Markdown that is the answer of an article, a sentence a line.
 THUMBNAIL, HEADLINE, ANSWER = "thumbnail", "headline", "answer"
 HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
-PARAMETERS = ("parameters", "injected-parameters")  # an article lists what they hold in its appendix
+PARAMETERS = {"parameters", "injected-parameters"}  # an article lists what they hold in its appendix
 
 
 def read(path: Path) -> NotebookNode:
-    """A notebook; DataError if the file is not one."""
-    try:
-        return nbformat.read(path, as_version=4)
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a notebook ({error}); delete it and build it again") from error
+    return nbformat.read(path, as_version=4)
 
 
 def write_page(notebook_path: Path) -> Path:
-    """Render an executed notebook to NAME.html beside it; returns the page's path."""
-    path = notebook_path.with_suffix(".html")
-    write_atomic(path, render(read(notebook_path)))
-    return path
+    """Render an executed notebook to NAME.html beside it; returns the page's path.
 
-
-def render(notebook: NotebookNode) -> str:
-    """Prose, outputs, and each cell's code behind a fold; the headline comes after the first cell, unless an answer does.
-
-    Cells tagged `hide-cell` are shown at the end, behind one fold with the code of those tagged `hide-input`."""
-    article = bool(_tagged(notebook, ANSWER))
+    Prose, outputs, and each cell's code behind a fold; the headline comes after the first cell, unless an answer does. Cells tagged `hide-cell` are at
+    the end, behind one fold with the code of those tagged `hide-input`."""
+    notebook, path = read(notebook_path), notebook_path.with_suffix(".html")
+    article = bool(answer(notebook))
     cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
     above = "" if article else headline(notebook)
-    return fill("notebook.html", title=title(notebook), headline=above, cells=cells)
+    write_atomic(path, fill("notebook.html", title=title(notebook), headline=above, cells=cells))
+    return path
 
 
 def _place(cell: NotebookNode, article: bool) -> str:
     """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
     tags = {*cell.metadata.get("tags", ())}
-    if HIDE_CELL in tags or (article and tags & {*PARAMETERS}):
+    if HIDE_CELL in tags or (article and tags & PARAMETERS):
         return "end"
     return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
 
@@ -63,23 +54,26 @@ def _place(cell: NotebookNode, article: bool) -> str:
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
     """Write the page `out` over executed reports, each with its title, the first sentence of its answer (or its headline) and thumbnails, and a list of
     other executed notebooks. Every notebook is rendered beside its file and linked."""
-    cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))
+    cards, links = ([_card(path, out.parent) for path in group] for group in (reports, notebooks))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
     return out
 
 
-def _card(path: Path, page: Path, folder: Path) -> dict[str, Any]:
-    notebook = read(path)
-    outputs = [output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})]
-    href, sentence = Path(os.path.relpath(page, folder)).as_posix(), answer(notebook).partition("\n")[0]
-    return dict(href=href, title=title(notebook), sentence=sentence, headline=headline(notebook), thumbnails=outputs)
+def _card(path: Path, folder: Path) -> dict[str, Any]:
+    notebook, page = read(path), write_page(path)
+    return dict(
+        href=Path(os.path.relpath(page, folder)).as_posix(),
+        title=title(notebook),
+        sentence=answer(notebook).partition("\n")[0],
+        headline=headline(notebook),
+        thumbnails=[output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})],
+    )
 
 
 def answer(notebook: NotebookNode) -> str:
     """The Markdown that cells tagged `answer` show: a sentence a line; "" where the notebook is no article."""
-    shown = (output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, ANSWER))
-    return "\n".join(filter(None, shown))
+    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, ANSWER))
 
 
 def headline(notebook: NotebookNode) -> str:
@@ -90,19 +84,19 @@ def headline(notebook: NotebookNode) -> str:
 def title(notebook: NotebookNode) -> str:
     """The first heading, without markup."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    found = re.search(r"^#\s+(.+)$", text, re.MULTILINE)
-    return re.sub(r"[*_`]", "", found[1]) if found else "untitled"
-
-
-def prose(markdown: str) -> str:
-    """Markdown as HTML; HTML within it stays text."""
-    return MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    heading = re.search(r"^#\s+(.+)$", text, re.MULTILINE)
+    return re.sub(r"[*_`]", "", heading[1]) if heading else "untitled"
 
 
 def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     """Outputs of the code cells with a tag."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and tag in c.metadata.get("tags", ())]
     return [output for cell in cells for output in cell.outputs]
+
+
+def prose(markdown: str) -> str:
+    """Markdown as HTML; HTML within it stays text."""
+    return MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
 
 
 def fill(template: str, more_css: str = "", **values: Any) -> str:

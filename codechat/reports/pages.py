@@ -2,7 +2,6 @@
 
     codechat pages                          write every page into reports/pages, from the committed rows
     codechat pages completions xray --source nano --out runs/nano/pages     from the runs of this machine
-    codechat pages --standalone --out /some/folder     pages that hold their library and can be sent by mail
 
     calculator    pass@k from counts, and how many groups of rollouts carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by rung
@@ -17,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,15 +24,12 @@ from typing import Any, Literal
 from codechat.core import config
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
 from codechat.reports import frozen_rows, html, xray_steps
 from codechat.runs import paths
 from codechat.tasks.funcall.staircase import TIERS
 
 FOLDER = Path(__file__).parent / "templates" / "pages"
-LIBRARY = ("vega.min.js", "vega-lite.min.js")
-MAX_BYTES = 2_000_000
-
 ABOUT = {
     "calculator": (
         "Will this reward teach anything?",
@@ -48,7 +44,6 @@ ABOUT = {
         "A small policy learns to call functions. Move the slider: its answers to the same requests, token by token.",
     ),
 }
-NO_CHARTS = ("completions",)
 Page = Literal["calculator", "completions", "xray"]
 
 
@@ -59,40 +54,6 @@ class PagesConfig:
     names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
     source: str = opt("frozen", "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
-    standalone: bool = opt(False, "put the charts' library into each page (0.8 MB), so that a page can be sent alone")
-
-
-# ---------------------------------------------------------------- one page
-
-
-def render_page(
-    name: str,
-    out: Path,
-    data: Any,
-    *,
-    links: Sequence[tuple[str, str]] = (),
-    charts: bool = True,
-    standalone: bool = False,
-    **values: Any,
-) -> str:
-    """The template of page `name` filled with `data` (plain JSON). out: the file it is for, from which it refers to the library. links: (address, label)
-    of its neighbours. ConfigError above 2 MB."""
-    css, js, *scripts = ((FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js", *LIBRARY))
-    text = html.fill(
-        f"pages/{name}.html",
-        more_css=css,
-        js=js,
-        data=json_for_html(data),
-        links=links,
-        current=out.name,
-        charts=charts,
-        library=Path(os.path.relpath(FOLDER, out.parent.resolve())).as_posix(),
-        scripts=[(file, script if standalone else "") for file, script in zip(LIBRARY, scripts)],
-        **values,
-    )
-    if (size := len(text.encode())) > MAX_BYTES:
-        raise ConfigError(f"page {out.name} has {size:,} bytes; at most {MAX_BYTES:,}; show fewer runs or rows")
-    return text
 
 
 def json_for_html(data: Any) -> str:
@@ -102,6 +63,15 @@ def json_for_html(data: Any) -> str:
 
 
 # ---------------------------------------------------------------- rows of each page
+
+
+def data_of(page: str, source: str) -> dict[str, Any]:
+    """What a page shows: nothing, answers of two checkpoints, or rollouts over the steps of RL."""
+    if page == "completions":
+        return completions_data(source)
+    if page == "xray":
+        return xray_steps.as_page(xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl"))
+    return {}
 
 
 def completions_data(source: str = "frozen") -> dict[str, Any]:
@@ -135,39 +105,32 @@ def _examples(source: str) -> list[dict[str, Any]]:
     return kept
 
 
-def xray_data(source: str) -> dict[str, Any]:
-    """{steps, problems, tiers}: rollouts over the steps of RL; committed ones, or sampled from the checkpoints of a run RECIPE/rl."""
-    rows = xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl")
-    return xray_steps.as_page(rows)
+# ---------------------------------------------------------------- pages
 
 
-DATA: dict[str, Callable[[str], Any]] = {"calculator": lambda source: {}, "completions": completions_data, "xray": xray_data}  # fmt: skip
-
-
-# ---------------------------------------------------------------- all pages
-
-
-def render_all(
-    out: Path, names: Iterable[str] = (), source: str = "frozen", standalone: bool = False
-) -> dict[Path, str]:
+def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> dict[Path, str]:
     """The chosen pages (or all) for the folder `out`, and an index of these and of those that are there already."""
     chosen = list(names) or list(ABOUT)
     there = [name for name in ABOUT if name in chosen or (out / f"{name}.html").is_file()]
+    css, js = ((FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js"))
     links = [("index.html", "pages"), *((f"{name}.html", name) for name in there)]
-    texts = {}
-    for name in chosen:
-        file, (title, lead) = out / f"{name}.html", ABOUT[name]
-        how = dict(title=title, lead=lead, links=links, charts=name not in NO_CHARTS, standalone=standalone)
-        texts[file] = render_page(name, file, DATA[name](source), **how)
+    library = Path(os.path.relpath(FOLDER, out.resolve())).as_posix()
+
+    def page(name: str, title: str, lead: str, data: Any, **more: Any) -> str:
+        charts = name in ("calculator", "xray")
+        values = dict(js=js, links=links, library=library, charts=charts, data=json_for_html(data))
+        about = dict(title=title, lead=lead, current=f"{name}.html")
+        return html.fill(f"pages/{name}.html", more_css=css, **values, **about, **more)
+
+    texts = {out / f"{name}.html": page(name, *ABOUT[name], data_of(name, source)) for name in chosen}
     cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
-    about = dict(title="CodeChat: try it", lead="Each page works without a server and without a network.")
-    index = out / "index.html"
-    return texts | {index: render_page("index", index, {}, charts=False, pages=cards, links=links, **about)}
+    lead = "Each page works without a server and without a network."
+    return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}
 
 
-def build(out: Path, names: Iterable[str] = (), source: str = "frozen", standalone: bool = False) -> list[Path]:
+def build(out: Path, names: Iterable[str] = (), source: str = "frozen") -> list[Path]:
     """Write the pages of `render_all`; returns their paths, the index last. Nothing is written if one cannot be made."""
-    texts = render_all(out, names, source, standalone)
+    texts = render_all(out, names, source)
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text)
@@ -177,5 +140,5 @@ def build(out: Path, names: Iterable[str] = (), source: str = "frozen", standalo
 def main(argv: list[str] | None = None) -> None:
     """`codechat pages [NAME ...]`."""
     cfg = config.parse(PagesConfig, sys.argv[1:] if argv is None else argv, prog="codechat pages", epilog=__doc__)
-    for path in build(paths.ROOT / cfg.out, cfg.names, cfg.source, cfg.standalone):
+    for path in build(paths.ROOT / cfg.out, cfg.names, cfg.source):
         print(f"page: {path}")

@@ -3,8 +3,8 @@
     frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data")    # from the runs, or from the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
 
-`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes. Runs that
-`run_checks` rejects raise. Columns of published tables end in "(published)", so that they never join measured ones.
+`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes. Columns of published
+tables end in "(published)", so that they never join measured ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from codechat.core.atomic_files import read_rows, write_atomic
+from codechat.core.atomic_files import json_lines, read_json, read_rows, write_atomic, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, nearest
-from codechat.reports import run_checks
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -31,7 +30,7 @@ TABLES = (
     "runs",
     "metrics",
     "evals",
-)  # frozen as csv, and per_problem without its column tiers; others hold text and are frozen as jsonl
+)  # frozen as csv, and per_problem without its column tiers; others hold text: jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
 STRATA = {  # of the task funcall: what a request of the stratum asks for
     "call": "known tools, new values",
@@ -45,6 +44,72 @@ STRATA = {  # of the task funcall: what a request of the stratum asks for
     "code": "code: answered",
 }
 
+# Settings that decide what an evaluation of each kind of run measures; seeds may differ.
+SAMPLED = ("task", "temperature", "top_k", "max_new_tokens")
+COMPARED = {
+    "pretrain": ("data_dir", "seq_len", "eval_tokens"),
+    "sft": ("eval_examples", "probe_examples"),
+    "reinforce": (*SAMPLED, "eval_examples", "ks"),
+    "grpo": ("task", "temperature", "max_new_tokens", "eval_examples", "ks"),
+    "evaluate": (*SAMPLED, "data_dir", "split", "limit", "n", "ks", "probe_examples"),
+    "swaps": ("data_dir", "split", "limit", "max_new_tokens"),
+    "anatomy": (*SAMPLED, "data_dir", "problems", "group_size"),
+}
+QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint may be chosen on them
+
+
+# ---------------------------------------------------------------- which runs may be used
+
+
+def check(runs: Sequence[Run]) -> None:
+    """RunError unless the runs are finished, those of one kind were evaluated alike, and no checkpoint was chosen on a test split or trained again since."""
+    first: dict[tuple[str, bool], Run] = {}
+    for run in runs:
+        status, config = run.status, run.config
+        if status["status"] != "finished":
+            raise RunError(
+                f"run {run.name} is {status['status']} ({status.get('reason', 'no end yet')}); wait, or use --resume"
+            )
+        if status["kind"] in ("evaluate", "swaps", "anatomy"):
+            _check_weights(run, status["started"])
+        if status["kind"] == "evaluate" and QUOTED & set(config.get("split", ())):
+            _check_choice(run)
+        other = first.setdefault((status["kind"], bool(config.get("all_checkpoints"))), run)
+        for setting in COMPARED.get(status["kind"], ()):
+            a, b = other.config.get(setting), config.get(setting)
+            if a != b:
+                raise RunError(f"runs {other.name} and {run.name} differ in {setting}: {a} and {b}; evaluate one again")
+
+
+def _trained(run: Run) -> list[str]:
+    """The runs whose checkpoints an evaluation read."""
+    refs = run.config.get("ckpt", [])
+    return [_without_step(ref) for ref in ([refs] if isinstance(refs, str) else refs)]
+
+
+def _without_step(checkpoint: str) -> str:
+    return checkpoint.partition("@")[0]
+
+
+def _check_weights(run: Run, evaluated: str) -> None:
+    for name in _trained(run):  # of a run that was deleted the scores still hold
+        if paths.exists(name) and (started := Run.open(name).status["started"]) > evaluated:
+            raise RunError(f"run {run.name} evaluated {name}, which was trained again on {started}; evaluate it again")
+
+
+def _check_choice(run: Run) -> None:
+    """A score on a test split belongs to one checkpoint of a run, chosen on another split."""
+    names = [_without_step(c) for c in set(run.evals().get("checkpoint", ()))]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RunError(
+            f"run {run.name} evaluated several checkpoints of {min(twice)} on test; choose with --split select"
+        )
+    best = [name for ref, name in zip(run.config.get("ckpt", ()), _trained(run)) if ref.endswith("@best")]
+    for chooser in map(Run.open, paths.run_paths()) if best else ():
+        splits = sorted(QUOTED & set(chooser.config.get("split", ())))
+        if chooser.config.get("all_checkpoints") and splits and set(_trained(chooser)) & set(best):
+            raise RunError(f"run {run.name}: {chooser.name} chose its checkpoint on {splits}; choose it on select")
+
 
 # ---------------------------------------------------------------- runs to frames
 
@@ -52,9 +117,9 @@ STRATA = {  # of the task funcall: what a request of the stratum asks for
 def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
     """The frames runs, metrics, evals, per_problem and samples (at most so many of a run), each with a column `run`.
 
-    Raises MissingFile for a run that does not exist, RunError for one that `run_checks` rejects."""
+    MissingFile for a run that does not exist, RunError for one that `check` rejects."""
     opened = [Run.open(ref) for ref in runs]
-    run_checks.check(opened)
+    check(opened)
     return {
         "runs": pd.DataFrame([_describe(run) for run in opened]),
         "metrics": _stack((run, run.metrics()) for run in opened),
@@ -66,16 +131,13 @@ def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -
 
 def _describe(run: Run) -> dict[str, Any]:
     status, env = run.status, run.env
-    seconds = (pd.Timestamp(status["ended"]) - pd.Timestamp(status["started"])).total_seconds()
     return {
         "run": run.name,
         "kind": status["kind"],
         "parent": (env.get("parent") or {}).get("run"),
-        "seconds": seconds,
-        "started": status["started"],
+        "seconds": (pd.Timestamp(status["ended"]) - pd.Timestamp(status["started"])).total_seconds(),
         "commit": str(env.get("commit", "unknown"))[:9],
         "dirty": bool(env.get("dirty")),
-        "config_hash": env.get("config_hash"),
         "config": json.dumps(run.config),
         "summary": json.dumps(status.get("summary") or {}),
     }
@@ -84,9 +146,7 @@ def _describe(run: Run) -> dict[str, Any]:
 def _stack(parts: Iterable[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:
     """One frame of all runs, the run's name in front, without the column `time`, which would differ in every copy."""
     frames = [f.drop(columns="time", errors="ignore").assign(run=run.name) for run, f in parts if len(f)]
-    if not frames:
-        return _empty()
-    whole = pd.concat(frames, ignore_index=True)
+    whole = pd.concat(frames, ignore_index=True) if frames else _empty()
     return whole[["run", *(c for c in whole if c != "run")]]
 
 
@@ -100,29 +160,18 @@ def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
 
 
 def gather(
-    runs: Sequence[str],
-    data: Path | str,
-    frozen: bool = False,
-    drop: Mapping[str, Sequence[str]] | None = None,
-    keep: Mapping[str, str] | None = None,
-    more: Callable[[], Frames] | None = None,
+    runs: Sequence[str], data: Path | str, frozen: bool = False, prepare: Callable[[Frames], Frames] | None = None
 ) -> Frames:
     """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
-    has none of the runs.
-
-    drop: {table: columns that no figure uses}. keep: {table: pandas query on its rows, "" = none}. more: returns frames that no run holds."""
+    has none of the runs. prepare: what becomes of the frames before they are frozen."""
     here = any(paths.exists(run) for run in runs)
     if frozen or (not here and (Path(data) / "runs.csv").is_file()):
         frames = load_frozen(data)
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
         return frames
-    frames = collect(runs) | (more() if more else {})
-    for table, query in (keep or {}).items():
-        frames[table] = frames[table].query(query) if query and len(frames[table]) else frames[table][:0]
-    for table, columns in (drop or {}).items():
-        frames[table] = frames[table].drop(columns=list(columns), errors="ignore")
+    frames = collect(runs)
     (Path(data) / NUMBERS).unlink(missing_ok=True)
-    return freeze(frames, data)
+    return freeze(prepare(frames) if prepare else frames, data)
 
 
 def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
@@ -131,11 +180,6 @@ def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     if rows.empty:
         raise MissingFile(f"no rows of run {run}; there are rows of {', '.join(frame['run'].unique()) or 'no run'}")
     return rows.dropna(axis="columns", how="all").reset_index(drop=True)
-
-
-def name_of(ref: str | Path) -> str:
-    """The name of a run in the frames."""
-    return Run.open(ref).name
 
 
 def seeds_of(run: str) -> list[str]:
@@ -154,21 +198,20 @@ def seeds_of(run: str) -> list[str]:
 def freeze(frames: Frames, directory: Path | str) -> Frames:
     """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen` reads them.
 
-    Raises ConfigError above 1 MB in all; nothing is written then."""
+    ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
-    texts = {name: (".csv", _csv(frame)) if _flat(name, frame) else (".jsonl", _jsonl(frame)) for name, frame in frames.items()}  # fmt: skip
-    sizes = {name: len(text.encode()) for name, (_, text) in texts.items()}
-    if sum(sizes.values()) > MAX_BYTES:
-        raise ConfigError(f"{sum(sizes.values()):,} bytes to freeze ({sizes}); at most {MAX_BYTES:,}; take fewer rows")
+    flat = {
+        name for name, f in frames.items() if name in TABLES or (name == "per_problem" and len(f) and "tiers" not in f)
+    }
+    texts = {name: _csv(frame) if name in flat else _jsonl(frame) for name, frame in frames.items()}
+    if (size := sum(len(text.encode()) for text in texts.values())) > MAX_BYTES:
+        raise ConfigError(f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows")
     directory.mkdir(parents=True, exist_ok=True)
-    for name, (suffix, text) in texts.items():
-        (directory / f"{name}{'.jsonl' if suffix == '.csv' else '.csv'}").unlink(missing_ok=True)
+    for name, text in texts.items():
+        suffix, other = (".csv", ".jsonl") if name in flat else (".jsonl", ".csv")
+        (directory / f"{name}{other}").unlink(missing_ok=True)
         write_atomic(directory / f"{name}{suffix}", text)
     return load_frozen(directory)
-
-
-def _flat(name: str, frame: pd.DataFrame) -> bool:
-    return name in TABLES or (name == "per_problem" and len(frame) > 0 and "tiers" not in frame)
 
 
 def _csv(frame: pd.DataFrame) -> str:
@@ -177,8 +220,8 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _jsonl(frame: pd.DataFrame) -> str:
-    rows = (row.dropna().to_dict() for _, row in frame.iterrows())
-    return "".join(json.dumps(_rounded(row), ensure_ascii=False) + "\n" for row in rows)
+    text = json.dumps([row.dropna().to_dict() for _, row in frame.iterrows()], default=lambda value: value.item())
+    return json_lines(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.8g}")))
 
 
 def widened(counts: pd.DataFrame) -> pd.DataFrame:
@@ -191,29 +234,16 @@ def widened(counts: pd.DataFrame) -> pd.DataFrame:
     return wide
 
 
-def lengthened(wide: pd.DataFrame) -> pd.DataFrame:
+def _lengthened(wide: pd.DataFrame) -> pd.DataFrame:
     """The rows that `widened` was given; frames without such columns as they are."""
     samplings = [c[2:] for c in wide if c.startswith("n ")]
     if not samplings:
         return wide
-    keys = [c for c in wide if c[:2] not in ("n ", "c ")]
-    parts = [
-        wide[keys].assign(sampling=s, **{c: wide[f"{c} {s}"] for c in COUNTS}).dropna(subset="n") for s in samplings
-    ]
+    keys = wide[[c for c in wide if c[:2] not in ("n ", "c ")]]
+    parts = [keys.assign(sampling=s, **{c: wide[f"{c} {s}"] for c in COUNTS}).dropna(subset="n") for s in samplings]
     rows = pd.concat(parts, ignore_index=True).astype(dict.fromkeys(COUNTS, int))
     place = rows.groupby(["run", "checkpoint", "split"], sort=False).ngroup()
     return rows.loc[place.sort_values(kind="stable").index].reset_index(drop=True)
-
-
-def _rounded(value: Any) -> Any:
-    """Plain json with floats of 8 significant digits."""
-    if isinstance(value, Mapping):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(v) for v in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def load_frozen(directory: Path | str) -> Frames:
@@ -221,28 +251,26 @@ def load_frozen(directory: Path | str) -> Frames:
     directory = Path(directory)
     if not (directory / "runs.csv").is_file():
         raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
-    named = {name: directory / f"{name}.csv" for name in (*TABLES, "per_problem")}
-    tables = {name: lengthened(pd.read_csv(path)) for name, path in named.items() if path.is_file()}
-    rows = {p.stem: pd.DataFrame(read_rows(p)) for p in sorted(directory.glob("*.jsonl"))}
-    return tables | {name: frame if len(frame) else _empty() for name, frame in rows.items()}
+    tables = {path.stem: _lengthened(pd.read_csv(path)) for path in sorted(directory.glob("*.csv"))}
+    texts = {path.stem: pd.DataFrame(read_rows(path)) for path in sorted(directory.glob("*.jsonl"))}
+    return tables | {name: frame if len(frame) else _empty() for name, frame in texts.items()}
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
     """Store the numbers that a report prints beside its frozen rows; if they are stored already, RunError names those that differ in four digits."""
     path, found = Path(data) / NUMBERS, {name: float(f"{value:.4g}") for name, value in numbers.items()}
+    kept = read_json(path) if path.is_file() else found
+    if changed := [f"{n} is {found.get(n)} and was {kept.get(n)}" for n in kept | found if kept.get(n) != found.get(n)]:
+        raise RunError(f"the headline does not follow from the rows in {data}: {'; '.join(changed)}; build it again")
     if not path.is_file():
-        return write_atomic(path, json.dumps(found, indent=1) + "\n")
-    kept = json.loads(path.read_text())
-    changed = [name for name in kept | found if kept.get(name) != found.get(name)]
-    if changed:
-        listed = "; ".join(f"{name} is {found.get(name)} and was {kept.get(name)}" for name in changed)
-        raise RunError(f"the headline does not follow from the rows in {data}: {listed}; build it from its runs again")
+        write_json(path, found)
 
 
 def published(table: str) -> pd.DataFrame:
     """A table of reports/published; every column is named "... (published)". MissingFile names the tables there are."""
-    folder = paths.SHIPPED / "reports" / "published"
-    if not (folder / f"{table}.csv").is_file():
-        known = sorted(path.stem for path in folder.glob("*.csv"))
-        raise MissingFile(f"no published table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
-    return pd.read_csv(folder / f"{table}.csv").add_suffix(" (published)")
+    tables = {path.stem: path for path in (paths.SHIPPED / "reports" / "published").glob("*.csv")}
+    if table not in tables:
+        raise MissingFile(
+            f"no published table {table!r}{nearest(table, tables)}; there are {', '.join(sorted(tables))}"
+        )
+    return pd.read_csv(tables[table]).add_suffix(" (published)")

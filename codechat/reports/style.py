@@ -1,7 +1,7 @@
-"""How figures look: size, colours, labels, and the parts that several figures share. No global state.
+"""How figures look: size, colours, labels, and the parts that several figures share.
 
 Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ by dashes. Raw values are pale
-under their moving average, whose span is in the legend. Evaluations are points with 95 % intervals and n. A note states the number of seeds.
+under their moving average, whose span is in the legend. A note states the number of seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -25,17 +25,17 @@ from PIL import Image
 
 from codechat.runs.metrics import metric
 
-SIZE = (6.4, 3.6)  # inches
+LOOK = Path(__file__).with_name("codechat.mplstyle")  # in force while `new_figure` makes axes, never globally
 OKABE_ITO = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermilion": "#D55E00",
              "purple": "#CC79A7", "sky": "#56B4E9", "black": "#000000", "yellow": "#F0E442"}  # fmt: skip
+SHAPE_COLOURS = {shape: OKABE_ITO[colour] for shape, colour in
+                 dict(binary="black", fractional="sky", tiered="orange", staircase="green").items()}  # fmt: skip
 STAGES = {"pretrain": "blue", "sft": "orange", "rl": "green", "reinforce": "green", "grpo": "vermilion", "ppo": "purple", "base": "black"}  # fmt: skip
 # Runs named VERSION-STAGE and SIZE-BUDGET: one colour per version and per size.
 FAMILIES = {"v1": "#56B4E9", "v2": "#8C510A", "v3": "#01665E", "v5": "#D55E00", "v6": "#AA4499", "v7": "#332288", "d2x32": "#DDAA33",
             "d2x64": "#44AA99", "d2x128": "#117733", "nano": "#0072B2", "d4x256": "#882255"}  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 GREY = "#6b6b6b"
-SPAN = 20
-COLOURS = 96  # palette of a plot shown in a notebook: few colours keep notebooks with many plots small
 SUFFIX = re.compile(r"-s(\d+)$")
 # What a reader calls the metrics that figures draw; any other keeps its name.
 WORDS = {"train_loss": "training loss", "val_loss": "validation loss", "val_bpb": "validation loss", "lr": "learning rate", "grad_norm": "gradient norm",
@@ -47,46 +47,33 @@ class Plot(Figure):
     """A Figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image, and its title as the text for those who cannot see it."""
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
-        small = io.BytesIO()
+        """The image in 96 colours, which keep notebooks with many figures small, and its title for those who cannot see it."""
+        drawn, small = io.BytesIO(), io.BytesIO()
+        self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})
         # The default method merges colours of small areas, such as a legend's, with others.
         how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
-        image = Image.open(buffer).convert("RGB").quantize(COLOURS, **how)
-        image.save(small, format="png", optimize=True)
+        Image.open(drawn).convert("RGB").quantize(96, **how).save(small, format="png", optimize=True)
         return small.getvalue(), {"alt": self.get_suptitle()}
 
 
 def new_figure(
-    title: str, rows: int = 1, cols: int = 1, size: tuple[float, float] = SIZE, **grid: Any
+    title: str, rows: int = 1, cols: int = 1, size: tuple[float, float] = (6.4, 3.6), **grid: Any
 ) -> tuple[Plot, np.ndarray]:
     """An empty figure and its axes (rows, cols)."""
-    fig = Plot(figsize=size, layout="constrained")
-    FigureCanvasAgg(fig)
-    axes = fig.subplots(rows, cols, squeeze=False, **grid)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.tick_params(which="both", labelsize=8, color=GREY)
-    fig.suptitle(title, fontsize=10.5, x=0.01, ha="left", weight="bold", wrap=True)
+    with matplotlib.style.context(LOOK):
+        fig = Plot(figsize=size)
+        FigureCanvasAgg(fig)
+        axes = fig.subplots(rows, cols, squeeze=False, **grid)
+        fig.suptitle(title, x=0.01, ha="left", wrap=True)
     return fig, axes
 
 
-def save(fig: Figure, name: str, directory: Path | str) -> Figure:
-    """Write NAME.svg (byte-stable) and NAME.png (150 dpi) into `directory`; returns the figure for display."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "codechat"}):
-        fig.savefig(directory / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    fig.savefig(directory / f"{name}.png", dpi=150, metadata={"Software": None})
-    return fig
+# ---------------------------------------------------------------- colours and labels
 
 
 def colour_of(run: str) -> str:
     """The colour of a run name: fixed for the stages of a recipe, shared by the seeds of a run."""
-    stage = SUFFIX.sub("", run).partition("@")[0].rpartition("/")[2]
+    stage = SUFFIX.sub("", run.partition("@")[0]).rpartition("/")[2]
     if stage in STAGES:
         return OKABE_ITO[STAGES[stage]]
     if (family := stage.partition("-")[0]) in FAMILIES and family != stage:
@@ -95,18 +82,10 @@ def colour_of(run: str) -> str:
     return colours[crc32(stage.encode()) % len(colours)]
 
 
-def draw_published(
-    ax: Axes, x: Iterable[float], y: Iterable[float], label: str, marker: str = "x", line: str = ""
-) -> None:
-    """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
-    look = dict(marker=marker, linestyle=line or "none", color="black", markerfacecolor="none", markersize=5.5)
-    ax.plot(list(x), list(y), label=f"{label} (published)", linewidth=0.9, alpha=0.75, zorder=4, **look)
-
-
 def dash_of(run: str) -> str:
     """Line style of a run: solid for the first seed, dashed for further ones."""
-    found = SUFFIX.search(run)
-    return DASHES[int(found[1]) % len(DASHES)] if found else DASHES[0]
+    seed = SUFFIX.search(run)
+    return DASHES[int(seed[1]) % len(DASHES)] if seed else DASHES[0]
 
 
 def label_of(name: str) -> str:
@@ -128,7 +107,22 @@ def label_of_tier(tier: str) -> str:
     return tier.replace("_", " ").replace("json", "JSON")
 
 
-# ---------------------------------------------------------------- parts
+def seeds_note(runs: Iterable[str]) -> str:
+    """The number of seeds behind the curves: each run and its -sN siblings."""
+    stems = [SUFFIX.sub("", run) for run in runs]
+    most = max((stems.count(s) for s in stems), default=0)
+    return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")
+
+
+# ---------------------------------------------------------------- parts of figures
+
+
+def draw_published(
+    ax: Axes, x: Iterable[float], y: Iterable[float], label: str, marker: str = "x", line: str = ""
+) -> None:
+    """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
+    look = dict(marker=marker, linestyle=line or "none", color="black", markerfacecolor="none", markersize=5.5)
+    ax.plot(list(x), list(y), label=f"{label} (published)", linewidth=0.9, alpha=0.75, zorder=4, **look)
 
 
 def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: str, dash: str = "-") -> None:
@@ -145,20 +139,7 @@ def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: s
 
 def span_of(rows: int) -> int:
     """Span of the moving average: short enough not to lag behind a curve that falls fast."""
-    return min(SPAN, max(3, rows // 10))
-
-
-def draw_points(ax: Axes, evals: pd.DataFrame, y: str, *, colour: str, label: str) -> None:
-    """Evaluations over their steps as points with 95 % intervals; N and n of the last in the label."""
-    rows = evals[evals[y].notna()] if y in evals else evals[:0]
-    if rows.empty:
-        return
-    if f"{y}/lo" in rows:
-        last = rows.iloc[-1]
-        label += f" (N={int(last['n_problems'])}, n={int(last['n_samples'])}, 95 %)"
-    error = np.nan_to_num(errors_of(rows, y)) if f"{y}/lo" in rows else None
-    look = dict(fmt="o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
-    ax.errorbar(rows["step"], rows[y], error, label=label, capsize=2.5, linewidth=1.1, zorder=5, **look)
+    return min(20, max(3, rows // 10))
 
 
 def errors_of(rows: pd.DataFrame, y: str) -> np.ndarray:
@@ -166,17 +147,24 @@ def errors_of(rows: pd.DataFrame, y: str) -> np.ndarray:
     return np.abs(rows[[f"{y}/lo", f"{y}/hi"]].to_numpy().T - rows[y].to_numpy())
 
 
+def stack_bars(ax: Axes, shares: dict[str, Iterable[float]], colours: dict[str, str]) -> None:
+    """Horizontal bars, one beside the other; a share that is not known takes no room."""
+    left = 0.0
+    for name, values in shares.items():
+        width = np.nan_to_num(np.array(values, dtype=float))
+        ax.barh(range(len(width)), width, left=left, color=colours[name], label=name, height=0.75)
+        left = left + width
+
+
 def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any) -> None:
     """Axis labels, a legend if anything is labelled, and a note such as "n = 1 seed"."""
-    ax.set_xlabel({"step": "optimizer step"}.get(x, x), fontsize=8.5)
+    ax.set_xlabel({"step": "optimizer step"}.get(x, x))
     if x == "tokens":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if y:
-        ax.set_ylabel(y, fontsize=8.5)
-    if note:
-        add_note(ax, note)
-    handles, _ = ax.get_legend_handles_labels()
-    if legend and handles:
+        ax.set_ylabel(y)
+    add_note(ax, note)
+    if legend and ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=7.5, frameon=False, **legend_options)
 
 
@@ -192,21 +180,8 @@ def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **op
     return fig.legend(handles[order], labels[order], loc=loc, **dict(fontsize=8, frameon=False) | options)
 
 
-def seeds_note(runs: Iterable[str]) -> str:
-    """The number of seeds behind the curves: each run and its -sN siblings."""
-    stems = [SUFFIX.sub("", run) for run in runs]
-    most = max((stems.count(s) for s in stems), default=0)
-    return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")
-
-
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:
     """Mean of the first and of the last tenth (at least one row) of a series."""
     values = frame[y].dropna()
     tenth = max(1, len(values) // 10)
     return float(values[:tenth].mean()), float(values[-tenth:].mean())
-
-
-def change(frame: pd.DataFrame, y: str) -> str:
-    """ "train_loss falls from 6.21 to 2.40"; "stays at" where the two print the same."""
-    a, b = (f"{v:.2f}" for v in first_and_last(frame, y))
-    return f"{y} stays at {b}" if a == b else f"{y} {'falls' if float(b) < float(a) else 'rises'} from {a} to {b}"

@@ -44,7 +44,7 @@ def xray_values(
     kind: Kind = "value",
     roles: Sequence[str] | None = None,
 ) -> XRay:
-    """One value per token, such as advantages or gradient shares. DataError if their numbers differ."""
+    """One value per token, such as advantages or gradient shares."""
     if len(values) != len(ids):
         raise DataError(f"{len(values)} values for {len(ids)} tokens; give one value per token")
     return picture(kind, ids, [float(v) for v in values], tokenizer, roles or ["tokens"] * len(ids))
@@ -63,22 +63,13 @@ def gradient_share(
     which tokens count. at="hidden": the gradient at the last norm's output, credited to the token predicted there. at="embedding": the gradient at the
     input embedding; 0 from the last supervised token on, which no prediction reads. All zeros if nothing is supervised or every advantage is 0. The
     weights' own gradients are left unchanged. Raises ConfigError for a sequence longer than the block."""
-    if len(ids) > model.cfg.block_size + 1:
-        raise ConfigError(
-            f"{len(ids)} tokens; the model's block_size is {model.cfg.block_size}; shorten the conversation"
-        )
-    counts = [a != 0 for a in advantages] if loss_mask is None else [bool(m) for m in loss_mask]
-    if not any(counts[1:]):
-        return [0.0] * len(ids)
-    norms = _gradient_norms(model, list(ids), counts, advantages, at)  # (T - 1,)
-    shares = (norms / norms.sum()).nan_to_num().tolist()
-    return [0.0, *shares] if at == "hidden" else [*shares, 0.0]
-
-
-def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: Sequence[float] | None, at: At) -> Tensor:
-    """(T - 1,) norm of d loss / d output of the module that `at` names, at each input position."""
     import torch
 
+    if len(ids) > model.cfg.block_size + 1:
+        raise ConfigError(f"{len(ids)} tokens; block_size is {model.cfg.block_size}; shorten the conversation")
+    counts = [bool(c) for c in (advantages if loss_mask is None else loss_mask)]
+    if not any(counts[1:]):
+        return [0.0] * len(ids)
     device = model.wte.weight.device
     inputs = torch.tensor([ids[:-1]], device=device)  # (1, T - 1)
     targets = torch.tensor([[i if c else -100 for i, c in zip(ids[1:], counts[1:])]], device=device)
@@ -91,16 +82,18 @@ def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: Seq
     hook = (model.norm if at == "hidden" else model.wte).register_forward_hook(catch)
     try:
         with torch.enable_grad():
-            if weights is None:
+            if advantages is None:
                 loss = model.loss(inputs, targets)
             else:
                 logprobs, _ = model.token_logprobs(inputs, targets)
-                advantages = torch.tensor([list(weights[1:])], device=device)
-                loss = losses.policy_gradient_loss(logprobs, advantages, targets >= 0)
+                weights = torch.tensor([list(advantages[1:])], device=device)
+                loss = losses.policy_gradient_loss(logprobs, weights, targets >= 0)
             (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
         hook.remove()
-    return gradient[0].float().norm(dim=-1)
+    norms = gradient[0].float().norm(dim=-1)  # (T - 1,)
+    shares = (norms / norms.sum()).nan_to_num().tolist()
+    return [0.0, *shares] if at == "hidden" else [*shares, 0.0]
 
 
 # ---- codechat xray
@@ -117,7 +110,6 @@ class XRayConfig:
     data: Path | None = opt(None, "jsonl file of conversations; none = with --ckpt alone, validation rows of its data")
     row: int = opt(0, "row of --data, from 0", least=0)
     gradient: bool = opt(False, "colour by share of the gradient; requires --ckpt")
-    at: At = opt("hidden", "where the gradient is taken: at the predictions (hidden) or at the inputs (embedding)")
     html: Path | None = opt(None, "write an HTML page to this file and print only the table")
     colour: Literal["auto", "always", "never"] = opt("auto", "terminal colours; auto = when the output is a terminal")
 
@@ -133,17 +125,17 @@ class XRayConfig:
 def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
     """The conversation that the flags name. MissingFile or DataError names the file and its problem."""
     path = cfg.messages or cfg.data
+    if not path.is_file():
+        raise MissingFile(f"{path} is not a file; pass a json file to --messages or a jsonl file to --data")
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text if cfg.messages else text.split("\n")[cfg.row])
-    except (FileNotFoundError, IsADirectoryError):
-        raise MissingFile(f"{path} is not a file; pass a json file to --messages or a jsonl file to --data") from None
-    except (ValueError, IndexError) as error:  # bad json, bad utf-8, or fewer rows
-        raise DataError(f"{path}{f' row {cfg.row}' if cfg.data else ''} holds no json in UTF-8 ({error})") from None
-    turns = found.get("messages") if isinstance(found, dict) else found
-    parts = [isinstance(m, dict) and m.get(k) for m in turns for k in ("role", "content")] if isinstance(turns, list) else []  # fmt: skip
-    if not parts or not all(isinstance(part, str) for part in parts):
-        raise DataError(f'{path} holds no messages; required: a list of {{"role": ..., "content": ...}}')
+        value = json.loads(text if cfg.messages else text.split("\n")[cfg.row])
+        turns = value["messages"] if isinstance(value, dict) else value
+        if not turns or not all(isinstance(turn[key], str) for turn in turns for key in ("role", "content")):
+            raise ValueError("a turn has a role and a content")
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        where = f"{path}{f' row {cfg.row}' if cfg.data else ''}"
+        raise DataError(f'{where} holds no list of {{"role": ..., "content": ...}} ({error!r})') from None
     return turns
 
 
@@ -170,7 +162,7 @@ def attribute(cfg: XRayConfig) -> XRay:
     if not cfg.gradient:
         return xray_mask(messages, loaded.tokenizer, loaded.tags)
     rendered = chat.render(messages, loaded.tokenizer, loaded.tags)
-    shares = gradient_share(loaded.model, rendered.ids, rendered.loss_mask, at=cfg.at)
+    shares = gradient_share(loaded.model, rendered.ids, rendered.loss_mask)
     return xray_values(rendered.ids, shares, loaded.tokenizer, "gradient", turn_roles(rendered))
 
 

@@ -6,7 +6,6 @@ REINFORCE with the group's mean as baseline. `freeze` writes rows below reports/
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from codechat import tasks
-from codechat.core.atomic_files import read_rows, write_atomic
+from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.core.errors import DataError, MissingFile
 from codechat.models import loading
 from codechat.models.gpt import GPT
@@ -56,12 +55,11 @@ def rows_at(
     rows = []
     for p, problem in enumerate(problems):
         shares = norms[p] / (float(norms[p].sum()) or 1.0)
-        rollouts = [
-            _rollout(batch, p * group_size + g, float(advantages[p, g]), shares[g].tolist(), tokenizer)
-            for g in range(group_size)
-        ]
+        numbers = range(p * group_size, (p + 1) * group_size)
+        given = zip(numbers, advantages[p].tolist(), shares.tolist())
         text = visible("".join(token_texts(batch.prompts[p], tokenizer)))
         about = dict(id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem), prompt=text)
+        rollouts = [_rollout(batch, i, advantage, share, tokenizer) for i, advantage, share in given]
         rows.append(dict(step=step, **about, tiers=list(task.tiers), rollouts=rollouts))
     return rows
 
@@ -86,9 +84,15 @@ def token_gradients(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor)
 def _rollout(batch: Any, i: int, advantage: float, shares: Sequence[float], tokenizer: Tokenizer) -> dict[str, Any]:
     done, score = batch.completions[i], batch.scores[i]
     texts = [visible(text) for text in token_texts(done.ids, tokenizer)]
-    p = [_short(math.exp(logprob)) for logprob in done.logprobs]
-    scored = dict(reward=_short(score.reward), tier=score.tier, correct=score.correct, advantage=_short(advantage))
-    return dict(tokens=texts, p=p, share=[_short(s) for s in shares[: len(texts)]], **scored)
+    return dict(
+        tokens=texts,
+        p=[_short(math.exp(logprob)) for logprob in done.logprobs],
+        share=[_short(share) for share in shares[: len(texts)]],
+        reward=_short(score.reward),
+        tier=score.tier,
+        correct=score.correct,
+        advantage=_short(advantage),
+    )
 
 
 def _short(value: float) -> float:
@@ -100,16 +104,18 @@ def of_run(ref: str) -> list[dict[str, Any]]:
 
     MissingFile for a run without checkpoints, DataError for one that learned no task with rewards."""
     run = Run.open(ref)
-    parent, settings, rows = run.env.get("parent") or {}, run.config, []
+    settings, steps = run.config, run.checkpoints()
     if "task" not in settings:
         raise DataError(f"run {run.name} ({run.status['kind']}) has no task; name an RL run, such as nano/rl")
-    if not run.checkpoints():
+    if not steps:
         raise MissingFile(f"run {run.name} has no checkpoints; the page samples from them: train with --save-every")
     data = settings.get("data_dir")
     task = tasks.load(settings["task"], **({"source": paths.ROOT / data} if data else {}))
     problems, most = task.problems("select", REQUESTS, settings.get("seed", 0)), settings.get("max_new_tokens", 64)
+    parent = run.env.get("parent") or {}
     refs = {0: parent["ref"]} if parent.get("ref") and paths.exists(parent["run"]) else {}
-    for step, place in (refs | {step: f"{ref}@{step}" for step in run.checkpoints()}).items():
+    rows = []
+    for step, place in (refs | {step: f"{ref}@{step}" for step in steps}).items():
         loaded = loading.load_model(place)
         how = dict(tags=loaded.tags, max_new_tokens=most)
         rows += rows_at(step, loaded.model, loaded.tokenizer, task, problems, **how)
@@ -117,25 +123,23 @@ def of_run(ref: str) -> list[dict[str, Any]]:
 
 
 def as_page(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """{steps, problems, tiers}: what the page reads. DataError where a step lacks a problem."""
+    """{steps, problems, tiers}: what the page reads, from one row for each step and request."""
     steps, problems = list(dict.fromkeys(r["step"] for r in rows)), list(dict.fromkeys(r["id"] for r in rows))
-    found = {(r["step"], r["id"]): r for r in rows}
-    if len(found) < len(steps) * len(problems):
-        raise DataError(
-            f"{len(found)} rows of {len(steps)} steps of {len(problems)} requests; required is one for each"
-        )
-    about = ("id", "request", "gold", "prompt")
-    groups = {p: [dict(rollouts=found[s, p]["rollouts"]) for s in steps] for p in problems}
-    shown = [{k: found[steps[0], p][k] for k in about} | {"groups": groups[p]} for p in problems]
-    taken = [_step(s, [found[s, p] for p in problems]) for s in steps]
-    return dict(steps=taken, problems=shown, tiers=rows[0]["tiers"])
+    at = {(r["step"], r["id"]): r for r in rows}
+    shown = []
+    for problem in problems:
+        about = {k: at[steps[0], problem][k] for k in ("id", "request", "gold", "prompt")}
+        shown.append(about | {"groups": [dict(rollouts=at[step, problem]["rollouts"]) for step in steps]})
+    groups = {step: [at[step, problem]["rollouts"] for problem in problems] for step in steps}
+    return dict(steps=[_step(step, group) for step, group in groups.items()], problems=shown, tiers=rows[0]["tiers"])
 
 
-def _step(step: int, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    every = [rollout for group in groups for rollout in group["rollouts"]]
-    live = [len({r["reward"] for r in group["rollouts"]}) > 1 for group in groups]
-    means = {name: sum(float(r[name]) for r in every) / len(every) for name in ("reward", "correct")}
-    return dict(step=step, reward=_short(means["reward"]), exact=_short(means["correct"]), live=sum(live) / len(live))
+def _step(step: int, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    every = [rollout for group in groups for rollout in group]
+    reward, exact = (_short(sum(float(r[name]) for r in every) / len(every)) for name in ("reward", "correct"))
+    return dict(
+        step=step, reward=reward, exact=exact, live=sum(len({r["reward"] for r in g}) > 1 for g in groups) / len(groups)
+    )
 
 
 # ---------------------------------------------------------------- frozen rows
@@ -147,14 +151,11 @@ def frozen_file() -> Path:
 
 def freeze(rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the rows that the committed page shows; returns their file."""
-    lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
     frozen_file().parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(frozen_file(), "".join(lines))
+    write_atomic(frozen_file(), json_lines(rows))
     return frozen_file()
 
 
 def frozen() -> list[dict[str, Any]]:
-    """The committed rows. MissingFile if there are none."""
-    if not frozen_file().is_file():
-        raise MissingFile(f"{frozen_file()} does not exist; restore it with git, or name a recipe: --source nano")
+    """The committed rows."""
     return list(read_rows(frozen_file()))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.errors import DataError
 from codechat.evaluation.intervals import equal_interval
 from codechat.reports import dense_rewards
-from codechat.reports.style import Plot
 
 
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int], **more: Any) -> dict[str, Any]:
@@ -56,26 +54,22 @@ def test_a_gain_is_paired_by_seed_and_problem() -> None:
     assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)
 
 
-def test_the_figure_shows_each_reward_at_each_start_and_the_published_runs() -> None:
+def test_the_figure_shows_each_reward_at_each_start() -> None:
     fig = dense_rewards.figure(ROWS)
-    assert isinstance(fig, Plot) and len(fig.axes) == 3 and "binary" in fig.get_suptitle()
-    labels = [text for ax in fig.axes for text in ax.get_legend_handles_labels()[1]]
-    assert {"binary", "staircase"} <= set(labels) and sum("published" in text for text in labels) == 2
-    assert len(dense_rewards.first_updates(ROWS, "base", "title").axes) == 2
-
-
-def test_no_rows_name_the_command(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="reward_rows"):
-        dense_rewards.frozen(tmp_path / "none.jsonl")
+    greedy, warm, live = fig.axes
+    assert fig.get_suptitle().startswith("0 of 2 ") and set(greedy.get_legend_handles_labels()[1]) >= {
+        "binary",
+        "staircase",
+    }
+    ends = [line.get_ydata().tolist() for line in warm.lines if line.get_marker() == "o"]
+    assert ends == [[0.25, 0.25], [0.5, 0.5]] and len(live.lines) == 2
 
 
 def test_committed_rows_are_whole_and_of_one_setting() -> None:
     rows = dense_rewards.frozen()
     assert len({(r["settings"], r["steps"], r["weights"]) for r in rows}) == 1
     found = dense_rewards.cells(rows)
-    assert {s for s, _ in found} == set(dense_rewards.STARTS) and {r for _, r in found} == set(
-        dense_rewards.SHAPE_COLOURS
-    )
+    assert {s for s, _ in found} == {*dense_rewards.STARTS} and {r for _, r in found} == {*dense_rewards.SHAPE_COLOURS}
     for runs in found.values():
         for run in runs:
             assert len(run["after"]["correct"]) == len(run["before"]["greedy"]) >= 128

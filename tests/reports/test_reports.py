@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
-from codechat.reports import build, comparisons, html, run_checks, run_frames
-from codechat.runs import paths
+from codechat.core.registry import COMMANDS
+from codechat.evaluation.counterfactuals import SwapsConfig
+from codechat.reports import build, comparisons, html, run_frames
 from codechat.runs.run import Run
 
 EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
@@ -29,7 +32,7 @@ def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str
     return name
 
 
-def test_runs_are_admitted_whatever_their_seed_and_another_setting_is_named_with_both_values(runs_root: Path) -> None:
+def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(runs_root: Path) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
     assert list(run_frames.collect(names)["runs"]["run"]) == names
     changed = dict(temperature=0.7, n=4, split=["test_hard"], limit=None, data_dir="other")
@@ -39,49 +42,42 @@ def test_runs_are_admitted_whatever_their_seed_and_another_setting_is_named_with
             run_frames.collect(["a/evaluate", other])
 
 
-def test_several_checkpoints_of_one_run_on_test_raise(runs_root: Path) -> None:
+def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_root: Path) -> None:
     evaluated("scores", ("a/sft@9", "a/rl@20", "a/rl@40"))
-    with raising(RunError, "scores", 2, "a/rl", "--split select"):
+    with raising(RunError, "scores", "a/rl", "--split select"):
         run_frames.collect(["scores"])
     evaluated("curve", ("a/rl@20", "a/rl@40"), split=["select"])
     run_frames.collect(["curve"])
-
-
-def test_a_best_checkpoint_that_was_chosen_on_test_raises(runs_root: Path) -> None:
     with Run.create("a/rl", {}, kind="reinforce"):
         pass
     evaluated("a/choose", ("a/rl",), split=["select"], all_checkpoints=True)
-    scores = evaluated("a/evaluate", ("a/rl@best",))
+    scores = evaluated("a/evaluate", ("a/rl@best", "gone"))
     run_frames.collect([scores])
     evaluated("a/rechoose", ("a/rl",), split=["test"], all_checkpoints=True)
-    with pytest.raises(RunError, match="a/evaluate .*a/rl@best.* a/rechoose .*test"):
+    with pytest.raises(RunError, match="a/evaluate.* a/rechoose .*test"):
+        run_frames.collect([scores])
+    status = runs_root / "runs" / "a" / "rl" / "status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"}))
+    with raising(RunError, "a/evaluate", "a/rl", "2999"):
         run_frames.collect([scores])
 
 
 def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
-    from codechat import grpo, pretrain, reinforce, sft
-    from codechat.evaluation import counterfactuals, evaluate
-
-    classes = dict(
-        pretrain=pretrain.PretrainConfig,
-        sft=sft.SFTConfig,
-        reinforce=reinforce.ReinforceConfig,
-        grpo=grpo.GRPOConfig,
-        evaluate=evaluate.EvaluateConfig,
-        swaps=counterfactuals.SwapsConfig,
-    )
-    assert {*classes, "anatomy"} == run_checks.SETTINGS.keys()
-    for kind, cls in classes.items():
-        assert set(run_checks.SETTINGS[kind]) <= set(cls.__dataclass_fields__), kind
+    for kind, names in run_frames.COMPARED.items():
+        if kind != "anatomy":  # written by a tool
+            settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
+            assert set(names) <= settings.__dataclass_fields__.keys(), kind
 
 
 def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
     runs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    with pytest.raises(MissingFile, match="runs.csv"):
+    with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
-    kept = run_frames.gather([name], data, drop={"evals": ["split"]})
+    kept = run_frames.gather(
+        [name], data, prepare=lambda frames: frames | {"evals": frames["evals"].drop(columns="split")}
+    )
     assert "split" not in kept["evals"] and "frozen" not in capsys.readouterr().out
     pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
     assert run_frames.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
@@ -103,37 +99,21 @@ def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
     run_frames.headline({"gain": 0.9}, data)
 
 
-@pytest.fixture
-def shipped(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What comes with the package lies in the test's root too."""
-    monkeypatch.setattr(paths, "SHIPPED", runs_root)
-    return runs_root
-
-
-@pytest.mark.usefixtures("shipped")
-def test_published_figures_cannot_be_stacked_under_measured_ones(runs_root: Path) -> None:
-    folder = runs_root / "reports" / "published"
-    folder.mkdir(parents=True)
-    (folder / "runs.csv").write_text("run,loss\nx,0.5\n")
-    found = run_frames.published("runs")
-    assert list(found) == ["run (published)", "loss (published)"]
-    assert pd.concat([pd.DataFrame({"run": ["y"], "loss": [0.6]}), found])["loss"].count() == 1
-    with pytest.raises(MissingFile, match="'run'.*runs"):
+def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
+    found = run_frames.published("rl_train")
+    assert all(column.endswith(" (published)") for column in found)
+    assert pd.concat([pd.DataFrame({"reward_mean": [0.6]}), found])["reward_mean"].count() == 1
+    with pytest.raises(MissingFile):
         run_frames.published("run")
 
 
-@pytest.mark.usefixtures("shipped")
 def test_reports_are_listed_and_an_unknown_one_raises_before_any_is_built(
     runs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder, name in (("reports", "known.yaml"), ("nbs_py", "91_known.py")):
-        (runs_root / folder).mkdir()
-        (runs_root / folder / name).write_text("{}\n")
     build.main([])
-    assert "known            not executed yet (no frozen rows)" in capsys.readouterr().out
-    assert build.template_of("known") == "91_known"
-    with pytest.raises(MissingFile, match="9x_unknown.py.*known"):
-        build.main(["known", "unknown"])
+    assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
+    with pytest.raises(MissingFile, match="nothing.*nano"):
+        build.main(["nano", "nothing"])
     assert not list((runs_root / "reports").glob("*.ipynb"))
 
 
