@@ -34,7 +34,7 @@ STEPS = 10  # training steps in which the loader's share is measured
 def documents(path: str | None) -> list[Document]:
     """The documents of a path; without one, the embedded corpus."""
     name = "embedded" if path is None else Path(path).name
-    ledger = Ledger(name, dict.fromkeys(public_rows.DOCUMENT_REASONS, sources.LARGEST_LOSS))
+    ledger = Ledger(name)
     return list(sources.embedded_python(ledger) if path is None else public_rows.path_documents(Path(path), ledger))
 
 

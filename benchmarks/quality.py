@@ -3,7 +3,7 @@
     python -m benchmarks quality                                    100 s each on the embedded corpus
     python -m benchmarks quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the
+Two percent of the documents are held out, by hash. Evaluations do not count as training time. The learning-rate schedule follows the
 clock, so that each contestant ends its schedule with its time. codechat: the pretraining of recipe `nano` with the
 vocabulary that scored best here (LOG.md explains why the recipe keeps another). plain: nanoGPT's settings: 4 x 256, T
 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across vocabularies; `python:N` was trained
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,16 @@ from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig, bits_per_byte
 from codechat.text import tokenizer
 
-HOLD_OUT_EVERY = 50
 TICKS = 1_000_000  # steps of the schedule; the current one is the elapsed share of the time
 WARMUP_SHARE = 0.02
 
 
 def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     """Write the corpus tokenized with `spec`; returns its manifest."""
-    return corpus.write_corpus(
-        tqdm(data.documents(cfg.path), f"documents, {spec}", unit="", leave=False),
-        out,
-        tokenizer.load(spec),
-        max_bytes=cfg.max_bytes,
-        val_every=HOLD_OUT_EVERY,
-    )
+    documents = data.documents(cfg.path)
+    sizes = accumulate(len(document.text.encode()) for document in documents)
+    chosen = [document for document, size in zip(documents, sizes) if size < cfg.max_bytes] or documents[:1]
+    return corpus.write_corpus(chosen, out, tokenizer.load(spec))
 
 
 def contestant(

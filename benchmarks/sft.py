@@ -38,7 +38,7 @@ LENGTHS = 64  # padded rows are a multiple of it, so that a compiled peer meets 
 def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
     """(the shape with the tokenizer's vocabulary, the packed rows of STEPS steps)."""
     tok = tokenizer.load(cfg.tokenizer)
-    ledger = Ledger("toolbox", dict.fromkeys(conversations.REASONS, 1.0))
+    ledger = Ledger("toolbox", 1.0)
     rows = toolbox.conversations.dialogues("train", DRAWN, edition=2)
     examples = conversations.encode_all(rows, tok, "reserved", cfg.seq_len, ledger)
     loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)

@@ -16,7 +16,7 @@ _NAMES = {
     "models": "generate gpt lora optim",
     "models.config": "GPTConfig PRESETS",
     "models.gpt": "GPT",
-    "data": "conversations corpus glaive sources synthetic",
+    "data": "conversations corpus sources synthetic",
     "distributed": "dist gpu_specs hardware",
     "evaluation": "behaviour_probes contamination diagnose evaluate intervals results",
     "rl": "advantages episodes losses preference_losses rollout",

@@ -76,7 +76,7 @@ PALETTE = [OKABE_ITO[c] for c in ("blue", "orange", "green", "purple", "sky", "v
 # a document decides whether it is held out for validation: the same input gives the same bytes anywhere.
 
 # %%
-ledger = sources.Ledger("standard library", sources.PYTHON_REASONS)
+ledger = sources.Ledger("standard library")
 root = ("stdlib", Path(json.__file__).parent.parent)
 texts = list(islice(sources.embedded_python(ledger, [root]), documents))
 manifest = corpus.write_corpus(texts, here / "corpus", tok, ledger=ledger)
@@ -112,7 +112,7 @@ for name in ("price.py", "menu.py", "name.py"):
 # data set. Nothing is written.
 
 # %%
-folder_ledger = sources.Ledger("folder", sources.PYTHON_REASONS)
+folder_ledger = sources.Ledger("folder")
 try:
     found = sources.embedded_python(folder_ledger, [("folder", project)])
     corpus.write_corpus(found, here / "refused", tok, ledger=folder_ledger)
@@ -135,7 +135,7 @@ made = {
     "copy": list(toolbox.copy_dialogues("train", rows // 4, seed)),
     "chat": list(islice(synthetic.chat_rows(), rows // 6)),
 }
-fit = sources.Ledger("conversations", conversations.REASONS)
+fit = sources.Ledger("conversations", limits=conversations.LIMITS)
 examples = {name: conversations.encode_all(found, tok, "reserved", block, fit) for name, found in made.items()}
 longer = next(row for row in made["calls"] if row["meta"]["kind"] == "multi_turn")
 print("\n".join(f"{m['role']:>10}: {m['content']}" for m in longer["messages"]))

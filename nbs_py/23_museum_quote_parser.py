@@ -49,7 +49,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from codechat import DataError, chat, glaive
+from codechat import DataError, chat
+from codechat.data.chat_formats import glaive_turns
 from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load, toolbox
 from codechat.tasks.funcall import staircase
@@ -92,7 +93,7 @@ def score_swapping(text, gold):
 
 
 # %%
-text, gold = glaive.turns(rows[0]["chat"])[-1]["content"], asked[0].gold
+text, gold = glaive_turns(rows[0]["chat"])[-1]["content"], asked[0].gold
 honest, broken = staircase.score_call(text, gold), score_swapping(text, gold)
 swapped = text.replace("'", '"')
 print(f"{text}\nafter the swap: {swapped}")
@@ -105,7 +106,7 @@ pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tie
 # %%
 def read(rows, score):
     """Reward of each row's own call against what it says, and how many arguments it has."""
-    calls = [glaive.turns(row["chat"])[-1]["content"] for row in rows]
+    calls = [glaive_turns(row["chat"])[-1]["content"] for row in rows]
     golds = [p.gold for p in asked] + [{"name": "get_random_quote", "arguments": {}}] * without_arguments
     scores = [score(text, gold) for text, gold in zip(calls, golds)]
     return pd.DataFrame({"reward": [s.reward for s in scores], "tier": [s.tier for s in scores], "arguments": [len(g["arguments"]) for g in golds]})
@@ -189,7 +190,7 @@ print(*[r.replace(str(path.parent), ".") for r in refusals], sep="\n\n")
 # always written in one format.
 
 # %%
-forms = pd.Series([chat.parse_calls(glaive.turns(row["chat"])[-1]["content"])[0].form for row in rows]).value_counts()
+forms = pd.Series([chat.parse_calls(glaive_turns(row["chat"])[-1]["content"])[0].form for row in rows]).value_counts()
 gate = check_reference_solutions(task, problems)
 print(f"reference solutions: {gate.passed} of {gate.n}; formats found: {forms.to_dict()}")
 print("written as:", chat.format_call(gold["name"], gold["arguments"]))

@@ -19,7 +19,7 @@ from codechat.core import config
 from codechat.core.command import run_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.data import conversations, glaive
+from codechat.data import chat_formats, conversations
 from codechat.data.sources import local_rows
 from codechat.runs.run import Run
 from codechat.text import tokenizer
@@ -48,7 +48,7 @@ def masks(path: Path, cfg: SupervisionConfig) -> Iterator[list[int]]:
     tok = tokenizer.load(cfg.tokenizer)
     for number, row in enumerate(islice(local_rows(path), cfg.rows), 1):
         if "chat" in row:
-            if isinstance(messages := glaive.conversation(row), str):
+            if isinstance(messages := chat_formats.messages_of(row, f"{path} row {number}"), str):
                 continue
             row = {"messages": messages}
         checked = conversations.check_row(row, "", f"{path} row {number}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 
 from codechat.core import config
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import check_choice
 from codechat.core.registry import PREPARATIONS
 
 KINDS = {entry.id.removeprefix("data."): entry for entry in PREPARATIONS.values()}
@@ -26,14 +26,11 @@ KINDS = {entry.id.removeprefix("data."): entry for entry in PREPARATIONS.values(
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat data KIND [OPTIONS]`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    kind, *words = (sys.argv[1:] if argv is None else argv) or ["-h"]
+    if kind in ("-h", "--help"):
         print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")
         print("\n".join(f"  {name:<11}{entry.about}" for name, entry in KINDS.items()))
-        print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
-        return
-    if words[0] not in KINDS:
-        raise ConfigError(f"unknown kind of data {words[0]!r}{nearest(words[0], KINDS)}")
-    entry = KINDS[words[0]]
-    prepare = entry.load(entry.function)
-    prepare(config.parse(entry.config_class, words[1:], prog=f"codechat data {words[0]}", epilog=__doc__))
+        return print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
+    check_choice("the kind of data is", kind, KINDS)
+    entry = KINDS[kind]
+    entry.load(entry.function)(config.parse(entry.config_class, words, prog=f"codechat data {kind}", epilog=__doc__))

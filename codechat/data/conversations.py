@@ -25,7 +25,7 @@ import numpy as np
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
+from codechat.data.sources import Ledger, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ IGNORE = -100
 PAD_DOC = -1
 BUFFER = 256
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
-REASONS = {"too_long": 0.2, "no_assistant": LARGEST_LOSS, "tag_in_content": LARGEST_LOSS}
+LIMITS = {"too_long": 0.2}
 REMEDY = "raise the block size (--seq-len, --model.block-size), or repair the rows"
 # Names of domains in the original project's conversations.
 DOMAINS = {"funcall": "calls", "negative": "code"}
@@ -105,22 +105,25 @@ def read(path: Path | str) -> Iterator[Row]:
 
 def check_row(row: Row, default: str, where: str) -> Row:
     """The row with `messages` and `domain` (`default` where it names none). DataError, beginning with `where`."""
-    for name in ("domain", "source"):
-        if not isinstance(row.get(name, ""), str | None):
-            raise DataError(f"{where}: {name} is {str(row[name])[:80]!r}; required is text; correct it or leave it out")
-    domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
+    named, source = (row.get(key) or "" for key in ("domain", "source"))
+    if not isinstance(named, str) or not isinstance(source, str):
+        raise DataError(f"{where}: domain is {named!r} and source {source!r}; required is text")
+    row = row | {"domain": named or DOMAINS.get(source, source) or default}
     if {"input_ids", "labels"} <= row.keys():
-        _check_labels(row, where)
-        return row | {"domain": domain}
-    if not chat_formats.holds_conversation(row):
+        ids, labels = row["input_ids"], row["labels"]
+        lists = isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)
+        if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
+            raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
+        return row
+    if not chat_formats.holds_turns(row):
         needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
         raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
     if _is_ours(row):
-        return row | {"domain": domain}
+        return row
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
-    return row | {"domain": domain, "messages": messages}
+    return row | {"messages": messages}
 
 
 def _is_ours(row: Row) -> bool:
@@ -134,37 +137,22 @@ def _is_plain(message: Any) -> bool:
     return plain and message["role"] in chat.ROLES and isinstance(message["content"], str)
 
 
-def _check_labels(row: Row, where: str) -> None:
-    ids, labels = row["input_ids"], row["labels"]
-    if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
-        raise DataError(f"{where}: input_ids and labels must be lists of equal length; make the file again")
-    if any(type(token) is not int for token in ids):
-        raise DataError(f"{where}: input_ids must be whole numbers; make the file again")
-    if any(label not in (IGNORE, token) for token, label in zip(ids, labels, strict=True)):
-        raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its position; align them")
-
-
-# ------------------------------------------------------------------ encoding
-
-
 def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
-    """The row as ids and loss mask, or the reason why it cannot be used: a key of `REASONS`.
-
-    DataError for ids that the tokenizer does not have."""
+    """The row as ids and loss mask, or the reason why it cannot be used. DataError for ids that the tokenizer does not
+    have."""
     if "input_ids" in row:
         ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
         limit = tokenizer.n_vocab + chat.N_TAGS
         if ids and not 0 <= min(ids) <= max(ids) < limit:
             known = f"tokenizer {tokenizer.spec} and the tags have {limit}"
             raise DataError(f"row holds id {max(ids)}; {known}; use the tokenizer that wrote the file")
+    elif not any(m["role"] == "assistant" and m["content"].strip() for m in row["messages"]):
+        return "no_assistant"
     else:
-        if not any(m["role"] == "assistant" and m["content"].strip() for m in row["messages"]):
-            return "no_assistant"
         try:
-            rendered = chat.render(row["messages"], tokenizer, tags=tags)
+            ids, mask, _ = chat.render(row["messages"], tokenizer, tags=tags)
         except DataError:  # `read` has checked everything else that `render` rejects
             return "tag_in_content"
-        ids, mask = rendered.ids, rendered.loss_mask
     if len(ids) > block_size:
         return "too_long"
     example = Example(np.array(ids, dtype=np.int32), np.array(mask, dtype=bool), row["domain"])
@@ -181,8 +169,7 @@ def encode_all(
 def domain_files(directory: Path | str, split: str) -> list[Path]:
     """The conversation files of a split: `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, without files of
     problems and probes, which hold a question and no answer. MissingFile when there is none."""
-    directory = Path(directory)
-    paths = sorted([*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")])
+    paths = sorted(path for name in (f"*.{split}.jsonl", f"{split}.jsonl") for path in Path(directory).glob(name))
     files = [path for path in paths if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"
@@ -202,8 +189,8 @@ def load_domains(
     """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those
     without one are not encoded.
 
-    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised, as
-    for a wanted domain that no file has."""
+    Rows that cannot be used are counted on stderr; above the largest share (`LIMITS`) DataError is raised, as for a
+    wanted domain that no file has."""
     domains: dict[str, list[Example]] = {}
     seen: set[str] = set()
 
@@ -214,16 +201,15 @@ def load_domains(
                 yield row
 
     for path in domain_files(directory, split):
-        ledger = Ledger(path.name, REASONS, remedy=REMEDY)
+        ledger = Ledger(path.name, limits=LIMITS)
         for example in encode_all(weighted(read(path)), tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
-        if wanted is None or ledger.total:
-            ledger.check()
+        if wanted is None or ledger.kept or ledger.lost:
+            ledger.check(REMEDY)
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
             print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
-    if wanted is not None:
-        _check_known(wanted, seen)
+    _check_known(wanted or (), seen)
     return domains
 
 
@@ -254,9 +240,8 @@ class _Buffer:
 
     def take_row(self, T: int) -> list[tuple[int, int]]:
         """(domain, index) of conversations whose lengths add up to at most T."""
-        length, oldest = self.waiting[next(iter(self.waiting))][0], next(iter(self.waiting))
-        at = bisect_right(self.sizes, (length, oldest)) - 1
-        row, room = [], T
+        oldest = next(iter(self.waiting))
+        at, row, room = bisect_right(self.sizes, (self.waiting[oldest][0], oldest)) - 1, [], T
         while at >= 0:
             length, serial = self.sizes.pop(at)
             row.append(self.waiting.pop(serial)[1:])
@@ -400,9 +385,7 @@ def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[
     if not used:
         raise DataError("no domain has a positive weight; required is at least one; change --mix")
     for name in used:
-        rows, longest = examples[name], max(map(len, examples[name]), default=0)
-        if not any(example.supervised for example in rows):
-            raise DataError(f"domain {name} holds no supervised token in {len(rows)} rows; prepare the data again")
-        if longest > T:
-            long = f"a conversation of domain {name} takes {longest} tokens"
-            raise DataError(f"{long}; a row has {T}; encode with that block size, or raise --seq-len")
+        if not any(example.supervised for example in examples[name]):
+            raise DataError(f"domain {name} holds no supervised token; prepare the data again")
+        if (longest := max(map(len, examples[name]))) > T:
+            raise DataError(f"a conversation of domain {name} takes {longest} tokens; a row has {T}; raise --seq-len")

@@ -19,23 +19,27 @@ import os
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
+from codechat.core import config
 from codechat.core.atomic_files import file_record, write_atomic
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import public_rows, sources
+from codechat.data.prepared import MANIFEST, check_shares, print_ledgers, require_kind
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
 
 if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
-MANIFEST = "manifest.json"
 TOKEN_BYTES = "token_bytes.npy"
 IGNORE = -100
 VAL_SHARE = 0.02
@@ -43,7 +47,45 @@ VAL_SHARE = 0.02
 FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
 AGAIN = "prepare the corpus again with codechat data corpus"
+CORPUS_HUB = ("codeparrot/github-code-clean", "data/train-*.parquet", ["code", "path", "language"])
 Part = tuple[Document, str]  # a document and its split
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Source text -> shards of token ids."""
+
+    source: str = opt("embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them")
+    out: str = opt("data/corpus", "directory to write")
+    tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
+    max_examples: int | None = opt(None, "documents to read; none = all", least=0)
+    max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit", least=1)
+    val_share: float = opt(VAL_SHARE, "share of the documents held out for validation, by hash")
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+
+    def __post_init__(self) -> None:
+        check_shares(self, "max_lost", "val_share")
+        if self.val_share == 1:
+            raise ConfigError("val_share is 1; training needs a part; lower --val-share")
+
+
+def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
+    """Write the corpus; returns its manifest. Raises UserError."""
+    out, path = Path(cfg.out), Path(cfg.source)
+    require_kind(out, "corpus")
+    ledger = Ledger(cfg.source if cfg.source in ("embedded", "hub") else path.name, cfg.max_lost)
+    if cfg.source == "embedded":
+        documents = sources.embedded_python(ledger)
+    elif cfg.source == "hub":
+        name, files, columns = CORPUS_HUB
+        documents = public_rows.row_documents(sources.hub_rows(name, files=files, columns=columns), name, ledger)
+    else:
+        documents = public_rows.path_documents(path, ledger)
+    texts, tok = islice(documents, cfg.max_examples), tokenizers.load(cfg.tokenizer)
+    try:
+        return write_corpus(texts, out, tok, ledger=ledger, max_tokens=cfg.max_tokens, val_share=cfg.val_share)
+    finally:
+        print_ledgers([ledger])
 
 
 # ------------------------------------------------------------------ writing
@@ -56,55 +98,41 @@ def write_corpus(
     *,
     ledger: Ledger | None = None,
     max_tokens: int | None = None,
-    max_bytes: int | None = None,
     val_share: float = VAL_SHARE,
-    val_every: int | None = None,
     shard_tokens: int = 1 << 24,
-    progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Tokenise the documents into `out_dir` and return the manifest.
 
-    max_tokens, max_bytes: stop after the document that reaches them (train and val together). val_every: hold out every
-    n-th document in the order given instead of a share by hash. progress: called with the tokens of each document. An
-    earlier corpus in `out_dir` is replaced only when the new one is complete. DataError: ids beyond uint16, no text, or
-    a loss above its share (`Ledger.check`)."""
+    max_tokens: stop after the document that reaches them (train and val together). An earlier corpus in `out_dir` is
+    replaced only when the new one is complete. DataError: ids beyond uint16, no text, or a loss above its share."""
     if tokenizer.n_vocab > 1 << 16:
-        kind = f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids"
-        raise DataError(f"{kind}; shards are uint16 and hold at most 65536; choose another --tokenizer")
-    out = Path(out_dir)
+        raise DataError(f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards are uint16; choose another")
+    out, ledger = Path(out_dir), ledger or Ledger("text")
     fresh = out / ".new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    ledger = ledger or Ledger("text")
-    unique = _unique(documents, ledger)
-    parts = _every(unique, val_every) if val_every else _assign(unique, val_share)
     shards = {split: Shards(fresh, split, shard_tokens) for split in ("train", "val")}
-    splits: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
-    sources: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def full() -> bool:
-        both = splits["train"] + splits["val"]
-        return any(n is not None and both[name] >= n for name, n in (("tokens", max_tokens), ("bytes", max_bytes)))
-
+    origins: dict[str, Counter[str]] = defaultdict(Counter)
+    full, bar = False, tqdm(total=max_tokens, desc="corpus", unit="tok", unit_scale=True, disable=None)
     try:
-        for document, split, ids in _encoded(parts, tokenizer):
-            if full() and split != "val":
+        for document, split, ids in _encoded(_assign(_unique(documents, ledger), val_share), tokenizer):
+            if full and split == "train":
                 continue  # a small limit may come before the first held-out document, and there must be one
             shards[split].append(ids)
             size = len(document.text.encode("utf-8", "replace"))
-            for counts in (splits[split], sources[document.source]):
+            for counts in (shards[split].counts, origins[document.source]):
                 counts.update(documents=1, bytes=size, tokens=len(ids))
             ledger.keep()
-            if progress:
-                progress(len(ids))
-            if full() and (shards["val"].files or not (val_every or val_share)):
+            bar.update(len(ids))
+            full = max_tokens is not None and sum(shard.counts["tokens"] for shard in shards.values()) >= max_tokens
+            if full and (shards["val"].files or not val_share):
                 break
         ledger.check()
-        files = [file for writer in shards.values() for file in writer.finished()]
-        manifest = _manifest(tokenizer, files, splits, sources, ledger)
+        manifest = _manifest(tokenizer, shards, origins, ledger)
         np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
         _publish(out, fresh, manifest)
     finally:
+        bar.close()
         shutil.rmtree(fresh, ignore_errors=True)
     return manifest
 
@@ -139,28 +167,18 @@ def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator
         yield document, "val" if fraction(name) < limit else "train"
 
 
-def _every(documents: Iterator[tuple[Document, str]], n: int) -> Iterator[Part]:
-    for i, (document, _) in enumerate(documents):
-        yield document, "train" if i % n else "val"
-
-
 def _encoded(parts: Iterator[Part], tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Document, str, np.ndarray]]:
-    """The parts with their ids."""
-    for chunk in _chunks(parts):
-        arrays = tokenizer.encode_arrays([document.text for document, _ in chunk])  # on several threads
+    """The parts with their ids, tokenised in chunks on several threads."""
+    while True:
+        chunk, chars = [], 0
+        while chars < CHUNK_CHARS and (part := next(parts, None)):
+            chunk.append(part)
+            chars += len(part[0].text)
+        if not chunk:
+            return
+        arrays = tokenizer.encode_arrays([document.text for document, _ in chunk])
         for (document, split), ids in zip(chunk, arrays, strict=True):
             yield document, split, np.append(ids, tokenizer.eot_id).astype("<u2")
-
-
-def _chunks(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    chunk, chars = [], 0
-    for part in parts:
-        chunk.append(part)
-        chars += len(part[0].text)
-        if chars >= CHUNK_CHARS:
-            yield chunk
-            chunk, chars = [], 0
-    yield chunk
 
 
 class Shards:
@@ -168,52 +186,35 @@ class Shards:
 
     def __init__(self, directory: Path, split: str, shard_tokens: int) -> None:
         self.directory, self.split, self.shard_tokens = directory, split, shard_tokens
+        self.counts: Counter[str] = Counter()
         self.files: list[dict[str, Any]] = []
-        self.file: BinaryIO | None = None
 
     def append(self, ids: np.ndarray) -> None:
         while len(ids):
-            if self.file is None:
-                name = f"{self.split}_{len(self.files):06d}.bin"
-                self.files.append({"name": name, "split": self.split, "tokens": 0})
-                self.file = open(self.directory / name, "wb")
+            if not self.files or self.files[-1]["tokens"] == self.shard_tokens:
+                self.files.append({"name": f"{self.split}_{len(self.files):06d}.bin", "split": self.split, "tokens": 0})
             room = self.shard_tokens - self.files[-1]["tokens"]
-            self.file.write(ids[:room].tobytes())
+            with open(self.directory / self.files[-1]["name"], "ab") as file:
+                file.write(ids[:room].tobytes())
             self.files[-1]["tokens"] += len(ids[:room])
             ids = ids[room:]
-            if self.files[-1]["tokens"] == self.shard_tokens:
-                self.finished()
-
-    def finished(self) -> list[dict[str, Any]]:
-        """The records of the files, the last of which is closed."""
-        if self.file is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self.file = None
-            self.files[-1] |= file_record(self.directory / self.files[-1]["name"])
-        return self.files
 
 
 def _manifest(
-    tokenizer: tokenizers.Tokenizer,
-    files: list[dict[str, Any]],
-    splits: dict[str, Counter[str]],
-    sources: dict[str, Counter[str]],
-    ledger: Ledger,
+    tokenizer: tokenizers.Tokenizer, shards: dict[str, Shards], origins: dict[str, Counter[str]], ledger: Ledger
 ) -> dict[str, Any]:
-    totals = {f"{s}_{n}": counts[n] for n in ("documents", "tokens", "bytes") for s, counts in splits.items()}
+    files = [file | file_record(split.directory / file["name"]) for split in shards.values() for file in split.files]
     return {
         "hash": digest("".join(file["sha256"] for file in files)),
         "tokenizer": tokenizer.spec,
         "tokenizer_state": tokenizer.to_dict(),
         "n_vocab": tokenizer.n_vocab,
         "eot_id": tokenizer.eot_id,
-        **totals,
+        **{f"{s}_{n}": shards[s].counts[n] for n in ("documents", "tokens", "bytes") for s in shards},
         "kept": ledger.kept,
         "dropped": dict(sorted(ledger.lost.items())),
         "skipped": dict(sorted(ledger.skipped.items())),
-        "sources": {name: dict(counts) for name, counts in sorted(sources.items())},
+        "sources": {name: dict(counts) for name, counts in sorted(origins.items())},
         "files": files,
     }
 
@@ -244,7 +245,6 @@ class Corpus:
     """An opened corpus: one memory-mapped array of ids per shard of one split."""
 
     manifest: dict[str, Any]
-    split: str
     shards: tuple[np.ndarray, ...]
     directory: Path
 
@@ -254,10 +254,9 @@ class Corpus:
 
     def token_bytes(self) -> np.ndarray:
         """(n_vocab,) int64: bytes of text that each id stands for."""
-        path = self.directory / TOKEN_BYTES
-        return (
-            np.load(path).astype(np.int64) if path.exists() else _lengths(tokenizers.load(self.manifest["tokenizer"]))
-        )
+        if (path := self.directory / TOKEN_BYTES).exists():
+            return np.load(path).astype(np.int64)
+        return _lengths(tokenizers.load(self.manifest["tokenizer"]))
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
@@ -265,11 +264,7 @@ def read_manifest(directory: Path | str) -> dict[str, Any]:
     path = Path(directory) / MANIFEST
     if not path.exists():
         return _foreign_manifest(Path(directory))
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); {AGAIN}") from None
-    if not isinstance(manifest, dict) or not {"files", "tokenizer", "train_tokens"} <= manifest.keys():
+    if not {"files", "tokenizer", "train_tokens"} <= (manifest := config.read_json(path)).keys():
         raise DataError(f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one")
     return manifest
 
@@ -295,24 +290,18 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
 
 
 def open_corpus(directory: Path | str, split: str) -> Corpus:
-    """Map the shards of a split. MissingFile for an absent shard, DataError for one of another size."""
-    directory = Path(directory)
-    manifest = read_manifest(directory)
-    shards = [_map(directory, file) for file in manifest["files"] if file["split"] == split]
+    """Map the shards of a split. DataError for a shard that is missing or has another size."""
+    directory, manifest, shards = Path(directory), read_manifest(directory), []
+    for file in (file for file in manifest["files"] if file["split"] == split):
+        path = directory / file["name"]
+        size = path.stat().st_size if path.exists() else "no"
+        if size != file["bytes"]:
+            raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
+        start = file.get("start", 0)
+        shards.append(np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]])
     if not shards:
-        known = sorted({file["split"] for file in manifest["files"]})
-        raise DataError(f"corpus {directory} has no split {split!r}; it has {known}")
-    return Corpus(manifest, split, tuple(shards), directory)
-
-
-def _map(directory: Path, file: dict[str, Any]) -> np.ndarray:
-    path = directory / file["name"]
-    if not path.exists():
-        raise MissingFile(f"{path} is missing; {MANIFEST} names it; {AGAIN}")
-    if (size := path.stat().st_size) != file["bytes"]:
-        raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
-    start = file.get("start", 0)
-    return np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]]
+        raise DataError(f"corpus {directory} has no split {split!r}")
+    return Corpus(manifest, tuple(shards), directory)
 
 
 def verify(directory: Path | str) -> None:
@@ -349,13 +338,12 @@ class WindowLoader:
         return self.windows * self.T / self.corpus.n_tokens
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        first = self.windows + self.rank * self.batch
-        draws = _mix(self.seed, np.arange(first, first + self.batch, dtype=np.uint64))
-        rows = np.stack([self._window(int(draw)) for draw in draws % np.uint64(self.ends[-1])])  # (B, T + 1)
-        self.windows += self.batch * self.world
         import torch
 
-        tokens = torch.from_numpy(rows.astype(np.int64))
+        first = self.windows + self.rank * self.batch
+        draws = _mix(self.seed, np.arange(first, first + self.batch, dtype=np.uint64)) % np.uint64(self.ends[-1])
+        self.windows += self.batch * self.world
+        tokens = torch.from_numpy(np.stack([self._window(int(draw)) for draw in draws]).astype(np.int64))  # (B, T + 1)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def _window(self, number: int) -> np.ndarray:
@@ -386,25 +374,17 @@ def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
 
 
 def val_windows(
-    directory: Path | str,
-    T: int,
-    limit: int | None = None,
-    *,
-    batch: int = 1,
-    rank: int = 0,
-    world: int = 1,
+    directory: Path | str, T: int, limit: int | None = None, *, batch: int = 1, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split but the first is a target
     once. limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100."""
     import torch
 
     corpus = open_corpus(directory, "val")
-    lengths = corpus.token_bytes()
-    stream = np.concatenate(corpus.shards)
+    lengths, stream = corpus.token_bytes(), np.concatenate(corpus.shards)
+    if len(stream) < 2:
+        raise DataError(f"corpus {directory} holds {len(stream)} validation tokens; prepare more text")
     count = -(-(len(stream) - 1) // T)
-    if count < 1:
-        have = f"corpus {directory} holds {len(stream)} validation tokens"
-        raise DataError(f"{have}; at least 2 are needed; prepare more text")
     count = count if limit is None else min(limit, count)
     for first in range(rank * batch, count, batch * world):
         rows = min(batch, count - first)

@@ -1,8 +1,5 @@
-"""Batches that are ready when a step asks for them.
-
-On a GPU a thread prepares the next batches in pinned memory while a step runs. Elsewhere a batch is prepared when it is
-asked for: there a thread would take its time from the step.
-"""
+"""Batches that are ready when a step asks for them: on a GPU a thread prepares the next ones in pinned memory while a step
+runs. Elsewhere a batch is prepared when it is asked for, since a thread would take its time from the step."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class Prefetched:
 
     def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
         self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
+        self.load_state = loader.load_state  # before the first batch
         self._waiting: deque[Future[tuple[Any, Any]]] = deque()
-        # it starts with the first batch
         self._thread = ThreadPoolExecutor(1, "batches") if (self.pins if beside is None else beside) else None
         self._state: Any = None
 
@@ -40,7 +37,3 @@ class Prefetched:
 
     def state(self) -> Any:
         return self.loader.state() if self._state is None else self._state
-
-    def load_state(self, state: Any) -> None:
-        """Before the first batch."""
-        self.loader.load_state(state)

@@ -21,12 +21,13 @@ from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import PREPARATIONS
-from codechat.data import conversations, corpus
+from codechat.data import conversations
 from codechat.data.sources import Ledger, digest
 from codechat.data.synthetic import SPLITS as SPLITS
 from codechat.text import chat, token_view, tokenizer
 
 Row = dict[str, Any]
+MANIFEST = "manifest.json"
 
 
 def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
@@ -39,18 +40,13 @@ def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
         raise ConfigError(f"{' and '.join(f'{k} {v}' for k, v in shares.items())} add up to more than 1; lower one")
 
 
-def reasons(names: Iterable[str], cfg: Any) -> dict[str, float]:
-    """Reason of a loss -> its largest share, `cfg.max_lost`."""
-    return dict.fromkeys(names, cfg.max_lost)
-
-
 def require_kind(out: Path, kind: str) -> None:
     """DataError where a directory holds a corpus and should hold conversations, or the other way round, and where `out`
     or a folder above it is a file."""
     place = next((place for place in (out, *out.parents) if place.exists()), None)
     if place is not None and not place.is_dir():
         raise DataError(f"{place} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
-    path = out / corpus.MANIFEST
+    path = out / MANIFEST
     if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
         other = "a corpus" if kind == "conversations" else "conversations"
         raise DataError(f"{out} holds {other}; {kind} need a directory of their own; choose another --out")
@@ -60,10 +56,9 @@ def write(
     out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
 ) -> dict[str, Any]:
     """Write `files` (name -> rows) and add them to the manifest, which is returned. measured: more of its entries."""
-    path = out / corpus.MANIFEST
+    path = out / MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
-    style = getattr(cfg, "tools_style", "compact")
-    kind = type(cfg).__name__
+    style, kind = getattr(cfg, "tools_style", "compact"), type(cfg).__name__
     command = next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
     styled = described if style == "described" else dict
     files = {f"{name}.jsonl": list(map(styled, rows)) for name, rows in files.items() if rows}
@@ -86,7 +81,9 @@ def write(
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
-    _note_style(manifest, style)
+    manifest.pop("tools_style", None)
+    if styles := {entry["tools_style"] for entry in manifest["files"].values() if "tools_style" in entry}:
+        manifest["tools_style"] = style if style in styles else min(styles)
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
@@ -95,18 +92,9 @@ def write(
     return manifest
 
 
-def _note_style(manifest: dict[str, Any], style: str) -> None:
-    """Set the manifest's `tools_style` to that of the rows just written, else of any other file; none where all are
-    compact."""
-    known = {entry["tools_style"] for entry in manifest["files"].values() if "tools_style" in entry}
-    before = manifest.pop("tools_style", "compact")
-    if known:
-        manifest["tools_style"] = next(name for name in (style, before, min(known)) if name in known)
-
-
 def tools_style(directory: Path | str) -> str:
     """How the system prompts of a prepared directory list tools; compact where its manifest does not say."""
-    path = Path(directory) / corpus.MANIFEST
+    path = Path(directory) / MANIFEST
     return config.read_json(path).get("tools_style", "compact") if path.exists() else "compact"
 
 
@@ -141,7 +129,7 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
     """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
-    for row in (row for ledger in ledgers if ledger.total or ledger.skipped for row in ledger.rows()):
+    for row in (row for ledger in ledgers for row in ledger.rows()):
         shares = [f"{row[key]:.2%}" if row[key] is not None else "" for key in ("share", "limit")]
         table.add_row(row["source"], row["what"], row["reason"], f"{row['rows']:,}", *shares)
     if table.row_count:

@@ -45,11 +45,11 @@ class Document:
 
 @dataclass
 class Ledger:
-    """Counts of one source. reasons: reason of a loss -> its largest share of (kept + lost). remedy: the error's end."""
+    """Counts of one source. largest: the share of (kept + lost) that one reason may take; limits: other ones."""
 
     source: str
-    reasons: Mapping[str, float] = field(default_factory=dict)
-    remedy: str = "repair the input, or raise --max-lost"
+    largest: float = LARGEST_LOSS
+    limits: Mapping[str, float] = field(default_factory=dict)
     kept: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -63,9 +63,7 @@ class Ledger:
         self.skipped[rule] += 1
 
     def lose(self, reason: str, where: str = "") -> None:
-        """A row that should have been usable was not. KeyError for a reason without a share."""
-        if reason not in self.reasons:
-            raise KeyError(f"source {self.source} has no reason {reason!r}")
+        """A row that should have been usable was not."""
         self.lost[reason] += 1
         self.first.setdefault(reason, where)
 
@@ -78,30 +76,26 @@ class Ledger:
                 self.kept += 1
                 yield item
 
-    @property
-    def total(self) -> int:
-        return self.kept + sum(self.lost.values())
-
     def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        lost = [("lost", r, n, n / max(self.total, 1), self.reasons[r]) for r, n in sorted(self.lost.items())]
+        total = max(1, self.kept + sum(self.lost.values()))
+        lost = [("lost", r, n, n / total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
         skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
         names = ("source", "what", "reason", "rows", "share", "limit")
         rows = [("kept", "", self.kept, None, None), *lost, *skipped]
         return [dict(zip(names, (self.source, *row))) for row in rows]
 
-    def check(self) -> None:
+    def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""
-        for reason, n in sorted(self.lost.items()):
-            if n > (limit := self.reasons[reason]) * self.total:
-                at = f" (the first: {self.first[reason]})" if self.first.get(reason) else ""
-                lost = f"source {self.source} lost {n} of {self.total} rows ({n / self.total:.1%}) to {reason!r}{at}"
-                raise DataError(f"{lost}; at most {limit:.1%} is allowed; {self.remedy}")
+        total = self.kept + sum(self.lost.values())
+        for _, what, reason, n, share, limit in (row.values() for row in self.rows()):
+            if what == "lost" and share > limit:
+                at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
+                lost = f"source {self.source} lost {n} of {total} rows ({share:.1%}) to {reason!r}{at}"
+                raise DataError(f"{lost}; at most {limit:.1%} is allowed; {remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
-            raise DataError(
-                f"source {self.source} kept no row ({seen}); required is at least one; choose another --source"
-            )
+            raise DataError(f"source {self.source} kept no row ({seen}); choose another --source")
 
 
 def digest(text: str) -> str:
@@ -123,7 +117,6 @@ VENDOR_DIRS = frozenset(
 )
 PROJECT = __name__.partition(".")[0]
 LARGEST_FILE = 1_000_000
-PYTHON_REASONS = {"not_utf8": LARGEST_LOSS, "unreadable": LARGEST_LOSS}
 
 
 def python_roots() -> list[tuple[str, Path]]:
@@ -217,28 +210,35 @@ def open_text(path: Path) -> Iterator[str]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """(line number, object) of each non-blank line. DataError for another line or a file without rows."""
-    empty = True
+    number = empty = 0
     for number, line in enumerate(open_text(path), 1):
-        if not (line := line.lstrip("\ufeff")).strip():  # joined files have a byte order mark inside
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad = f"{path}:{number} is not JSON ({error}); required is one object per line"
-            raise DataError(f"{bad}; a cut last line means an interrupted download: make the file again") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number} holds a {type(row).__name__}; required is one JSON object per line")
-        empty = False
-        yield number, row
-    if empty:
+        line = line.lstrip("\ufeff")  # joined files have a byte order mark inside
+        if line.strip():
+            where = f"{path}:{number}"
+            yield number, _objects([_decoded(line, where)], where)[0]
+        else:
+            empty += 1
+    if number == empty:
         raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON ({error}); was the download interrupted? make the file again") from None
+
+
+def _objects(rows: list[Any], where: str) -> list[Row]:
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{where} holds {str(rows)[:60]}; required are JSON objects")
+    return rows
 
 
 def row_format(path: Path) -> str | None:
     """'parquet', 'csv', 'jsonl' or None, by the ending of the name."""
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return "jsonl"
-    return path.suffix[1:] if path.suffix in (".parquet", ".csv") else None
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    return kind if kind == "jsonl" or (kind in ("parquet", "csv") and path.suffix != ".gz") else None
 
 
 def local_rows(path: Path) -> Iterator[Row]:
@@ -252,31 +252,17 @@ def local_rows(path: Path) -> Iterator[Row]:
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
-    elif kind == "jsonl":
-        yield from (row for _, row in read_jsonl(path))
     elif kind == "csv":
         csv.field_size_limit(1 << 30)
         yield from csv.DictReader(open_text(path))
     elif kind == "parquet":
         yield from _parquet_rows(path)
-    elif path.suffix == ".json":
-        yield from _json_rows(path)
+    elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
+        yield from _objects(_decoded(text, str(path)), str(path))
+    elif kind == "jsonl" or path.suffix == ".json":
+        yield from (row for _, row in read_jsonl(path))
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
-
-
-def _json_rows(path: Path) -> Iterable[Row]:
-    """A list of objects, or an object per line."""
-    text = "".join(open_text(path))
-    if not text.lstrip().startswith("["):
-        return (row for _, row in read_jsonl(path))
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); required is a list of objects; make the file again") from None
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} holds no list of JSON objects; required is [{{...}}, ...]")
-    return rows
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -310,8 +296,15 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS."""
-    return renamed(hub_rows(source) if names_hub_set(source) else local_rows(Path(source)), columns, source)
+    """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS.
+    DataError for a row without one of them."""
+    names, rows = check_columns(columns), hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
+    for number, row in enumerate(rows, 1):
+        if missing := [theirs for theirs in names.values() if theirs not in row]:
+            has = f"it has {', '.join(map(str, row))}"
+            raise DataError(f"{source}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
+        rest = {key: value for key, value in row.items() if key not in names.values()}
+        yield rest | {ours: row[theirs] for ours, theirs in names.items()}
 
 
 def names_hub_set(source: str) -> bool:
@@ -328,30 +321,14 @@ def check_columns(columns: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def renamed(rows: Iterable[Row], columns: Sequence[str], origin: str) -> Iterator[Row]:
-    """The rows with their columns under our names. DataError for a row without one of them."""
-    names = check_columns(columns)
-    for number, row in enumerate(rows, 1):
-        if missing := [theirs for theirs in names.values() if theirs not in row]:
-            has = f"it has {', '.join(map(str, row))}"
-            raise DataError(f"{origin}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
-        rest = {key: value for key, value in row.items() if key not in names.values()}
-        yield rest | {ours: row[theirs] for ours, theirs in names.items()}
-
-
 def require_columns(rows: Iterable[Row], accepted: Iterable[tuple[str, ...]], origin: str) -> Iterator[Row]:
     """The rows. DataError where the first one has none of the accepted sets of columns."""
     accepted = list(accepted)
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
             sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
-            raise DataError(
-                f"{origin} has the columns {sorted(row)}; required is {sets}; rename them or change --source"
-            )
+            raise DataError(f"{origin} has the columns {sorted(row)}; required is {sets}; rename them")
         yield row
-
-
-# ------------------------------------------------------------------ the hub
 
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
@@ -374,33 +351,24 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
         raise UserError(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
 
 
-def probe_hub(
-    name: str,
-    timeout_s: float = PROBE_S,
-    *,
-    remedy: str = f"--source hub needs a network; {OTHER_SOURCES}",
-    endpoint: str | None = None,
-) -> None:
-    """UserError, with the remedy, unless the hub answers within `timeout_s`: the retries of `datasets` take minutes. A
-    name look-up obeys no socket timeout, hence the thread."""
+def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = None) -> None:
+    """UserError, with the remedy, unless the hub answers within PROBE_S: the retries of `datasets` take minutes. A name
+    look-up obeys no socket timeout, hence the thread."""
     from huggingface_hub import constants
 
-    problems: list[str | None] = []
-    url = endpoint or constants.ENDPOINT
-    thread = threading.Thread(target=lambda: problems.append(_reach(url, timeout_s)), daemon=True)
+    url, problems = endpoint or constants.ENDPOINT, []
+
+    def reach() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_S).close()
+            problems.append("")
+        except urllib.error.HTTPError:  # an answer, with any status
+            problems.append("")
+        except (OSError, ValueError) as error:
+            problems.append(str(getattr(error, "reason", error)))
+
+    thread = threading.Thread(target=reach, daemon=True)
     thread.start()
-    thread.join(timeout_s + 1)
-    problem = problems[0] if problems else f"no answer within {timeout_s:.0f} s"
-    if problem is not None:
+    thread.join(PROBE_S + 1)
+    if problem := problems[0] if problems else f"no answer within {PROBE_S:.0f} s":
         raise UserError(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")
-
-
-def _reach(url: str, timeout_s: float) -> str | None:
-    """Why an address does not answer; None where it answers, with any status."""
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
-    except urllib.error.HTTPError:
-        return None
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
-    return None

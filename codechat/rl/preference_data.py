@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, public_rows
+from codechat.data import chat_formats
 from codechat.data.sources import read_jsonl
 from codechat.models.generate import Completion
 from codechat.rl.rollout import RolloutBatch
@@ -86,8 +86,8 @@ def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str
     """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
     columns = ("prompt", "conversations", "messages")
     prompt = next((row[c] for c in columns if row.get(c) is not None and row[c] is not answer), None)
-    if prompt is None and (request := public_rows.request_text(row)):
-        prompt = [*public_rows.turns_before(row, where), {"role": "user", "content": request}]
+    if prompt is None and (request := chat_formats.request_text(row)):
+        prompt = [*chat_formats.turns_before(row, where), {"role": "user", "content": request}]
     turns = chat_formats.continued(prompt, answer, where)
     messages = chat_formats.messages_of(row | {"messages": turns}, where)
     if isinstance(messages, str):

@@ -29,7 +29,7 @@ from typing import Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.http_client import Link, Refused
-from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
+from codechat.data.sources import Ledger, digest, read_jsonl
 from codechat.data.synthetic import SPLITS, split_of
 from codechat.runs.paths import find_run
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
@@ -265,7 +265,7 @@ def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
     """Write the conversations. Only episodes of AppWorld's training split are used: the others are evaluation data."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        ledgers.append(ledger := Ledger("appworld", {"no trajectory": LARGEST_LOSS}))
+        ledgers.append(ledger := Ledger("appworld"))
         files: dict[str, list[Row]] = {f"{DOMAIN}.{split}": [] for split in SPLITS}
         for row in _conversations(cfg, ledger):
             files[f"{DOMAIN}.{row['meta']['split']}"].append(row)

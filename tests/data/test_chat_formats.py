@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, command, conversations, public_rows, sources, synthetic
+from codechat.data import chat_formats, command, conversations, public_rows, synthetic
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
@@ -165,14 +165,13 @@ UNUSABLE = [
     (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": {}, "required": True}}]}, "unreadable_tools"),
     (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": 1.5}}]}, "unreadable_tools"),
     ({"messages": []}, "no_turns"),
-    ({"text": "plain words"}, "no_turns"),
+    ({"text": "plain words"}, "no_answer"),
     (changed(5, content="<tool_call>{}</tool_call> and more"), "text_after_call"),
 ]
 
 
 def test_rows_that_cannot_be_taught_give_a_reason():
     assert [chat_formats.messages_of(row, "x") for row, _ in UNUSABLE] == [reason for _, reason in UNUSABLE]
-    assert {reason for _, reason in UNUSABLE} == {*chat_formats.REASONS}
 
 
 # ------------------------------------------------------------------ columns and marks beside the text
@@ -213,13 +212,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("row", "messages"), HONOURED)
 def test_columns_and_marks_beside_the_text_are_honoured(row, messages):
-    assert public_rows.instruction_row(row, "x")["messages"] == messages
+    assert public_rows.conversation_row(row, "x")["messages"] == messages
 
 
 @pytest.mark.parametrize(("row", "name"), REFUSED)
 def test_a_column_or_mark_that_cannot_be_honoured_is_named_with_its_row(row, name):
     with pytest.raises(DataError, match=rf"\Ax.*{name}"):
-        public_rows.instruction_row(row, "x")
+        public_rows.conversation_row(row, "x")
 
 
 def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
@@ -231,8 +230,8 @@ def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
 
 def test_rows_are_the_same_where_all_columns_are_and_columns_that_are_not_read_are_said(capsys):
     rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]
-    assert len(list(public_rows.instruction_rows(rows, "x", Ledger("x", {})))) == 2
-    list(public_rows.instruction_rows([PLAIN], "y", Ledger("y", {})))
+    assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
+    list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
     assert capsys.readouterr().err == "x: columns that are not read: category\n"
 
 
@@ -250,7 +249,7 @@ def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
             taught = [t for t, on in zip(example.ids, example.loss_mask, strict=True) if on]
             assert chat.decode(taught, BYTES) == "taught\n<|end|>"
     only = {"messages": [USER, BOT | {"weight": 0}]}
-    assert public_rows.instruction_row(only, "x") == "no_answer"
+    assert public_rows.conversation_row(only, "x") == "no_answer"
 
 
 # ------------------------------------------------------------------ codechat data
@@ -300,7 +299,7 @@ def test_columns_under_other_names(tmp_path):
         prepare("sft", source, tmp_path / "other", "--columns", "answer=reply")
     with pytest.raises(ConfigError, match="OURS=THEIRS"):
         prepare("sft", source, tmp_path / "other", "--columns", "query")
-    hidden = [{"query": "How many?", "response": "2 and 1.\n#### 3"}]
-    for columns in ((), ("question=query", "answer=response")):
+    hidden = write(tmp_path / "hidden.jsonl", [{"query": "How many?", "response": "2 and 1.\n#### 3"}])
+    for flags in ((), ("--columns", "question=query,answer=response")):
         with pytest.raises(DataError, match="GSM8K"):
-            list(public_rows.instruction_rows(sources.renamed(hidden, columns, "x"), "x", Ledger("x", {})))
+            prepare("sft", hidden, tmp_path / "other", *flags)

@@ -67,9 +67,8 @@ def test_duplicates_and_empty_documents_are_skipped_by_rule_and_counted(tmp_path
 
 
 def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out(tmp_path):
-    for name in ("tokens", "bytes"):
-        manifest = write(tmp_path / name, **{f"max_{name}": 500})
-        assert 500 <= manifest[f"train_{name}"] + manifest[f"val_{name}"] < 500 + 120
+    manifest = write(tmp_path / "tokens", max_tokens=500)
+    assert 500 <= manifest["train_tokens"] + manifest["val_tokens"] < 500 + 120
     documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
     first = next(d for d in documents if sources.fraction(sources.digest(d)) < corpus.VAL_SHARE)
     assert documents.index(first) > 0, "the documents of this test must not begin with a held-out one"
@@ -223,7 +222,7 @@ def python_tree(root: Path) -> None:
 
 def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
     python_tree(tmp_path)
-    ledger = sources.Ledger("embedded", sources.PYTHON_REASONS)
+    ledger = sources.Ledger("embedded")
     found = {d.name: d.text for d in sources.embedded_python(ledger, [("stdlib", tmp_path)])}
     assert found == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
     assert ledger.skipped == {"tests": 2, "vendored": 1, "this_project": 1, "mostly_data": 1, "long_lines": 1}
@@ -236,7 +235,7 @@ def test_files_that_are_not_utf8_are_dropped_counted_and_stop_the_source_above_t
     (tmp_path / "latin.py").write_bytes(b"# caf\xe9 au lait, a comment\n")
 
     def prepare(allowed: float) -> dict:
-        ledger = sources.Ledger("embedded", {"not_utf8": allowed, "unreadable": 0.05})
+        ledger = sources.Ledger("embedded", allowed)
         documents = sources.embedded_python(ledger, [("stdlib", tmp_path)])
         return write(tmp_path / "out", documents, ledger=ledger)
 

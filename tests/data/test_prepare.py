@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import DataError, UserError
-from codechat.data import command, conversations, corpus, glaive, public_rows, sources, synthetic
+from codechat.data import chat_formats, command, conversations, corpus, public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
@@ -351,27 +351,29 @@ def glaive_row(call: str) -> dict:
 
 def test_a_glaive_row_becomes_turns_with_every_call_in_canonical_form():
     for arguments in ('{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''):
-        messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
+        messages = chat_formats.messages_of(
+            glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'), "x"
+        )
         assert [m["role"] for m in messages] == ["system", "user", "assistant", "function", "assistant"]
         called = "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
         contents = [chat.tools_prompt([SCHEMA]), "Mix red.", called, '{"is": 1}', "A paint.\n\nA: not a turn"]
         assert [m["content"] for m in messages] == contents
     no_tools = {**glaive_row("Yes."), "system": "SYSTEM: You have no access to external functions.\n\n\n"}
-    assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
+    assert chat_formats.messages_of(no_tools, "x")[0]["content"] == "You have no access to external functions."
 
 
 def test_glaive_rows_that_cannot_be_read_have_a_reason():
     good, called = glaive_row("Yes."), '<functioncall> {"name": "mix", "arguments": {"a": "red"}}'
-    assert isinstance(glaive.conversation(glaive_row(f"Sure. {called}\n{called} \n")), list)
+    assert isinstance(chat_formats.messages_of(glaive_row(f"Sure. {called}\n{called} \n"), "x"), list)
     for reason, rows in {
         "unreadable_call": [glaive_row("<functioncall> {oops")],
         # not in the canonical form, so it would be lost silently
         "text_after_call": [glaive_row(called + after) for after in ("}", " I called it.", " Now: " + called)],
         "unreadable_tools": [{**good, "system": SYSTEM + "{broken"}, {**good, "system": None}, {"chat": good["chat"]}],
-        "no_turns": [{**good, "chat": "nothing"}, {**good, "chat": None}],
-        "no_assistant": [{**good, "chat": "USER: hi"}],
+        "no_turns": [{**good, "chat": "nothing"}],
+        "no_answer": [{**good, "chat": "USER: hi"}],
     }.items():
-        assert {str(glaive.conversation(row)) for row in rows} == {reason}
+        assert {str(public_rows.conversation_row(row, "x")) for row in rows} == {reason}
 
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):

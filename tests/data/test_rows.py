@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, command, glaive, sources
+from codechat.data import chat_formats, command, sources
 from codechat.tasks.custom import RowsTask
 from codechat.tasks.funcall import sources as problems
 
@@ -166,7 +166,7 @@ def test_nulls_in_a_schema_are_absent_fields(schema: Any, line: str) -> None:
     assert chat_formats.messages_of(row, "x")[0]["content"].endswith(f"\n{line}")
     assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
     glaive_row = {"system": "SYSTEM: " + json.dumps(row["tools"][0]), "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
-    assert glaive.conversation(glaive_row)[0]["content"].endswith(f"\n{line}")
+    assert chat_formats.messages_of(glaive_row, "x")[0]["content"].endswith(f"\n{line}")
     assert problems.conversation([], row["tools"], "compact")[0]["content"].endswith(f"\n{line}")
 
 

@@ -360,9 +360,11 @@ def test_schemas_come_from_hints_and_docstrings() -> None:
 def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function
     gives."""
-    ledger = Ledger("my_rows.jsonl", dict.fromkeys(public_rows.CALL_REASONS, 0.0))
+    ledger = Ledger("my_rows.jsonl", 0.0)
     rows = list(
-        public_rows.call_rows(local_rows(EXAMPLE.with_name("my_rows.jsonl")), "my_rows.jsonl", ledger, "compact")
+        public_rows.conversation_rows(
+            local_rows(EXAMPLE.with_name("my_rows.jsonl")), "my_rows.jsonl", ledger, domain="calls"
+        )
     )
     kit = gather(executors=EXAMPLE)
     listed = gather(tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)

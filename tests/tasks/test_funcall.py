@@ -432,8 +432,8 @@ def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
 
 def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
     path = shared_data / "function_calling" / "glaive_v2_en_300.jsonl"
-    ledger = Ledger("glaive", dict.fromkeys(public_rows.CALL_REASONS, 0))
-    rows = public_rows.call_rows(local_rows(path), "glaive", ledger, "compact")
+    ledger = Ledger("glaive", 0)
+    rows = public_rows.conversation_rows(local_rows(path), "glaive", ledger, domain="calls")
     prepared = {repr(p["messages"]): p["split"] for p in map(public_rows.call_problem, rows) if p}
     direct = {repr(p.messages): p.split for p in everything(FuncallTask(path))}
     assert len(prepared) > 200 and prepared.items() <= direct.items()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
-from codechat.data.sources import LARGEST_LOSS, Ledger, local_rows, probe_hub, read_jsonl, require_columns
+from codechat.data.sources import Ledger, local_rows, probe_hub, read_jsonl, require_columns
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.tasks.bfcl import rules, syntax
 from codechat.tasks.funcall.sources import conversation, decoded, first_acceptable
@@ -57,7 +57,7 @@ class BfclTask(BaseTask):
         self, source: str = "embedded", categories: str | Sequence[str] = "all", tools_style: str = "compact"
     ) -> None:
         chosen = categories_of(categories)
-        self.ledger = Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS))
+        self.ledger = Ledger(f"bfcl {Path(source).name}")
         self._problems = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
         self.ledger.check()
 

@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.data import conversations, public_rows, sources, synthetic
-from codechat.data.prepared import check_shares, reasons
+from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
+from codechat.data.prepared import check_shares
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import preparation, toolbox
@@ -111,7 +111,7 @@ def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     tok, seen = tokenizer.load(cfg.tokenizer), set[str]()
     for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
         known = name in HUB or name == "embedded"
-        ledgers.append(ledger := Ledger(name if known else Path(name).name, reasons(REASONS, cfg)))
+        ledgers.append(ledger := Ledger(name if known else Path(name).name, cfg.max_lost))
         rows = _embedded(cfg, ledgers) if name == "embedded" else _programs(name, cfg)
         yield from islice(_kept(rows, ledger, cfg, tok, seen), cfg.max_examples)
 
@@ -128,7 +128,7 @@ def _raw(name: str) -> Iterator[Row]:
 
 
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
-    ledgers.append(files := Ledger("python files", reasons(sources.PYTHON_REASONS, cfg)))
+    ledgers.append(files := Ledger("python files", cfg.max_lost))
     functions = synthetic.code_rows(files.counted(sources.embedded_python(files)), Ledger("functions"), cfg.max_chars)
     yield from (row | {"domain": DOMAIN} for row in functions)
 
@@ -169,11 +169,11 @@ def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     pair = read(row, cfg)
     if isinstance(pair, str):
         return pair
-    request, code = map(public_rows.cleaned, pair)
+    request, code = map(chat_formats.cleaned, pair)
     if not request or not code:
         return "no_answer" if request else "no_request"
     program = synthetic.row(request, code, DOMAIN, asked="code")
-    return program | {"messages": [*public_rows.turns_before(row, where), *program["messages"]]}
+    return program | {"messages": [*chat_formats.turns_before(row, where), *program["messages"]]}
 
 
 Pair = tuple[str, str] | str  # (request, code), or a rule or a reason
@@ -264,7 +264,7 @@ def prepare_sft(cfg: SftConfig) -> Row:
 
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     if cfg.source == "embedded":
-        files = Ledger("python files", reasons(sources.PYTHON_REASONS, cfg))
+        files = Ledger("python files", cfg.max_lost)
         functions, small_talk = Ledger("functions"), Ledger("small talk")
         ledgers += [files, functions, small_talk]
         rows = synthetic.code_rows(files.counted(sources.embedded_python(files)), functions)
@@ -274,8 +274,8 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         return
     for origin in SFT_HUB if cfg.source == "hub" else (cfg.source,):
         raw = sources.rows_of(origin, cfg.columns)
-        ledgers.append(ledger := Ledger(Path(origin).name, reasons(public_rows.INSTRUCTION_REASONS, cfg)))
-        yield from islice(public_rows.instruction_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
+        ledgers.append(ledger := Ledger(Path(origin).name, cfg.max_lost))
+        yield from islice(public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
 
 
 def short_rows() -> Iterator[Row]:

@@ -22,16 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError
-from codechat.data import glaive
-from codechat.data.chat_formats import schemas
-from codechat.data.sources import LARGEST_LOSS, Ledger, digest, local_rows
+from codechat.data.chat_formats import glaive_turns, messages_of, schemas
+from codechat.data.sources import Ledger, digest, local_rows
 from codechat.data.synthetic import split_of
 from codechat.tasks.base import SPLITS, Message, Problem
 from codechat.tasks.funcall.staircase import ABSENT, ways_of
 from codechat.text import chat
 
 Row = dict[str, Any]
-REASONS = dict.fromkeys((*glaive.REASONS, "unreadable_prompt", "bad_row"), LARGEST_LOSS)
 _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
 
 
@@ -40,7 +38,7 @@ def read(path: Path, tools_style: str = "compact") -> tuple[list[Problem], Ledge
 
     tools_style: how prompts list the tools of glaive and BFCL rows, "compact" or "json" (chat.tools_prompt).
     MissingFile; DataError for an unknown format, a damaged file, or too many losses."""
-    ledger, problems = Ledger(path.name, REASONS), []
+    ledger, problems = Ledger(path.name), []
     for file in sorted(path.glob("funcall.*.jsonl")) or [path]:
         convert = None
         for number, row in enumerate(local_rows(file)):
@@ -73,12 +71,14 @@ def prompt_split(messages: list[Message]) -> str:
 
 
 def _from_glaive(tools_style: str, row: Row, name: str, ledger: Ledger) -> Problem | None:
-    messages = glaive.conversation(row, tools_style)
+    messages = messages_of(row, name, tools_style)
     if isinstance(messages, str):
         return ledger.lose(messages)
-    raw = glaive.turns(row["chat"])
+    raw = glaive_turns(row["chat"])
     answers = [i for i, m in enumerate(raw) if m["role"] == "assistant"]
-    at = next((i for i in answers if glaive.CALL in raw[i]["content"]), answers[0])
+    if not answers:
+        return ledger.lose("no_assistant")
+    at = next((i for i in answers if chat.CALL_TAG in raw[i]["content"]), answers[0])
     calls, prompt = chat.parse_calls(raw[at]["content"]), messages[: at + len(messages) - len(raw)]
     gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
     own = {"gold_text": raw[at]["content"]} if len(calls) == 1 else {}

@@ -15,7 +15,7 @@ from typing import Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
+from codechat.data.prepared import SPLITS, check_shares, require_kind, write
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
@@ -227,7 +227,7 @@ def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {split: [] for split in counts}
     if not any(counts.values()):
         return found
-    documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
+    documents = sources.embedded_python(Ledger("python files"))
     for row in synthetic.code_rows(documents, Ledger("functions")):
         split = row["meta"]["split"]
         if split in found and len(found[split]) < counts[split]:
@@ -239,11 +239,11 @@ def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
 
 def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
-    ledger = Ledger(origin, reasons(public_rows.CALL_REASONS, cfg))
+    ledger = Ledger(origin, cfg.max_lost)
     ledgers.append(ledger)
     raw = sources.rows_of(CALLS_HUB if cfg.source == "hub" else cfg.source, cfg.columns)
-    found = list(islice(public_rows.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
-    parts = synthetic.spread(found, public_rows.request_of)
+    found = list(islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, "calls"), cfg.max_examples))
+    parts = synthetic.spread(found, public_rows.split_key)
     problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
     files = {f"calls.{split}": rows for split, rows in parts.items()}
     return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
