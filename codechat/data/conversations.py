@@ -204,7 +204,7 @@ def load_domains(
         ledger = Ledger(path.name, limits=LIMITS)
         for example in encode_all(weighted(read(path)), tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
-        if wanted is None or ledger.kept or ledger.lost:
+        if wanted is None or ledger.total:
             ledger.check(REMEDY)
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))

@@ -76,10 +76,13 @@ class Ledger:
                 self.kept += 1
                 yield item
 
+    @property
+    def total(self) -> int:
+        return self.kept + sum(self.lost.values())
+
     def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        total = max(1, self.kept + sum(self.lost.values()))
-        lost = [("lost", r, n, n / total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
+        lost = [("lost", r, n, n / self.total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
         skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
         names = ("source", "what", "reason", "rows", "share", "limit")
         rows = [("kept", "", self.kept, None, None), *lost, *skipped]
@@ -87,11 +90,10 @@ class Ledger:
 
     def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""
-        total = self.kept + sum(self.lost.values())
         for _, what, reason, n, share, limit in (row.values() for row in self.rows()):
             if what == "lost" and share > limit:
                 at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
-                lost = f"source {self.source} lost {n} of {total} rows ({share:.1%}) to {reason!r}{at}"
+                lost = f"source {self.source} lost {n} of {self.total} rows ({share:.1%}) to {reason!r}{at}"
                 raise DataError(f"{lost}; at most {limit:.1%} is allowed; {remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"

@@ -11,7 +11,6 @@ import codecs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from itertools import groupby
 from typing import Literal
@@ -37,6 +36,7 @@ KINDS = {
 # Opacities: text stays readable on dark and light pages.
 FAINTEST, STRONGEST = 0.12, 0.6
 LINE_END = "\u23ce"  # shown where a token holds a line break
+_SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(range(127, 160), "\u2421")
 STYLE = """
 .xray{font:14px/1.7 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;max-width:72em}
 .xray .xray-text{white-space:pre-wrap;overflow-wrap:anywhere;padding:.6em .8em;border-radius:6px;
@@ -68,22 +68,17 @@ class XRay:
         """The text of the tokens that have colour, and nothing else."""
         return "".join(text for text, value in zip(self.texts, self.values) if value)
 
-    def summary(self) -> list[tuple[str, int, int, float]]:
-        """Rows (role, coloured tokens, tokens, sum of values) in order of appearance, a last one for all."""
-        values = {role: [v for r, v in zip(self.roles, self.values) if r == role] for role in dict.fromkeys(self.roles)}
-        return [(role, sum(map(bool, v)), len(v), sum(v)) for role, v in [*values.items(), ("all", self.values)]]
-
-    def top(self, n: int = 10) -> list[int]:
-        """Positions of the n largest absolute values, largest first, without zeros."""
-        order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
-        return [i for i in order[:n] if self.values[i]]
-
     def html(self) -> str:
         """A self-contained fragment: no script, no outside file; readable on light and dark pages."""
         spans = "".join(map(self._span, range(len(self.ids))))
+        rows = f"<p>{self.table()}</p>"
+        if self.kind != "boundary":
+            tags = ["th", *["td"] * len(self.roles), "td"]
+            cells = ("".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(tags, self._rows()))
+            rows = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
         return (
             f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind][2])}</p>'
-            f'<div class="xray-text">{spans}</div>{self._html_table()}</div>'
+            f'<div class="xray-text">{spans}</div>{rows}</div>'
         )
 
     _repr_html_ = html
@@ -98,9 +93,12 @@ class XRay:
 
     def terminal(self, colour: bool = True) -> str:
         """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
+        if colour:
+            return f"{KINDS[self.kind][2]}\n\n{''.join(map(self._painted, range(len(self.ids))))}\n\n{self.table()}"
         told = dict(mask="supervised", gradient="has a share of the gradient").get(self.kind, f"{self.kind} not 0")
-        text = "".join(map(self._painted, range(len(self.ids)))) if colour else self._bracketed()
-        return f"{KINDS[self.kind][2] if colour else f'[[ ]]: {told}'}\n\n{text}\n\n{self.table()}"
+        groups = groupby((pair for pair in zip(self.texts, self.values) if pair[0]), lambda pair: bool(pair[1]))
+        texts = ((on, visible("".join(text for text, _ in group))) for on, group in groups)
+        return f"[[ ]]: {told}\n\n{''.join(f'[[{t}]]' if on else t for on, t in texts)}\n\n{self.table()}"
 
     def __str__(self) -> str:
         return self.terminal(colour=False)
@@ -109,36 +107,29 @@ class XRay:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
         if self.kind == "boundary":  # the colours have no sum
             return f"{len(self.ids)} tokens"
-        widths = (11, 9, 8, 12)
-        lines = [row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], widths)) for row in self._rows()]
+        lines = [
+            row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], (11, 9, 8, 12))) for row in self._rows()
+        ]
         if self.kind != "mask":
+            order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
             lines += ["", f"largest: {self.kind}, place, token"]
-            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in self.top()]
+            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in order[:10] if self.values[i]]
         return "\n".join(lines)
 
     def _rows(self) -> list[list[str]]:
-        """The table as text, its heads first; the sum is told where values are more than a mask."""
+        """The table as text, its heads first, all tokens last; the sum stands where values are more than a mask."""
         rows = [["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]]
-        for role, some, every, total in self.summary():
-            rows.append([role, str(some), str(every), f"{100 * some / every:.0f} %" if every else "", f"{total:.4g}"])
+        for role in (*dict.fromkeys(self.roles), "all"):
+            values = [v for r, v in zip(self.roles, self.values) if role in (r, "all")]
+            some, n = sum(map(bool, values)), len(values)
+            rows.append([role, str(some), str(n), f"{100 * some / n:.0f} %" if n else "", f"{sum(values):.4g}"])
         return [row[:-1] for row in rows] if self.kind == "mask" else rows
-
-    def _html_table(self) -> str:
-        if self.kind == "boundary":
-            return f"<p>{self.table()}</p>"
-        tags = ["th", *["td"] * len(self.roles), "td"]
-        rows = ("".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(tags, self._rows()))
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
         """(colour, opacity by size); mask and boundaries have one opacity."""
-        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / self._largest
+        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / max(map(abs, self.values))
         above, below, _ = KINDS[self.kind]
         return below if value < 0 else above, FAINTEST + (STRONGEST - FAINTEST) * share
-
-    @cached_property
-    def _largest(self) -> float:
-        return max(map(abs, self.values))
 
     def _span(self, i: int) -> str:
         value, about = self.values[i], f"token {i}, id {self.ids[i]}"
@@ -148,9 +139,7 @@ class XRay:
         if value:
             rgb, strength = self._shade(value)
             attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'
-        shown = escape(visible(self.texts[i])).replace(
-            "\n", "<i></i>\n"
-        )  # the style draws the sign, so that the text stays
+        shown = escape(visible(self.texts[i])).replace("\n", "<i></i>\n")  # the style draws the sign: the text stays
         return f'<span{attributes} title="{escape(tip)}">{shown}</span>'
 
     def _painted(self, i: int) -> str:
@@ -165,19 +154,11 @@ class XRay:
             start = f"\x1b[30;48;2;{';'.join(pastel)}m"
         return start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
 
-    def _bracketed(self) -> str:
-        groups = groupby((pair for pair in zip(self.texts, self.values) if pair[0]), lambda pair: bool(pair[1]))
-        texts = ((on, visible("".join(text for text, _ in group))) for on, group in groups)
-        return "".join(f"[[{text}]]" if on else text for on, text in texts)
-
 
 def visible(text: str) -> str:
     """Control characters as visible signs, so that no token controls a terminal or a browser. Tabs and line breaks
     stay."""
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
-        for c in text
-    )
+    return text.translate(_SIGNS)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
@@ -196,9 +177,8 @@ def picture(
     kind: Kind, ids: Sequence[int], values: Sequence[float], tokenizer: Tokenizer, roles: Sequence[str]
 ) -> XRay:
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
-    for i, value in enumerate(values):
-        if not math.isfinite(value):
-            raise DataError(f"{kind} of token {i} is {value}; required is a finite number")
+    if not all(map(math.isfinite, values)):
+        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; required are finite numbers")
     tags = [token >= tokenizer.n_vocab for token in ids]
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles), tags)
 

@@ -64,44 +64,39 @@ def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]
     """{name: Executor} of functions, such as those of a notebook, in their order."""
     executors: dict[str, Executor] = {}
     for f in functions:
-        if not (inspect.isfunction(f) and f.__name__.isidentifier()):
-            raise DataError(f"{f!r} is no tool; required: a function written with def, type hints and a docstring")
-        if f.__name__ in executors:
-            raise DataError(f"two functions are named {f.__name__}; a model calls a tool by its name: rename one")
-        executors[f.__name__] = Executor(f, schema_of(f))
+        if not (inspect.isfunction(f) and f.__name__.isidentifier()) or f.__name__ in executors:
+            raise DataError(f"{f!r} is no tool; required: functions with a name each, type hints and a docstring")
+        executors[f.__name__] = Executor(f, schema_of(f, f.__name__))
     return executors
 
 
 def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
     """The module of a user's Python file, registered as KIND_NAME. MissingFile, which ends in `needed`; DataError with
     file and line."""
-    try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except (FileNotFoundError, IsADirectoryError):
-        raise MissingFile(f"{path} is not a file; {needed}") from None
-    except SyntaxError as error:
-        at = f", at {error.text.strip()!r}" if error.text else ""
-        raise DataError(f"{path} line {error.lineno}: {error.msg}{at}; correct the file") from None
-    except ValueError as error:  # null bytes, before Python 3.12
-        raise DataError(f"{path} is not Python ({error}); {needed}") from None
     module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle find a class's module by name
     sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
     try:
-        exec(code, module.__dict__)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        if path.is_file():
+            raise _fault(path, error) from error
+        raise MissingFile(f"{path} is not a file; {needed}") from None
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        raise DataError(
-            f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}; correct the file"
-        ) from error
+        raise _fault(path, error) from error
     return module
 
 
-def schema_of(function: Callable[..., Any], name: str = "") -> Schema:
+def _fault(path: Path, error: BaseException) -> DataError:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+    return DataError(f"{path} line {line}: {type(error).__name__}: {error}; correct the file")
+
+
+def schema_of(function: Callable[..., Any], name: str) -> Schema:
     """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
     type."""
-    name = name or function.__name__
     doc, code = inspect.getdoc(function) or "", getattr(function, "__code__", None)
     where = f"{code.co_filename} line {code.co_firstlineno}: {name}" if code else name
     try:
@@ -120,24 +115,17 @@ def schema_of(function: Callable[..., Any], name: str = "") -> Schema:
         if line := re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE):
             properties[p.name]["description"] = line[1].strip()
     required = [p.name for p in parameters if p.default is p.empty]
-    return {
-        "name": name,
-        "description": doc.partition("\n")[0],
-        "parameters": {"type": "object", "properties": properties, "required": required},
-    }
+    about = {"type": "object", "properties": properties, "required": required}
+    return {"name": name, "description": doc.partition("\n")[0], "parameters": about}
 
 
 def type_schema(hint: Any, where: str) -> Schema:
     """JSON schema of a type hint. DataError for a type without one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        some = [a for a in args if a is not type(None)]
-        if len(some) == 1:
-            return type_schema(some[0], where)
-    if origin is Literal:
-        kinds = {TYPES.get(type(a)) for a in args}
-        if len(kinds) == 1 and None not in kinds:
-            return {"type": kinds.pop(), "enum": list(args)}
+    if origin in (typing.Union, types.UnionType) and len(some := [a for a in args if a is not type(None)]) == 1:
+        return type_schema(some[0], where)
+    if origin is Literal and len(kinds := {TYPES.get(type(a)) for a in args}) == 1 and None not in kinds:
+        return {"type": kinds.pop(), "enum": list(args)}
     if (origin or hint) is list:
         return {"type": "array", "items": type_schema(args[0], where) if args else {}}
     if (origin or hint) is dict and args:

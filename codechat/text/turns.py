@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from codechat.core.errors import DataError
@@ -41,7 +42,12 @@ class Unreadable(DataError):
 
 def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], style: str) -> list[dict[str, Any]]:
     """Messages, results in the order of their calls, tools listed after the system's own words. Unreadable."""
-    turns = in_call_order(turns)
+    turns, at = list(turns), 0
+    while at < len(turns):
+        results = list(takewhile(lambda turn: turn.role == "function", turns[at + 1 :]))
+        end = at + 1 + len(results)
+        turns[at + 1 : end] = _in_call_order(turns[at], results, goes_on=end < len(turns))
+        at = end
     if tools:
         system, rest = (turns[0].content, turns[1:]) if turns[0].role == "system" else ("", turns)
         try:
@@ -52,22 +58,12 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
     return [turn.message() for turn in turns]
 
 
-def in_call_order(turns: Sequence[Turn]) -> list[Turn]:
-    """Results in the order of their calls where they name one; Unreadable where these ids do not match one to one."""
-    groups: list[list[Turn]] = []  # a turn, and the results that follow it
-    for turn in turns:
-        if turn.role == "function" and groups:
-            groups[-1].append(turn)
-        else:
-            groups.append([turn])
-    return [turn for n, group in enumerate(groups, 1) for turn in _by_id(group, goes_on=n < len(groups))]
-
-
-def _by_id(group: list[Turn], goes_on: bool) -> list[Turn]:
-    turn, *results = group
+def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
+    """The results of a turn in the order of its calls where they name one. Unreadable where ids do not match one to
+    one."""
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
-    named, left = [one for one in group if one.result_of is not None], list(turn.ids)
+    named, left = [one for one in (turn, *results) if one.result_of is not None], list(turn.ids)
     if named and not turn.ids and not turn.calls and CALL_TAG not in turn.content:
         raise Unreadable("result_without_call", named[0])
     if turn.ids and named:
@@ -78,4 +74,4 @@ def _by_id(group: list[Turn], goes_on: bool) -> list[Turn]:
         results.sort(key=lambda result: turn.ids.index(str(result.result_of)))
     if len(results) < len(turn.ids) and (results or goes_on):
         raise Unreadable("call_without_result", turn)
-    return [turn, *results]
+    return results
