@@ -106,7 +106,7 @@ def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Seque
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
-    ids = dict.fromkeys(tuple(chat.encode_text(text, tokenizer)) for text in spelled)
+    ids = dict.fromkeys(tuple(tokenizer.encode_inside(text)) for text in spelled)
     return (*chat.stop_sequences(tokenizer, tags), *ids)
 
 

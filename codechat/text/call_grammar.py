@@ -250,9 +250,9 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
         self.tokens += [tag.encode() for tag in chat.TAGS] if reserved else []
         special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens))}
-        self.special_token_ids = sorted(special | set(getattr(tokenizer, "special_tokens", {}).values()))
+        self.special_token_ids = sorted(special | set(tokenizer.special_tokens.values()))
         closing = chat.stop_sequences(tokenizer, tags)[0]
-        tag = chat.call_beginning(tokenizer, tags) if reserved else chat.encode_text(chat.CALL_TAG, tokenizer)
+        tag = chat.call_beginning(tokenizer, tags) if reserved else tokenizer.encode_inside(chat.CALL_TAG)
         opening, end = chat.answer_frame(tokenizer, tags)
         self.opening = f"{json.dumps(opening, ensure_ascii=False)}?" if opening else ""
         self.end = json.dumps(end or "\n", ensure_ascii=False)
@@ -271,7 +271,7 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text that the grammar forces."""
         try:
-            return chat.encode_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), self.tokenizer)
+            return self.tokenizer.encode_inside(text if isinstance(text, str) else text.decode("utf-8", "replace"))
         except DataError:  # a character that the alphabet lacks
             return []
 

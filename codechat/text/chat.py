@@ -86,14 +86,47 @@ class Rendered(NamedTuple):
     spans: list[Span]
 
 
+class Layout(NamedTuple):
+    """How a mode lays out answers. opening, closing: the texts with which one begins before its content, and ends
+    before the ids of `stop`; call: the ids with which a call begins; ids: those of each tag and of a line end."""
+
+    opening: str
+    closing: str
+    stop: tuple[int, ...]
+    call: list[int]
+    ids: dict[str, list[int]]
+
+
 @lru_cache(maxsize=64)
-def _tag_ids(tokenizer: Tokenizer, tags: str) -> dict[str, list[int]]:
-    """The ids of each tag, and of a line end."""
+def layout(tokenizer: Tokenizer, tags: str) -> Layout:
+    """The layout of a mode. ConfigError for an unknown one."""
+    if tags == TEMPLATE:
+        form = hf_chat_template.form(tokenizer)
+        call = tokenizer.encode_behind(form.before, form.opening + CALL_TAG)[0]
+        closing = form.closing.removesuffix(decode([form.stop], tokenizer))
+        return Layout(form.blank + form.opening, closing, (form.stop,), call, {})
+    if tags == RAW:
+        return Layout("", "", (tokenizer.eot_id,), tokenizer.encode_inside(CALL_TAG), {})
     if tags not in MODES:
         raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
-    reserved = tags == "reserved"
-    ids = {tag: [tokenizer.n_vocab + i] if reserved else encode_text(tag, tokenizer) for i, tag in enumerate(TAGS)}
-    return ids | {"\n": encode_text("\n", tokenizer)}
+    ids = {t: [tokenizer.n_vocab + i] if tags == "reserved" else tokenizer.encode_inside(t) for i, t in enumerate(TAGS)}
+    return Layout("", "\n", tuple(ids[END_TAG]), ids[CALL_TAG], ids | {"\n": tokenizer.encode_inside("\n")})
+
+
+def answer_frame(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[str, str]:
+    """The texts with which an answer begins before its content, and ends before what stops it."""
+    return layout(tokenizer, tags)[:2]
+
+
+def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+    """The ids with which an answer that is a call begins."""
+    return list(layout(tokenizer, tags).call)
+
+
+def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
+    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
+    of the end of text."""
+    return (layout(tokenizer, tags).stop,)
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
@@ -140,49 +173,25 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     return turn.body + turn.closing
 
 
-def answer_frame(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[str, str]:
-    """The texts with which an answer begins before its content, and ends before what stops it."""
-    if tags != TEMPLATE:
-        return "", "\n" if tags in MODES else ""
-    form = hf_chat_template.form(tokenizer)
-    return form.blank + form.opening, form.closing.removesuffix(decode([form.stop], tokenizer))
-
-
-def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """The ids with which an answer that is a call begins."""
-    if tags == TEMPLATE:
-        form = hf_chat_template.form(tokenizer)
-        return tokenizer.encode_behind(form.before, form.opening + CALL_TAG)[0]
-    return encode_text(CALL_TAG, tokenizer) if tags == RAW else list(_tag_ids(tokenizer, tags)[CALL_TAG])
-
-
-def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
-    of the end of text."""
-    if tags == TEMPLATE:
-        return ((hf_chat_template.form(tokenizer).stop,),)
-    return ((tokenizer.eot_id,),) if tags == RAW else (tuple(_tag_ids(tokenizer, tags)[END_TAG]),)
-
-
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """Text of ids in any mode, every blank of it, reserved ids spelled as their tags. DataError for ids beyond them."""
-    pieces, run, read = [], [], getattr(tokenizer, "decode_inside", tokenizer.decode)
+    pieces, run = [], []
     for token in map(int, ids):
         if token < tokenizer.n_vocab:
             run.append(token)
-            continue
-        if token >= tokenizer.n_vocab + N_TAGS:
-            raise DataError(f"id {token}; the ids of {tokenizer.spec} and tags end at {tokenizer.n_vocab + N_TAGS - 1}")
-        pieces += [read(run), TAGS[token - tokenizer.n_vocab]]
-        run = []
-    return "".join([*pieces, read(run)])
+        elif token < tokenizer.n_vocab + N_TAGS:
+            pieces += [tokenizer.decode_inside(run), TAGS[token - tokenizer.n_vocab]]
+            run = []
+        else:
+            raise DataError(f"id {token}; {tokenizer.spec} and the tags have {tokenizer.n_vocab + N_TAGS} ids")
+    return "".join([*pieces, tokenizer.decode_inside(run)])
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
     """Content of a sampled completion: without what it opens with, the closing tag and what stands before that."""
-    (end_tag,), ids = stop_sequences(tokenizer, tags), list(map(int, ids))
-    ended, (opening, closing) = tuple(ids[-len(end_tag) :]) == end_tag, answer_frame(tokenizer, tags)
-    text = decode(ids[: -len(end_tag)] if ended else ids, tokenizer)
+    (opening, closing, stop, *_), ids = layout(tokenizer, tags), list(map(int, ids))
+    ended = tuple(ids[-len(stop) :]) == stop
+    text = decode(ids[: -len(stop)] if ended else ids, tokenizer)
     if not ended and opening.startswith(text):  # it has hardly begun
         return ""
     for begun in (opening[:1], opening[1:]) if opening[:1] == " " else (opening,):  # a blank may be missing
@@ -201,6 +210,9 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
     return n + 1, text[: min(ends)]
 
 
+# ------------------------------------------------------------------ the parts of each message
+
+
 def _turns(
     messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False
 ) -> tuple[list[Turn], list[int]]:
@@ -211,34 +223,27 @@ def _turns(
     _check(messages, tags)
     if tags == TEMPLATE:
         return hf_chat_template.encode(messages, tokenizer, prompt=prompt)
+    before = [{"role": "assistant"}, *messages]  # as if an answer stood before raw text
+    turns = [_turn(m, tokenizer, tags, last["role"]) for last, m in zip(before, messages)]
     if tags == RAW:
-        begun = [*getattr(tokenizer, "beginning", ()), *tokenizer.encode(messages[0]["content"])]
-        first = _turn(messages[0], tokenizer, tags, "assistant")._replace(body=begun)
-        later = [_turn(m, tokenizer, tags, last["role"]) for last, m in zip(messages, messages[1:])]
-        return [first, *later], []
-    turns = [_turn(message, tokenizer, tags) for message in messages]
+        turns[0] = turns[0]._replace(body=[*tokenizer.beginning, *tokenizer.encode(messages[0]["content"])])
+        return turns, []
     if tags == "text":  # some tokenizers write a blank before a text
         opened = tokenizer.encode(TAG_OF[messages[0]["role"]])
-        turns[0] = turns[0]._replace(head=opened + _tag_ids(tokenizer, tags)["\n"])
-    asked = _turn({"role": "assistant", "content": ""}, tokenizer, tags).head if prompt else []
-    return turns, asked
+        turns[0] = turns[0]._replace(head=opened + layout(tokenizer, tags).ids["\n"])
+    return turns, _turn({"role": "assistant", "content": ""}, tokenizer, tags).head if prompt else []
 
 
 def _turn(message: Message, tokenizer: Tokenizer, tags: str, previous: str = "") -> Turn:
     """The ids of a message, raw or between tags. previous: the role of the message before it."""
-    role, content = message["role"], message["content"]
+    role, content, encode = message["role"], message["content"], tokenizer.encode_inside
     if tags == RAW:
-        head = [] if "assistant" in (role, previous) else encode_text("\n\n", tokenizer)
-        return Turn(head, [], encode_text(content, tokenizer), [tokenizer.eot_id] * (role == "assistant"), [])
-    ids = _tag_ids(tokenizer, tags)
+        head = [] if "assistant" in (role, previous) else encode("\n\n")
+        return Turn(head, [], encode(content), [tokenizer.eot_id] * (role == "assistant"), [])
+    ids = layout(tokenizer, tags).ids
     first, *rest = content.split(CALL_TAG) if role == "assistant" else [content]
-    body = encode_text(first, tokenizer) + [i for piece in rest for i in ids[CALL_TAG] + encode_text(piece, tokenizer)]
+    body = encode(first) + [i for piece in rest for i in ids[CALL_TAG] + encode(piece)]
     return Turn(ids[TAG_OF[role]] + ids["\n"], [], body, ids["\n"] + ids[END_TAG], ids["\n"])
-
-
-def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a text within a conversation, not at the beginning of one."""
-    return getattr(tokenizer, "encode_inside", tokenizer.encode)(text)
 
 
 def _joined(turns: Sequence[Turn]) -> list[int]:
@@ -250,8 +255,7 @@ def _check(messages: Sequence[Message], tags: str) -> None:
         if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), str):
             raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
         if (role := message.get("role")) not in ROLES:
-            remedy = f"rename it to {ROLE_OF.get(str(role), 'one of them')}"
-            raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
+            raise DataError(f"message {number} has the role {role!r}; required is one of {', '.join(ROLES)}")
         forged = [tag for tag in TAGS if tag in content and (tag != CALL_TAG or role != "assistant")]
         if tags == "text" and forged:
             remedy = 'which forges a turn; remove it or use tags="reserved"'

@@ -11,29 +11,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from codechat.core.config import read_json
 from codechat.core.errors import DataError, MissingFile
+from codechat.text.tokenizer import Tokenizer, byte_letters, replace_surrogates
 
 ORDINARY = ("\n", "a", "0", ".")  # before a text inside another, if they stay tokens of their own
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-@lru_cache(maxsize=1)
-def byte_letters() -> list[str]:
-    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257,
-    ..."""
-    printable = {b for b in range(256) if chr(b).isprintable() and chr(b) != " "}
-    others = iter(range(256, 512))
-    return [chr(b if b in printable else next(others)) for b in range(256)]
-
-
-class ImportedTokenizer:
+class ImportedTokenizer(Tokenizer):
     """`saved` is what `to_dict` returns: spec, json (the text of tokenizer.json), special ({"eos_token": text, ...}),
     and template or None."""
 
@@ -45,11 +38,10 @@ class ImportedTokenizer:
         self.n_vocab = max(self._ids.values()) + 1
         self._added: dict[int, Any] = self._plain.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in self._added.items() if token.special}
+        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(saved["json"]).get("decoder"))
         eos = saved["special"].get("eos_token")
         if eos not in self._ids:
-            raise DataError(
-                f"{self.spec}: eos_token {eos!r} is no token of tokenizer.json; set it in tokenizer_config.json"
-            )
+            raise DataError(f"{self.spec}: eos_token {eos!r} is no token; set it in tokenizer_config.json")
         self.eot_id = self._ids[eos]
 
     def _make(self) -> Any:
@@ -67,18 +59,17 @@ class ImportedTokenizer:
         return self.saved.get("template")
 
     @cached_property
-    def beginning(self) -> tuple[int, ...]:
+    def beginning(self) -> tuple[int, ...]:  # type: ignore[override]
         """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen).
         `chat` puts them before raw text."""
-        plain = self._special.encode("a", add_special_tokens=False).ids
-        whole = self._special.encode("a", add_special_tokens=True).ids
+        plain, whole = (self._special.encode("a", add_special_tokens=specials).ids for specials in (False, True))
         return tuple(whole[: next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)])
 
     def encode(self, text: str) -> list[int]:
         return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        batch = self._plain.encode_batch([replace_surrogates(text) for text in texts], add_special_tokens=False)
+        batch = self._plain.encode_batch(list(map(replace_surrogates, texts)), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
     def encode_inside(self, text: str) -> list[int]:
@@ -110,11 +101,10 @@ class ImportedTokenizer:
     @cached_property
     def _leads(self) -> bool:
         """Whether a blank is written before a text, as SentencePiece does."""
-        alone, line_end = self.encode("a"), len(self.encode("\n"))
-        return alone != self.encode("\na")[line_end:]
+        return self.encode("a") != self.encode("\na")[len(self.encode("\n")) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        self._check(ids)
+        self.check(ids)
         return self._plain.decode(list(map(int, ids)), skip_special_tokens=False)
 
     def decode_inside(self, ids: Sequence[int]) -> str:
@@ -124,7 +114,7 @@ class ImportedTokenizer:
         return self.decode([self.eot_id, *ids]).removeprefix(self.decode([self.eot_id]))
 
     def token_bytes(self, token: int) -> bytes:
-        self._check([token])
+        self.check([token])
         if token in self._added:
             return self._added[token].content.encode()
         text = self._plain.id_to_token(token)
@@ -136,20 +126,8 @@ class ImportedTokenizer:
             return bytes.fromhex(match[1])
         return text.replace("\u2581", " ").encode()
 
-    @cached_property
-    def _byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self.saved["json"]).get("decoder"))
-
-    def _check(self, ids: Sequence[int]) -> None:
-        bad = next((int(i) for i in ids if not 0 <= i < self.n_vocab), None)
-        if bad is not None:
-            raise DataError(f"id {bad}; {self.spec} has 0 to {self.n_vocab - 1}; use the tokenizer that made the ids")
-
     def to_dict(self) -> dict[str, Any]:
         return self.saved
-
-    def __reduce__(self) -> tuple[Callable[..., ImportedTokenizer], tuple[dict[str, Any]]]:
-        return ImportedTokenizer, (self.saved,)
 
 
 def read(place: Path) -> dict[str, Any]:
@@ -157,45 +135,21 @@ def read(place: Path) -> dict[str, Any]:
     path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
         raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
-    config = _object(path.parent / "tokenizer_config.json")
-    text = path.read_text(encoding="utf-8")
-    special = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    config, text = _object(path.parent / "tokenizer_config.json"), path.read_text(encoding="utf-8")
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    special = {name: t.get("content") if isinstance(t := config.get(name), dict) else t for name in names}
     if special["eos_token"] is None:
-        ids = {**_object(path.parent / "config.json"), **_object(path.parent / "generation_config.json")}
-        special["eos_token"] = _token_of(text, ids.get("eos_token_id"))
+        ids = _object(path.parent / "config.json") | _object(path.parent / "generation_config.json")
+        first = (*e, None)[0] if isinstance(e := ids.get("eos_token_id"), list) else e
+        added = json.loads(text).get("added_tokens") or []
+        special["eos_token"] = next((entry["content"] for entry in added if entry["id"] == first), None)
     jinja = path.parent / "chat_template.jinja"
     template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return {
-        "spec": f"hf:{place.name}",
-        "json": text,
-        "special": {k: v for k, v in special.items() if v},
-        "template": template,
-    }
+    special = {name: token for name, token in special.items() if token}
+    return {"spec": f"hf:{place.name}", "json": text, "special": special, "template": template}
 
 
 def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not json ({error}); download it again") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _token_of(text: str, token: Any) -> str | None:
-    """The added token of an id, or of the first of several."""
-    first = token[0] if isinstance(token, list) and token else token
-    added = json.loads(text).get("added_tokens") or []
-    return next((entry["content"] for entry in added if entry["id"] == first), None)
-
-
-def replace_surrogates(text: str) -> str:
-    """Lone surrogates become U+FFFD, in every tokenizer here."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return read_json(path) if path.is_file() else {}

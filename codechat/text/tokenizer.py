@@ -16,18 +16,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import tiktoken
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.text import imported_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 SPECS = ("gpt2", "gpt2:4096", "python:4096", "chars:FILE", "bytes", "hf:DIR")
@@ -43,50 +43,66 @@ LONGEST_SPACE = 50_000
 _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{LONGEST_SPACE},}}+")
 
 
-class Tokenizer(Protocol):
-    """The interface of all tokenizers. Ids are 0 .. n_vocab - 1; no text encodes to `eot_id`."""
+class Tokenizer:
+    """Text <-> ids by a table of bytes. Ids are 0 .. n_vocab - 1; <|endoftext|> is the last, and no text encodes to
+    it. `special_tokens` and `beginning` (ids before a text) are those of imported models."""
 
-    spec: str
-    n_vocab: int
-    eot_id: int
+    special_tokens: Mapping[str, int] = MappingProxyType({})
+    beginning: tuple[int, ...] = ()
+
+    def __init__(self, spec: str, table: Sequence[bytes]) -> None:
+        self.spec, self._bytes = spec, [*table, END_OF_TEXT.encode()]
+        self.n_vocab, self.eot_id = len(self._bytes), len(table)
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text. Lone surrogates become U+FFFD."""
+        return self.encode_arrays([text])[0].tolist()
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text as integer arrays; BPE runs on several threads."""
+        """`encode` of each text as integer arrays."""
+        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
+
+    def encode_inside(self, text: str) -> list[int]:
+        """`encode` for text within another."""
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD. DataError for an id outside the vocabulary."""
+        self.check(ids)
+        return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
+
+    def decode_inside(self, ids: Sequence[int]) -> str:
+        """`decode` for ids within a text."""
+        return self.decode(ids)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one id, for bits per byte."""
+        self.check([token])
+        return self._bytes[token]
+
+    def check(self, ids: Sequence[int]) -> None:
+        """DataError for an id outside the vocabulary."""
+        if not all(0 <= i < self.n_vocab for i in ids):
+            bad = next(int(i) for i in ids if not 0 <= i < self.n_vocab)
+            raise DataError(f"id {bad}; {self.spec} has 0 to {self.n_vocab - 1}; decode conversations by chat.decode")
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` takes, independent of any file; checkpoints hold it."""
-
-
-class _Pickled:
-    """Unpickles to the one object of its description."""
+        return {"spec": self.spec}
 
     def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, Any]]]:
-        return from_dict, (self.to_dict(),)  # type: ignore[attr-defined]
+        return from_dict, (self.to_dict(),)
 
 
-class BpeTokenizer(_Pickled):
+class BpeTokenizer(Tokenizer):
     """The first n_vocab - 1 ranks of a family of merges, "gpt2" or "python", and <|endoftext|> as the last id."""
 
     def __init__(self, n_vocab: int, family: str = "gpt2") -> None:
-        self.spec = "gpt2" if family == "gpt2" and n_vocab == GPT2_VOCAB else f"{family}:{n_vocab}"
-        self.n_vocab, self.eot_id = n_vocab, n_vocab - 1
-        self.merges = merges(family)[: n_vocab - 257]
         ranks = {token: rank for token, rank in merged_ranks(family).items() if rank < n_vocab - 1}
+        super().__init__("gpt2" if (family, n_vocab) == ("gpt2", GPT2_VOCAB) else f"{family}:{n_vocab}", list(ranks))
+        self.merges = merges(family)[: n_vocab - 257]
         self._encoding = tiktoken.Encoding(
-            self.spec,
-            pat_str=GPT2_PATTERN,
-            mergeable_ranks=ranks,
-            special_tokens={END_OF_TEXT: self.eot_id},
-            explicit_n_vocab=n_vocab,
+            self.spec, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot_id}
         )
 
     def encode(self, text: str) -> list[int]:
@@ -95,43 +111,22 @@ class BpeTokenizer(_Pickled):
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         # no Python number is made, and tiktoken works outside the interpreter's lock
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(self._encode_array, texts))
+            return list(pool.map(self._encode_array, map(replace_surrogates, texts)))
 
     def _encode_array(self, text: str) -> np.ndarray:
-        try:
-            return np.concatenate([self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _pieces(text)])
-        except UnicodeEncodeError:  # lone surrogates, which `encode` replaces
-            return np.array(self.encode(text), dtype=np.uint32)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        try:
-            return self._encoding.decode(ids, errors="replace")
-        except (KeyError, OverflowError):
-            raise _unknown_id(self, ids) from None
-
-    def token_bytes(self, token: int) -> bytes:
-        try:
-            return self._encoding.decode_single_token_bytes(token)
-        except (KeyError, OverflowError):
-            raise _unknown_id(self, [token]) from None
-
-    def to_dict(self) -> dict[str, str]:
-        return {"spec": self.spec}
+        return np.concatenate([self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _pieces(text)])
 
 
-class TableTokenizer(_Pickled):
-    """Ids by table: one per character of an alphabet, or one per byte; <|endoftext|> is the last id."""
+class TableTokenizer(Tokenizer):
+    """An id per character of an alphabet, or per byte."""
 
     def __init__(self, spec: str, alphabet: str | None) -> None:
-        self.spec, self.alphabet = spec, alphabet
-        self._bytes = [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)]
-        self._ids = {char: i for i, char in enumerate(alphabet or "")}
-        self.eot_id = len(self._bytes)
-        self._bytes.append(END_OF_TEXT.encode())
-        self.n_vocab = len(self._bytes)
+        table = [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)]
+        super().__init__(spec, table)
+        self.alphabet, self._ids = alphabet, {char: i for i, char in enumerate(alphabet or "")}
 
     def encode(self, text: str) -> list[int]:
-        text = imported_tokenizer.replace_surrogates(text)
+        text = replace_surrogates(text)
         if self.alphabet is None:
             return list(text.encode())
         try:
@@ -139,19 +134,13 @@ class TableTokenizer(_Pickled):
         except KeyError as error:
             raise DataError(f"character {error.args[0]!r} is not in {self.spec}; use --tokenizer bytes") from None
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        if not 0 <= token < self.n_vocab:
-            raise _unknown_id(self, [token])
-        return self._bytes[token]
-
     def to_dict(self) -> dict[str, str]:
         return {"spec": self.spec} | ({"alphabet": self.alphabet} if self.alphabet else {})
+
+
+def replace_surrogates(text: str) -> str:
+    """Lone surrogates become U+FFFD, in every tokenizer."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def load(spec: str) -> Tokenizer:
@@ -161,6 +150,8 @@ def load(spec: str) -> Tokenizer:
     if kind == "chars" and rest:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
     if kind == "hf" and rest:
+        from codechat.text import imported_tokenizer
+
         return from_dict(imported_tokenizer.read(Path(rest)))
     return from_dict({"spec": "gpt2" if spec == f"gpt2:{GPT2_VOCAB}" else spec})
 
@@ -174,7 +165,9 @@ def from_dict(saved: dict[str, Any]) -> Tokenizer:
 def _tokenizer(described: str) -> Tokenizer:
     saved = json.loads(described)
     if "json" in saved:
-        return imported_tokenizer.ImportedTokenizer(saved)
+        from codechat.text.imported_tokenizer import ImportedTokenizer
+
+        return ImportedTokenizer(saved)
     spec, alphabet = saved["spec"], saved.get("alphabet")
     kind, _, rest = spec.partition(":")
     if spec == "bytes" or alphabet:
@@ -186,11 +179,20 @@ def _tokenizer(described: str) -> Tokenizer:
     return BpeTokenizer(size, kind)
 
 
+@lru_cache(maxsize=1)
+def byte_letters() -> list[str]:
+    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257,
+    ..."""
+    printable = {b for b in range(256) if chr(b).isprintable() and chr(b) != " "}
+    others = iter(range(256, 512))
+    return [chr(b if b in printable else next(others)) for b in range(256)]
+
+
 @lru_cache(maxsize=None)
 def merged_ranks(family: str) -> dict[bytes, int]:
     """Token bytes -> rank (= id) of every token of "gpt2" (tiktoken.load.data_gym_to_mergeable_bpe_ranks) or "python";
     bytes come first."""
-    spelled = {ord(letter): b for b, letter in enumerate(imported_tokenizer.byte_letters())}
+    spelled = {ord(letter): b for b, letter in enumerate(byte_letters())}
     ranks = {bytes([spelled[letter]]): rank for rank, letter in enumerate(sorted(spelled))}
     for rank, merge in enumerate(merges(family), 256):
         ranks[merge.replace(" ", "").translate(spelled).encode("latin-1")] = rank
@@ -220,8 +222,7 @@ def _gpt2_merges() -> str:
 def _alphabet(path: Path) -> str:
     """The sorted distinct characters of a UTF-8 text file, read each time: it may have changed since."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
+        text = path.read_bytes().decode()
     except FileNotFoundError:
         raise MissingFile(f"no file {path} to take an alphabet from; give chars:FILE a text file") from None
     except UnicodeDecodeError as error:
@@ -238,10 +239,3 @@ def _pieces(text: str) -> list[str]:
     inside = (range(match.start(), match.end(), LONGEST_SPACE) for match in _LONG_SPACE.finditer(text))
     cuts = [0, *(cut for run in inside for cut in run), len(text)]
     return [text[start:end] for start, end in zip(cuts, cuts[1:])]
-
-
-def _unknown_id(tokenizer: Tokenizer, ids: Sequence[int]) -> DataError:
-    bad = next((int(i) for i in ids if not 0 <= i < tokenizer.n_vocab), None)
-    return DataError(
-        f"id {bad}; {tokenizer.spec} has 0 to {tokenizer.n_vocab - 1}; decode conversations by chat.decode"
-    )
