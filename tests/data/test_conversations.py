@@ -58,17 +58,13 @@ def ids_by_row(batch: conversations.Batch) -> list[list[int]]:
 # ------------------------------------------------------------------ reading and encoding
 
 
-@pytest.mark.parametrize("tags", ["reserved", "text"])
-def test_only_the_assistant_body_and_its_closing_tag_become_targets(tags):
-    row = talk("2 < 3 | end?", "if a < b | end:\n    pass")
-    example = conversations.encode(row, BYTES, tags, 512)
-    (batch,) = conversations.held_out([example], 1, 8)
-    supervised = batch.targets[0][batch.targets[0] >= 0].tolist()
-    assert chat.decode(supervised, BYTES) == "if a < b | end:\n    pass\n<|end|>"
-    assert batch.supervised == example.supervised == len(supervised)
-
-
-def test_reasons_for_leaving_a_row_out():
+def test_what_carries_loss_and_what_is_left_out():
+    for tags in ("reserved", "text"):  # only the assistant's body and its closing tag are targets
+        example = conversations.encode(talk("2 < 3 | end?", "if a < b | end:\n    pass"), BYTES, tags, 512)
+        (batch,) = conversations.held_out([example], 1, 8)
+        supervised = batch.targets[0][batch.targets[0] >= 0].tolist()
+        assert chat.decode(supervised, BYTES) == "if a < b | end:\n    pass\n<|end|>"
+        assert batch.supervised == example.supervised == len(supervised)
     encode = lambda row, tags="reserved", block=64: conversations.encode(row, BYTES, tags, block)  # noqa: E731
     assert encode(talk("hi", "x" * 100)) == "too_long"
     assert encode({**talk("hi", "x"), "messages": [{"role": "user", "content": "hi"}]}) == "no_assistant"
@@ -97,23 +93,21 @@ BAD_LINES = [
     "[1, 2]",
     '{"messages": "hi"}',
     '{"messages": [{"role": "user"}]}',
-    '{"messages": [{"role": "boss", "content": "x"}]}',
     '{"messages": [{"role": ["user"], "content": "x"}]}',
     '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null}]}',
     '{"domain": {"a": 1}, "messages": []}',
-    '{"source": ["code"], "messages": []}',
     '{"input_ids": ["a"], "labels": ["a"]}',
     '{"input_ids": [1, 2], "labels": [1]}',
     '{"input_ids": [1, 2], "labels": [2, -100]}',
 ]
 
 
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_a_bad_line_is_named_with_its_file(tmp_path, line):
-    path = write(tmp_path / "x.jsonl", [talk("a", "b")])
-    path.write_text(path.read_text() + line)
-    with pytest.raises(DataError, match=r"\A\S*x.jsonl:2\b.*\Z"):
-        list(conversations.read(path))
+def test_a_bad_line_is_named_with_its_file(tmp_path):
+    for line in BAD_LINES:
+        path = write(tmp_path / "x.jsonl", [talk("a", "b")])
+        path.write_text(path.read_text() + line)
+        with pytest.raises(DataError, match=r"\A\S*x.jsonl:2\b.*\Z"):
+            list(conversations.read(path))
 
 
 def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys):
@@ -150,13 +144,11 @@ def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets()
     assert batch.domains.tolist() == [[0] * 9 + [-1]]
 
 
-def test_the_mask_is_causal_within_a_conversation_and_padding_sees_itself_only():
+def test_packed_attention_equals_each_conversation_alone():
+    """The mask is causal within a conversation; padding sees only itself."""
     mask = conversations.packed_mask(torch.tensor([[0, 0, 1, 1, -1, -1]])).mask
     expected = ["x.....", "xx....", "..x...", "..xx..", "....x.", ".....x"]
     assert ["".join(".x"[int(v)] for v in row) for row in mask[0, 0]] == expected
-
-
-def test_packed_attention_equals_each_conversation_alone():
     batch = conversations.held_out(numbered([7, 5, 6]), 1, 20)[0]
     torch.manual_seed(0)
     table = torch.randn(4000, 8)
@@ -176,16 +168,13 @@ def test_held_out_holds_every_conversation_once_and_grows_to_the_longest():
     assert sum(b.supervised for b in batches) == sum(e.supervised for e in examples)
 
 
-def test_one_epoch_draws_every_conversation_once():
+def test_one_epoch_draws_every_conversation_once_into_rows_filled_above_95_percent():
     loader = PackedLoader({"chat": numbered(random_lengths(0, 3, 30, 600))}, None, 1, 64)
     seen = []
     while loader.drawn[0] < 600 or len(seen) < 300:
         seen += [ids[0] for ids in ids_by_row(loader.next())]
     assert len(set(seen[:300])) == 300 and set(seen) <= {1000 * k for k in range(1, 601)}
     assert loader.epochs["chat"] >= 1
-
-
-def test_rows_are_filled_above_95_percent():
     lengths = np.random.default_rng(1).lognormal(4.4, 0.7, 2000).clip(8, 500).astype(int)
     loader = PackedLoader({"chat": numbered(lengths.tolist())}, None, 8, 512)
     assert np.mean([(loader.next().docs < 0).float().mean().item() for _ in range(50)]) < 0.05
@@ -220,12 +209,9 @@ def test_a_mix_given_in_rows_is_one_in_rows():
     assert loader.drawn[0] / loader.drawn[1] == pytest.approx(5.6, rel=0.05)
     with pytest.raises(DataError, match="'poems'.*--mix"):
         conversations.token_weights(examples, {"poems": 1.0})
-
-
-def test_without_weights_the_data_keep_their_own_shares_and_a_zero_weight_leaves_a_domain_out():
-    examples = {"a": numbered([20] * 30, "a"), "b": numbered([20] * 10, "b")}
-    assert PackedLoader(examples, None, 1, 64).weights == [0.75, 0.25]
-    assert PackedLoader(examples, {"a": 1.0, "b": 0.0}, 1, 64).domains == ["a"]
+    without = {"a": numbered([20] * 30, "a"), "b": numbered([20] * 10, "b")}
+    assert PackedLoader(without, None, 1, 64).weights == [0.75, 0.25]  # the data's own shares
+    assert PackedLoader(without, {"a": 1.0, "b": 0.0}, 1, 64).domains == ["a"]
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -40,12 +40,10 @@ def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_pa
     for split, kept in parts.items():
         assert manifest[f"{split}_bytes"] == sum(map(len, kept))
         assert manifest[f"{split}_tokens"] == sum(map(len, kept)) + len(kept) == len(stream(tmp_path, split))
-
-
-def test_the_split_follows_the_text_not_the_order_or_the_company(tmp_path):
-    write(tmp_path / "a")
-    write(tmp_path / "b", list(reversed(texts(60)))[:50])
-    assert set(split_texts(tmp_path / "b", "val")) <= set(split_texts(tmp_path / "a", "val"))
+    write(tmp_path / "b", list(reversed(texts(60)))[:50])  # the split follows the text, not the order or the company
+    assert set(split_texts(tmp_path / "b", "val")) <= set(parts["val"])
+    manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
+    assert manifest["kept"] == 20 and manifest["skipped"] == {"duplicate": 20, "empty": 1}
 
 
 def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp_path, monkeypatch):
@@ -61,11 +59,6 @@ def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp
     assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)
 
 
-def test_duplicates_and_empty_documents_are_skipped_by_rule_and_counted(tmp_path):
-    manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
-    assert manifest["kept"] == 20 and manifest["skipped"] == {"duplicate": 20, "empty": 1}
-
-
 def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out(tmp_path):
     manifest = write(tmp_path / "tokens", max_tokens=500)
     assert 500 <= manifest["train_tokens"] + manifest["val_tokens"] < 500 + 120
@@ -74,11 +67,8 @@ def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out
     assert documents.index(first) > 0, "the documents of this test must not begin with a held-out one"
     manifest = corpus.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
     assert (manifest["train_tokens"], manifest["val_tokens"]) == (len(documents[0]) + 1, len(first) + 1)
-
-
-def test_a_single_document_is_cut_at_a_line_near_its_end(tmp_path):
-    write(tmp_path, ["".join(f"line {i}\n" for i in range(100))])
-    (held,) = split_texts(tmp_path, "val")
+    write(tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))])  # cut at a line near its end
+    (held,) = split_texts(tmp_path / "one", "val")
     assert held.startswith("line 9") and held.endswith("line 99\n")
 
 
@@ -191,12 +181,9 @@ def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
     assert stream(tmp_path, "train").tolist() == list(range(200))
     assert stream(tmp_path, "val").tolist() == list(range(200, 300))
     assert sum(int((t != -100).sum()) for _, t, _ in corpus.val_windows(tmp_path, 16)) == 99
-
-
-def test_a_single_bare_shard_gives_its_end_to_validation(tmp_path):
-    np.arange(1000, dtype="<u2").tofile(tmp_path / "shard_0000.bin")
-    assert stream(tmp_path, "train").tolist() == list(range(980))
-    assert stream(tmp_path, "val").tolist() == list(range(980, 1000))
+    (alone := tmp_path / "alone").mkdir()
+    np.arange(1000, dtype="<u2").tofile(alone / "shard_0000.bin")  # a single one gives its end
+    assert stream(alone, "train").tolist() == list(range(980)) and stream(alone, "val").tolist() == [*range(980, 1000)]
 
 
 # ------------------------------------------------------------------ sources and bad input
@@ -223,8 +210,8 @@ def python_tree(root: Path) -> None:
 def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
     python_tree(tmp_path)
     ledger = sources.Ledger("embedded")
-    found = {d.name: d.text for d in sources.embedded_python(ledger, [("stdlib", tmp_path)])}
-    assert found == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
+    kept = {d.name: d.text for d in sources.embedded_python(ledger, [("stdlib", tmp_path)])}
+    assert kept == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
     assert ledger.skipped == {"tests": 2, "vendored": 1, "this_project": 1, "mostly_data": 1, "long_lines": 1}
     assert not ledger.lost
 

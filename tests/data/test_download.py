@@ -22,8 +22,8 @@ MODEL = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": os.urandom(3 * 2**20 // 2 + CHUNK),
     "pytorch_model.bin": b"\x80 a pickle",
-    "README.md": b"# hi",
 }
+FETCHED = {name: data for name, data in MODEL.items() if name != "pytorch_model.bin"}
 REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
 
 
@@ -35,13 +35,10 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.fetched: list[tuple[str, str | None]] = []
         self.tokens: set[str | None] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,9 +56,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         self.server.tokens |= {self.headers.get("Authorization")} if path != "/" else set()
@@ -78,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/"):
             return self.answer(404, b"{}", X_Error_Code="RepoNotFound")
         return self.answer(200 if path == "/" else 404)
+
+    do_HEAD = do_GET
 
     def json(self, value: object) -> None:
         self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
@@ -119,48 +115,34 @@ def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[s
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    found = (p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if ".cache" not in p.parts}
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files if ".cache" not in p.parts}
 
 
-def test_a_model_comes_without_its_pickles(tmp_path: Path, hub: Hub) -> None:
+def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub):
+    hub.cut_at = CHUNK + 2**20
     done = download(tmp_path, hub.url, "some/model")
     assert done.returncode == 0 and "model some/model" in done.stdout, done.stderr
-    assert contents(tmp_path / "data" / "hub" / "model") == {k: v for k, v in MODEL.items() if not k.endswith(".bin")}
+    assert contents(tmp_path / "data" / "hub" / "model") == FETCHED
+    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
     again = download(tmp_path, hub.url, "some/model")
     assert again.returncode == 2 and "--out" in again.stderr
 
 
 @pytest.mark.slow
-def test_a_data_set_is_looked_up_where_no_model_has_the_name(tmp_path: Path, hub: Hub) -> None:
-    done = download(tmp_path, hub.url, "some/data", "--out", "here")
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
-    for words in (("some/thing",), ("some/data", "--kind", "model")):
-        none = download(tmp_path, hub.url, *words, "--out", "there")
-        assert none.returncode == 2 and words[0] in none.stderr and not (tmp_path / "there").exists()
-
-
-@pytest.mark.slow
-def test_a_mirror_comes_before_the_environment_and_gets_no_token(tmp_path: Path, hub: Hub) -> None:
-    token = "hf_" + "x" * 34
+def test_names_of_data_sets_and_mirrors(tmp_path: Path, hub: Hub) -> None:
+    """A mirror comes before the environment and gets no token."""
+    token, nowhere = "hf_" + "x" * 34, "http://127.0.0.1:9"
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text(token)  # as `hf auth login` leaves it
-    done = download(tmp_path, "http://127.0.0.1:9", "some/data", "--mirror", hub.url + "/", "--out", "here")
+    done = download(tmp_path, nowhere, "some/data", "--mirror", hub.url + "/", "--out", "here")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
-    none = download(tmp_path, hub.url, "some/data", "--mirror", "http://127.0.0.1:9", "--out", "there")
-    assert none.returncode == 2 and "http://127.0.0.1:9" in none.stderr and not (tmp_path / "there").exists()
+    for words in (("some/thing",), ("--kind", "model", "some/data"), ("some/data", "--mirror", nowhere)):
+        none = download(tmp_path, hub.url, *words, "--out", "there")
+        assert none.returncode == 2 and words[-1] in none.stderr and not (tmp_path / "there").exists()
     sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")
     assert sent.returncode == 0 and hub.tokens == {None, f"Bearer {token}"}, "the stand-in sees tokens"
-
-
-def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> None:
-    hub.cut_at = CHUNK + 2**20
-    done = download(tmp_path, hub.url, "some/model", "--out", "out")
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"]
-    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
 
 
 def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path) -> None:

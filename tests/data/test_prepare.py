@@ -52,7 +52,7 @@ def prepared(tmp_path_factory) -> Path:
 # ------------------------------------------------------------------ embedded
 
 
-def test_code_questions_are_functions_that_parse_without_docstring_or_decorator(prepared):
+def test_code_questions_are_functions_and_a_share_has_neutral_prompts_or_tools(prepared):
     rows = [r for split in SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
     assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
     for row in rows:
@@ -60,37 +60,25 @@ def test_code_questions_are_functions_that_parse_without_docstring_or_decorator(
         (function,) = ast.parse(answer).body
         assert isinstance(function, ast.FunctionDef) and function.name in user
         assert ast.get_docstring(function) is None and not function.decorator_list
-        assert len(answer) <= synthetic.MAX_CODE_CHARS
+        assert len(answer) <= synthetic.MAX_CODE_CHARS and "<functioncall>" not in user + answer
+    systems = [(r["meta"]["tools_present"], r["messages"][0]["content"]) for r in rows if len(r["messages"]) == 3]
+    assert all(("Functions:" in text) == tools for tools, text in systems)
+    assert 0.09 < sum(tools for tools, _ in systems) / len(rows) < 0.21
+    assert 0.22 < sum(not tools for tools, _ in systems) / len(rows) < 0.38
 
 
-def test_a_share_of_the_code_rows_has_neutral_prompts_and_another_offers_tools(prepared):
-    rows = rows_of(prepared / "code.train.jsonl")
-    offered = [r for r in rows if r["meta"]["tools_present"]]
-    assert 0.09 < len(offered) / len(rows) < 0.21
-    assert all("Functions:" in r["messages"][0]["content"] and r["meta"]["asked"] == "code" for r in offered)
-    assert not any("<functioncall>" in m["content"] for r in offered for m in r["messages"][1:])
-    neutral = [r for r in rows if len(r["messages"]) == 3 and not r["meta"]["tools_present"]]
-    assert 0.22 < len(neutral) / len(rows) < 0.38
-    assert not any("Functions:" in r["messages"][0]["content"] for r in neutral)
-
-
-def test_splits_share_no_answer_and_no_request(prepared):
+def test_splits_share_nothing_and_calls_come_with_problems_and_probes_of_every_cell(prepared):
     for domain in ("code", "chat", "calls"):
         asked = {s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")} for s in SPLITS}
-        assert all(asked.values())
-        assert not asked["train"] & asked["select"] and not asked["train"] & asked["test"]
+        assert all(asked.values()) and not asked["train"] & (asked["select"] | asked["test"])
     code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in SPLITS}
     assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
-
-
-def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepared):
     sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*SPLITS, "test_hard")}
     assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
     assert {*problem} == {"id", "messages", "gold", "split", "meta"} and {*problem["gold"]} == {"name", "arguments"}
     for split in ("select", "test"):
-        cells = Counter(map(cell_of, rows_of(prepared / f"probes.{split}.jsonl")))
-        assert cells == dict.fromkeys(CELLS, 3)
+        assert Counter(map(cell_of, rows_of(prepared / f"probes.{split}.jsonl"))) == dict.fromkeys(CELLS, 3)
     trained = {r["messages"][-2]["content"] for r in rows_of(prepared / "code.train.jsonl")}
     assert not trained & {p["messages"][-1]["content"] for p in rows_of(prepared / "probes.select.jsonl")}
 
@@ -99,7 +87,7 @@ def manifest_of(out: Path) -> dict:
     return json.loads((out / "manifest.json").read_text())
 
 
-def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_domain(prepared):
+def test_the_manifest_holds_both_commands_and_preparing_again_gives_the_same_bytes(prepared, tmp_path):
     manifest = manifest_of(prepared)
     assert set(manifest["domains"]) == {"code", "chat", "calls", "copy"}
     assert set(manifest["sources"]) == {"python files", "functions", "small talk", "toolbox"}
@@ -108,9 +96,6 @@ def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_doma
     for name, entry in manifest["files"].items():
         assert entry["rows"] == len(rows_of(prepared / name))
     assert str(Path.cwd()) not in json.dumps(manifest) and sys.prefix not in json.dumps(manifest)
-
-
-def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
     run("calls", tmp_path / "x", *SMALL)
     run("sft", tmp_path / "x", "--max-examples", 400)
     for file in [*(tmp_path / "x").glob("*.jsonl"), tmp_path / "x" / "manifest.json"]:
@@ -143,7 +128,7 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path):
+def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path, runs_root):
     rows = [{"instruction": f"Say {n}\ud83d.", "output": f"{n} \udc80\ud800 <é>"} for n in range(20)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -154,12 +139,8 @@ def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp
     for name, entry in files.items():
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
     assert conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)
-
-
-def test_rows_of_a_run_may_hold_lone_surrogates(runs_root):
-    """A sampled or a gold text may have one."""
-    with Run.create("odd", {}, kind="evaluate") as run:
-        run.log_samples(1, [{"completion": "a \ud83d b"}, {"completion": "é"}])
+    with Run.create("odd", {}, kind="evaluate") as made:  # so may rows of a run
+        made.log_samples(1, [{"completion": "a \ud83d b"}, {"completion": "é"}])
     assert [row["completion"] for row in Run.open("odd").samples()] == ["a \ud83d b", "é"]
 
 
@@ -186,38 +167,20 @@ FUNCTION = '''def clamp(value, low=0, high=1):
     return max(low, min(high, value))'''
 
 
-def test_a_function_becomes_a_request_and_its_own_source():
-    row = synthetic.question(FUNCTION)
+def test_a_top_level_function_becomes_a_request_and_its_own_source_once():
+    text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
+    ledger = Ledger("functions")
+    (row,) = synthetic.code_rows([sources.Document(text)], ledger)
+    assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
     user, answer = (m["content"] for m in row["messages"])
     assert "`clamp(value, low=0, high=1)`" in user and "value limited to the range from low to high" in user
     assert "More words" not in user
     assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
 
 
-def test_only_top_level_functions_are_asked_for_once():
-    text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
-    ledger = Ledger("functions")
-    assert len(list(synthetic.code_rows([sources.Document(text)], ledger))) == 1
-    assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
-
-
 # ------------------------------------------------------------------ rows of public data sets
 
 ALPACA = {"instruction": "Add two numbers.", "input": "1, 2", "output": "def add(a, b):\n    return a + b"}
-
-
-def test_instruction_rows_become_conversations_with_their_input(tmp_path):
-    rows = [ALPACA, {**ALPACA, "input": ""}, {"instruction": "Say hi.", "input": "", "output": "Hi!"}]
-    path = write(tmp_path / "alpaca.jsonl", rows)
-    run("sft", tmp_path / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
-    made = [r for f in (tmp_path / "out").glob("*.jsonl") for r in rows_of(f)]
-    assert {(r["domain"], r["messages"][0]["content"]) for r in made} == {
-        ("code", "Add two numbers.\n\n1, 2"),
-        ("code", "Add two numbers."),
-        ("chat", "Say hi."),
-    }
-
-
 DOMAINS = {
     "def f(x):\n    return x": "code",
     "Use this:\n```python\nprint(1)\n```": "code",
@@ -231,8 +194,14 @@ DOMAINS = {
 }
 
 
-def test_the_domain_follows_from_the_answer():
+def test_instruction_rows_become_conversations_whose_domain_follows_from_the_answer(tmp_path):
     assert {answer: public_rows.domain_of(answer) for answer in DOMAINS} == DOMAINS
+    rows = [ALPACA, {**ALPACA, "input": ""}, {"instruction": "Say hi.", "input": "", "output": "Hi!"}]
+    path = write(tmp_path / "alpaca.jsonl", rows)
+    run("sft", tmp_path / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
+    made = [r for f in (tmp_path / "out").glob("*.jsonl") for r in rows_of(f)]
+    asked = {(r["domain"], r["messages"][0]["content"]) for r in made}
+    assert asked == {("code", "Add two numbers.\n\n1, 2"), ("code", "Add two numbers."), ("chat", "Say hi.")}
 
 
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
@@ -281,17 +250,13 @@ SOLUTION = "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2
 
 def forms_of(question: str, answer: str) -> list[tuple[str, dict]]:
     talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in talk]
     chatml = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
     return [
-        *((kind, {"messages": [{"role": "system", "content": "Solve it."}, *talk]}) for kind in ("sft", "calls")),
-        ("sft", {"messages": parts}),
-        ("sft", {"messages": talk, "answer": 18}),
+        ("calls", {"messages": [{"role": "system", "content": "Solve it."}, *talk]}),
+        ("sft", {"messages": [m | {"content": [{"type": "text", "text": m["content"]}]} for m in talk], "answer": 18}),
         ("sft", {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}),
         ("sft", {"text": chatml}),
-        ("sft", {"instruction": question, "input": "", "output": answer}),
-        ("sft", {"instruction": "Solve the problem.", "input": question, "output": answer}),
-        ("code", {"instruction": question, "output": answer}),
+        ("code", {"instruction": "Solve the problem.", "input": question, "output": answer}),
         ("sft", {"prompt": f"Question: {question}\nAnswer:", "completion": answer}),
         ("sft", {"prompt": "Go on.", "completion": "Yes.", "history": [[question, answer]]}),
         ("calls", {"system": "SYSTEM: Solve it.", "chat": f"USER: {question}\n\n\nASSISTANT: {answer} <|endoftext|>"}),
@@ -299,17 +264,14 @@ def forms_of(question: str, answer: str) -> list[tuple[str, dict]]:
     ]
 
 
-@pytest.mark.parametrize("answer", [SOLUTION, "She sells 9 eggs for $2 each.\nThe answer is 18.", "18"])
-def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path, answer):
-    for kind, row in forms_of(QUESTION, answer):
-        path = write(tmp_path / "x.jsonl", [row])
-        with pytest.raises(DataError, match=r"x.jsonl, row 1,.*GSM8K"):
-            run(kind, tmp_path / "out", "--source", path, "--max-lost", 1)
+def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path):
+    for answer in (SOLUTION, "She sells 9 eggs for $2 each.\nThe answer is 18."):
+        for kind, row in forms_of(QUESTION, answer):
+            path = write(tmp_path / "x.jsonl", [row])
+            with pytest.raises(DataError, match=r"x.jsonl, row 1,.*GSM8K"):
+                run(kind, tmp_path / "out", "--source", path, "--max-lost", 1)
     for _, row in forms_of("How many?", SOLUTION):  # known by the form of its answer alone
         assert "GSM8K" in str(public_rows.evaluation_set(row))
-
-
-def test_gsm8k_is_no_training_data_under_another_name_or_as_text(tmp_path):
     rows = write(tmp_path / "mine.jsonl", [{"question": QUESTION, "answer": SOLUTION}])
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "sums.txt").write_text(f"Sums.\n\n1) {QUESTION}\n18\n")
@@ -318,14 +280,11 @@ def test_gsm8k_is_no_training_data_under_another_name_or_as_text(tmp_path):
             run(kind, tmp_path / "out", "--source", source)
 
 
-def test_every_question_of_the_test_split_is_known_and_none_of_the_training_split(shared_data):
+def test_every_question_of_the_test_split_is_known_and_nothing_else(shared_data):
     for split, known in (("test", True), ("train", False)):
         for row in sources.local_rows(shared_data / "gsm8k" / f"{split}.jsonl"):
             talk = {"messages": [{"role": "user", "content": row["question"]}]}
             assert bool(public_rows.evaluation_set(talk)) == known
-
-
-def test_headings_and_worked_sums_are_no_benchmark():
     for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "The answer is 3.", "#### 12 monkeys"):
         assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
