@@ -34,27 +34,9 @@ _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
-# Verbs that open docstrings, as "Return" or "Returns"; a sentence with another opening is quoted after a colon.
-_VERBS = frozenset("""
-add append apply build calculate call cast check clean clear close collect combine compare compute
-concatenate convert copy count create decode delete determine draw encode ensure escape estimate evaluate
-execute expand extract fetch fill filter find format generate get give handle insert invert iterate join
-list load look make map merge move normalize open parse print process produce provide push raise read
-register remove render replace reset resolve return reverse round run save scale search select send set
-setup show skip sort split start stop store strip sum test transform truncate try unpack update validate
-verify wait walk wrap write yield
-""".split())  # fmt: skip
-_REQUESTS = (
-    "Write a Python function `{signature}` that {thirds}.",
-    "Write `{signature}` in Python. It should {verb}.",
-    "Implement `{signature}`: it {thirds}.",
-    "I need a Python function `{signature}` to {verb}.",
-)
-_QUOTED_REQUESTS = (
-    "Write a Python function `{signature}`: {sentence}",
-    "Implement `{signature}` in Python. {sentence}",
-    "Write `{signature}`. Description: {sentence}",
-)
+# Verbs that open docstrings, as "Return" or "Returns", and wordings of a request; a sentence with another opening is
+# quoted.
+_REQUESTS = json.loads(Path(__file__).with_name("code_requests.json").read_text(encoding="utf-8"))
 
 
 def split_of(name: str) -> str:
@@ -129,27 +111,26 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
     """The row of one function, or the rule that skips it."""
     if len(source) > 4 * max_chars:
         return "too_long"
-    tree = parsed(source)
-    if tree is None:
+    if (tree := parsed(source)) is None:
         return "unparsed"
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
-    sentence = _sentence(ast.get_docstring(node) or "")
+    first = re.split(r"\n\s*\n", (ast.get_docstring(node) or "").strip(), maxsplit=1)[0]
+    match = _SENTENCE.match(" ".join(first.split()))
+    sentence = (match[1] or match[2]).replace("``", "`").strip() if match else ""
     if len(sentence) < MIN_DOC_CHARS or _MARKUP.search(sentence) or not sentence.isascii():
         return "unclear_docstring"
-    code = _without_docstring(source, node)
-    if code is None or _trivial(node.body[1:]):
+    trivial = (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom)
+    code, body = _without_docstring(source, node), [s for s in node.body[1:] if not _is_constant(s)]
+    if code is None or all(isinstance(statement, trivial) for statement in body):
         return "no_body"
-    if len(code) > max_chars:
-        return "too_long"
     user = _request(f"{node.name}({ast.unparse(node.args)})", sentence)
-    return row(user, code, "code") if len(user) <= MAX_REQUEST_CHARS else "too_long"
+    fits = len(code) <= max_chars and len(user) <= MAX_REQUEST_CHARS
+    return row(user, code, "code") if fits else "too_long"
 
 
-def _sentence(doc: str) -> str:
-    first = re.split(r"\n\s*\n", doc.strip(), maxsplit=1)[0]
-    match = _SENTENCE.match(" ".join(first.split()))
-    return (match.group(1) or match.group(2)).replace("``", "`").strip() if match else ""
+def _is_constant(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
@@ -162,26 +143,18 @@ def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
     return re.sub(r":\n\n+", ":\n", code, count=1)
 
 
-def _trivial(body: list[ast.stmt]) -> bool:
-    statements = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    return all(isinstance(s, (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom)) for s in statements)
-
-
 def _request(signature: str, sentence: str) -> str:
     """A request in one of several wordings; the signature decides which."""
-    pick = int(digest(signature)[:4], 16)
     head, _, rest = sentence.partition(" ")
-    base = _base_form(head.lower().rstrip(",.:"))
-    if base is None or not rest:
-        return _QUOTED_REQUESTS[pick % len(_QUOTED_REQUESTS)].format(signature=signature, sentence=sentence)
-    rest = rest.rstrip(".!")
-    words = {"verb": f"{base} {rest}", "thirds": f"{_third_person(base)} {rest}", "signature": signature}
-    return _REQUESTS[pick % len(_REQUESTS)].format(**words)
-
-
-def _base_form(word: str) -> str | None:
-    candidates = (word, word.removesuffix("s"), word.removesuffix("es"), word.removesuffix("ies") + "y")
-    return next((w for w in candidates if w in _VERBS), None)
+    base = head.lower().rstrip(",.:")
+    forms = (base, base.removesuffix("s"), base.removesuffix("es"), base.removesuffix("ies") + "y")
+    verb = next((form for form in forms if form in _REQUESTS["verbs"]), None)
+    wordings = _REQUESTS["requests" if verb and rest else "quoted"]
+    words = {"signature": signature, "sentence": sentence}
+    if verb and rest:
+        rest = rest.rstrip(".!")
+        words |= {"verb": f"{verb} {rest}", "thirds": f"{_third_person(verb)} {rest}"}
+    return wordings[int(digest(signature)[:4], 16) % len(wordings)].format(**words)
 
 
 def _third_person(verb: str) -> str:

@@ -63,14 +63,8 @@ def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokeni
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     assert supervised(chat.render(empty, tok, mode), tok) == "\n<|end|>"
-
-
-def test_a_turn_without_weight_carries_no_loss(setting: tuple[Tokenizer, str]) -> None:
-    tok, mode = setting
-    silent = [m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK]
-    rendered = chat.render(silent, tok, mode)
-    assert rendered.ids == chat.render(TALK, tok, mode).ids
-    assert supervised(rendered, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
+    silent = chat.render([m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode)
+    assert silent.ids == rendered.ids and supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
 
 
 # ------------------------------------------------------------------ prompts and completions
@@ -126,7 +120,7 @@ def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
         assert supervised(rendered, tok) == f"{contents[0]}\n<|end|>"
 
 
-def test_contents_with_a_tag_raise_in_text_mode() -> None:
+def test_contents_with_a_tag_raise_in_text_mode_and_a_call_about_tags_does_not() -> None:
     tok = tokenizer.load("gpt2")
     for role, tag in product(chat.ROLES, TAGS):
         talk = [{"role": role, "content": f"see {tag} here"}, {"role": "user", "content": "x"}]
@@ -136,10 +130,6 @@ def test_contents_with_a_tag_raise_in_text_mode() -> None:
         with pytest.raises(DataError) as caught:
             chat.prompt(talk, tok, "text")
         assert tag in str(caught.value) and role in str(caught.value)
-
-
-def test_a_call_about_tags_can_be_written_in_both_modes() -> None:
-    tok = tokenizer.load("gpt2")
     arguments = {"text": "".join(TAGS), "<|end|>": ["<|user|>"]}
     call = chat.format_call("count", arguments)
     for mode in MODES:

@@ -68,26 +68,15 @@ def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -
 # ------------------------------------------------------------------ Python
 
 
+STRINGS = r"""a é , : } { ' " \" \' \\ \n \d \0 \101 \x41 \u00e9 \ud83c \U0001f389 \N{DASH} \x4 # \8 {"a":1}""".split()
+STRINGS += [" ", "\\\n", "\n", "\t", '{"a": "\\"b"}']
+
+
 def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
-    pieces = ["a", "é", " ", ",", ":", "}", "{", "'", '"', '\\"', "\\'", "\\\\", "\\n", "\\d", "\\0", "\\101", "\\x41"]
-    pieces += [
-        "\\u00e9",
-        "\\ud83c",
-        "\\U0001f389",
-        "\\N{DASH}",
-        "\\x4",
-        "\\\n",
-        "\n",
-        "#",
-        "\t",
-        "\\8",
-        '{"a": 1}',
-        '{"a": "\\"b"}',
-    ]
     prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
-    return prefix + quote + "".join(draw.choices(pieces, k=draw.randrange(5))) + quote
+    return prefix + quote + "".join(draw.choices(STRINGS, k=draw.randrange(5))) + quote
 
 
 def python_source(draw: random.Random, depth: int = 0) -> str:
@@ -174,20 +163,7 @@ WRITERS = (
 def test_other_writers_are_read_alike() -> None:
     """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
     draw = random.Random(3)
-    words = [
-        "it's",
-        "dogs'",
-        "O'Neil",
-        '"quoted"',
-        "{x}",
-        "[1]",
-        "a:b",
-        "new\nline",
-        "tab\t",
-        "back\\slash",
-        "é東🎉",
-        "",
-    ]
+    words = ["it's", "dogs'", '"quoted"', "{x}", "[1]", "a:b", "new\nline", "tab\t", "back\\slash", "é東🎉", ""]
     for write in WRITERS:
         for _ in range(1000):
             values = (" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True)
@@ -302,8 +278,14 @@ def test_calling_none_is_no_call_and_reads_as_words() -> None:
 
 
 def test_what_is_no_schema_raises() -> None:
-    bad = [{}, {"name": 3}, "f", {"name": "f", "parameters": [1]}, {"name": "f", "parameters": {"properties": ["a"]}}]
-    for tool, style in product([*bad, {"name": "none", "parameters": {}}], chat.STYLES):
+    bad = [
+        {},
+        "f",
+        {"name": "f", "parameters": [1]},
+        {"name": "f", "parameters": {"properties": ["a"]}},
+        {"name": "none"},
+    ]
+    for tool, style in product(bad, chat.STYLES):
         with pytest.raises(DataError):
             tools_prompt([tool], style)
     with pytest.raises(ConfigError):

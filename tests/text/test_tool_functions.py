@@ -14,49 +14,28 @@ from codechat.text import chat
 from codechat.text.tool_functions import executors_of
 
 
-def takes(function: Any, **arguments: Any) -> Any:
-    """What a function of one parameter x receives, as its text; the error where it is refused."""
-    kit = Toolkit([e.schema for e in executors_of([function]).values()], {function.__name__: function})
-    (call,) = chat.parse_calls(chat.format_call(function.__name__, arguments))
-    answer = json.loads(kit.respond(call))
-    return answer.get("result", "refused")
+def takes(hint: Any, given: Any) -> Any:
+    """What a function receives for its parameter x of this type, as text; "refused" where it is not called."""
+
+    def show(x):
+        return repr(x)
+
+    show.__annotations__["x"] = hint
+    kit = Toolkit([e.schema for e in executors_of([show]).values()], {"show": show})
+    (call,) = chat.parse_calls(chat.format_call("show", {"x": given}))
+    return json.loads(kit.respond(call)).get("result", "refused")
 
 
 def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
-    def an_int(x: int) -> str:
-        return repr(x)
-
-    def maybe(x: int | None = None) -> str:
-        return repr(x)
-
-    def ints(x: list[int]) -> str:
-        return repr(x)
-
-    def rows(x: list[list[int]]) -> str:
-        return repr(x)
-
-    def choice(x: Literal[1, 2]) -> str:
-        return repr(x)
-
-    def counts(x: dict[str, int]) -> str:
-        return repr(x)
-
-    def floats(x: list[float]) -> str:
-        return repr(x)
-
-    def words(x: list[str]) -> str:
-        return repr(x)
-
-    def flag(x: bool) -> str: return repr(x)  # fmt: skip
-
-    for function, given, received in (
-        (an_int, 3.0, "3"), (an_int, 3, "3"), (an_int, -0.0, "0"), (an_int, 1e20, str(10**20)), (an_int, 3.5, "refused"), (an_int, "3", "refused"),
-        (an_int, True, "refused"), (an_int, [3], "refused"), (maybe, 4.0, "4"), (ints, [1.0, 2, 3.0], "[1, 2, 3]"), (ints, [1, "2"], "refused"),
-        (ints, [1, 2.5], "refused"), (ints, [True], "refused"), (rows, [[1.0], []], "[[1], []]"), (rows, [[1], 2], "refused"), (choice, 2.0, "2"), (choice, 3, "refused"),
-        (counts, {"a": 2.0}, "{'a': 2}"), (counts, {"a": "2"}, "refused"), (floats, [1.5, 2], "[1.5, 2]"), (floats, [True], "refused"), (words, ["a", 1], "refused"),
-        (words, [["a"]], "refused"), (flag, 1, "refused"), (flag, True, "True"),
+    for hint, given, received in (
+        (int, 3.0, "3"), (int, 3, "3"), (int, -0.0, "0"), (int, 1e20, str(10**20)), (int, 3.5, "refused"), (int, "3", "refused"),
+        (int, True, "refused"), (int, [3], "refused"), (int | None, 4.0, "4"), (list[int], [1.0, 2, 3.0], "[1, 2, 3]"), (list[int], [1, "2"], "refused"),
+        (list[int], [1, 2.5], "refused"), (list[int], [True], "refused"), (list[list[int]], [[1.0], []], "[[1], []]"), (list[list[int]], [[1], 2], "refused"),
+        (Literal[1, 2], 2.0, "2"), (Literal[1, 2], 3, "refused"), (dict[str, int], {"a": 2.0}, "{'a': 2}"), (dict[str, int], {"a": "2"}, "refused"),
+        (list[float], [1.5, 2], "[1.5, 2]"), (list[float], [True], "refused"), (list[str], ["a", 1], "refused"), (list[str], [["a"]], "refused"),
+        (bool, 1, "refused"), (bool, True, "True"),
     ):  # fmt: skip
-        assert takes(function, x=given) == received, (function.__name__, given)
+        assert takes(hint, given) == received, (hint, given)
 
 
 def test_schemas_of_a_file_convert_too() -> None:
@@ -92,17 +71,17 @@ EXECUTORS = {"get_weather": weather, "add": lambda a, b: a + b, "count": Counter
 
 def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:
     file, tools = tmp_path / "own.py", tmp_path / "tools.json"
+    listed = {"get_weather": ("city", "unit"), "add": ("a", "b"), "count": ("by",), "total": ("a", "b")}
+    kinds = {"city": "string", "unit": "string"}
+    schemas = [
+        {
+            "name": n,
+            "parameters": {"type": "object", "properties": {p: {"type": kinds.get(p, "integer")} for p in names}},
+        }
+        for n, names in listed.items()
+    ]
+    tools.write_text(json.dumps(schemas))
     file.write_text(ORIGINAL)
-    number = {"type": "integer"}
-    listed = {
-        "get_weather": {"city": {"type": "string"}, "unit": {"type": "string"}},
-        "add": {"a": number, "b": number},
-        "count": {"by": number},
-        "total": {"a": number, "b": number},
-    }
-    tools.write_text(
-        json.dumps([{"name": name, "parameters": {"type": "object", "properties": of}} for name, of in listed.items()])
-    )
     kit = gather(tools_file=tools, executors=file)
     assert kit.names == list(listed)
     for name, arguments, result in (
@@ -114,16 +93,11 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
     ):
         (call,) = chat.parse_calls(chat.format_call(name, arguments))
         assert kit.can_run(call) and json.loads(kit.respond(call)) == {"result": result}
-    file.write_text(
-        ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather")
-    )  # the functions by their own names
-    kit = gather(tools_file=tools, executors=file)
-    assert "get_weather" in kit.functions and "helper" not in kit.functions
-    with pytest.raises(DataError, match="line 2: get_weather: parameter city .*--tools-file"):
-        gather(executors=file)
-    file.write_text(ORIGINAL)
     with pytest.raises(DataError, match="parameter city .*--tools-file"):
         gather(executors=file)
+    file.write_text(ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather"))  # by their own names
+    kit = gather(tools_file=tools, executors=file)
+    assert "get_weather" in kit.functions and "helper" not in kit.functions
     file.write_text("EXECUTORS = {'f': 3}\n")
     with pytest.raises(DataError, match="EXECUTORS.*'f'"):
         gather(executors=file)
