@@ -1,4 +1,1 @@
-"""Experiments: character models, exact gradients, loss exercises, rates of RL, rewards from several starts, a scaling law.
-
-Only reports and notebooks import this room.
-"""
+"""Experiments that only reports and notebooks import: character models, exact gradients, losses by hand, rewards, scaling."""

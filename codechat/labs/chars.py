@@ -5,13 +5,12 @@
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
     torchrun --standalone --nproc-per-node 2 -m codechat.labs.chars --objective denoise
 
-GRPO and PPO pretrain: the policy draws symbols, and each earns a reward where it is the text's own. GRPO compares the draws of one place with each
-other, PPO with a learned value. The weight of a KL term rises from 0 to --kl-coef over --kl-warmup-tokens; its reference is the text's bigram.
-Supervised learning and denoising read the same windows.
+GRPO and PPO pretrain: the policy draws symbols, and each earns a reward where it is the text's own. GRPO compares the
+draws of one place with each other, PPO with a learned value. The weight of a KL term from the text's bigram rises from 0
+to --kl-coef over --kl-warmup-tokens. Supervised learning and denoising read the same windows.
 
-`tokens` counts places that went through a backward pass, all ranks and epochs; --max-tokens ends every objective at the same count. `epoch` counts
-the text: a policy that feeds itself spends --group-size places on one symbol of text. Validation is the cross-entropy of held-out text, for denoising
-an upper bound of it. `frac_zero_std_groups` counts places whose draws are all right or all wrong.
+`tokens` counts places that went through a backward pass, all ranks and epochs; --max-tokens ends every objective at the
+same count. `epoch` counts the text: a policy that feeds itself spends --group-size places on one symbol of text.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class CharsConfig(MinibatchSettings, RunSettings):
     source: str = opt("embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file")
     tokenizer: str = opt("chars", "what a symbol is: chars (the text's own), bytes, gpt2, gpt2:N, python:N")
     model: GPTConfig = GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128)
-    prompt_len: int = opt(1, "symbols of a window that are given", least=1)
     horizon: int = opt(70, "symbols of a window that are learned, drawn and rewarded", least=1)
     device_batch_size: int = 32
     max_tokens: int = opt(
@@ -50,11 +48,6 @@ class CharsConfig(MinibatchSettings, RunSettings):
     group_size: int = opt(8, "draws of each place", least=1)
     partial_logprob: float = opt(
         0.0, "weight of partial credit: a log-probability under the policy, added to the reward"
-    )
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt(
-        "mean",
-        "grpo: what is subtracted from a reward; zscore also divides by the place's "
-        "standard deviation, which blows up partial credit where no draw is right",
     )
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
@@ -71,18 +64,14 @@ class CharsConfig(MinibatchSettings, RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_length(self.model.block_size)
-        if self.objective == "grpo" and self.group_size < 2 and self.baseline != "none":
-            raise ConfigError(
-                f"group_size {self.group_size} with baseline {self.baseline!r}: the advantage is always 0; set --group-size 2"
-            )
+        if self.objective == "grpo" and self.group_size < 2:
+            raise ConfigError(f"group_size {self.group_size}: the advantage is always 0; set --group-size 2")
         if not self.model.causal:
             raise ConfigError("model.causal is false; required is true; --objective denoise makes it false itself")
 
     def check_length(self, block_size: int) -> None:
-        if self.prompt_len + self.horizon > block_size:
-            raise ConfigError(
-                f"prompt_len {self.prompt_len} + horizon {self.horizon} exceed block_size {block_size}; lower --horizon"
-            )
+        if self.horizon >= block_size:
+            raise ConfigError(f"horizon {self.horizon} + 1 exceed block_size {block_size}; lower --horizon")
 
     @property
     def learns_from_rewards(self) -> bool:
@@ -90,16 +79,14 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
     @property
     def shape(self) -> GPTConfig:
-        """The model's configuration but for its vocabulary: the tag of a denoising model is its mask, the others have none."""
+        """The model's configuration but for its vocabulary; the tag of a denoising model is its mask."""
         masked = self.objective == "denoise"
         return replace(self.model, causal=not masked, n_tags=int(masked))
 
     def tokens_per_step(self, ranks: int = 1) -> int:
         """Places that go through a backward pass in one step."""
-        places = self.device_batch_size * self.horizon * ranks
-        if not self.learns_from_rewards:
-            return places
-        return places * self.inner_epochs * (self.group_size if self.feed == "own" else 1)
+        drawn = self.inner_epochs * (self.group_size if self.feed == "own" else 1)
+        return self.device_batch_size * self.horizon * ranks * (drawn if self.learns_from_rewards else 1)
 
 
 def train(cfg: CharsConfig) -> Run:

@@ -1,6 +1,6 @@
-"""One step of the character laboratory: what is drawn, how it is rewarded, and the loss of each objective; validation and samples.
+"""One step of the character laboratory: what is drawn, how it is rewarded, the loss of each objective; validation.
 
-Shapes: W windows of P given and T learned symbols; S draws of a window; R rows that go through the model.
+Shapes: W windows of a given symbol and T learned ones; S draws of a window; R rows that go through the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VAL_DRAWS = 4  # masks of each held-out window in the bound of a denoising model
 
 
 def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
-    """(settings with the architecture that is trained, parent checkpoint or None, the text). ConfigError where the parent does not fit."""
+    """(settings with the architecture that is trained, parent checkpoint or None, the text)."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     text = chars.load(cfg.source, tokenizer.from_dict(parent.meta["tokenizer"]) if parent else cfg.tokenizer)
     shape = replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
@@ -48,9 +48,8 @@ def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
         check_taken(cfg, shape)
         cfg.check_length(shape.block_size)
     if shape.causal == (cfg.objective == "denoise"):
-        raise ConfigError(
-            f"{cfg.init_from} has causal={shape.causal}; objective {cfg.objective} takes the other kind; start from another checkpoint"
-        )
+        got = f"{cfg.init_from} has causal={shape.causal}"
+        raise ConfigError(f"{got}; objective {cfg.objective} takes the other kind; start from another checkpoint")
     return replace(cfg, model=replace(shape, causal=True)), parent, text
 
 
@@ -71,10 +70,10 @@ class Learner:
         self.row: dict[str, float] = {}
 
     def begin(self, step: int) -> None:
-        """Windows (W, P + T) of the step. All its randomness depends on the seed and the step; every rank takes its part of the same draws."""
+        """Windows (W, 1 + T) of the step. Its randomness depends on seed and step; ranks take parts of the same draws."""
         self.row, self.live = {}, True
         self.rng = torch.Generator().manual_seed(step_seed(self.cfg, step))
-        windows = self.text.draw_windows(self.total, self.cfg.prompt_len + self.cfg.horizon, self.rng)
+        windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, self.rng)
         self.windows = windows[self.mine].to(self.world.device)
 
     @torch.no_grad()
@@ -96,13 +95,13 @@ class Learner:
         self.model.train()
 
     def credit(self, tokens: int) -> None:
-        """Rewards and advantages (R, S, T) of the draws. tokens: places that have been learned from, for the KL term's weight."""
+        """Rewards and advantages (R, S, T) of the draws, after `tokens` places."""
         cfg, batch = self.cfg, self.batch
         rewards = chars.dense_rewards(
             batch.drawn, batch.truth, partial=cfg.partial_logprob, credit=batch.truth_logprobs
         )
         if cfg.objective == "grpo":
-            self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, cfg.baseline)
+            self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, "mean")
             moves = self.advantage != 0
         else:
             flat, values = rewards.flatten(0, 1), self.old_values.flatten(0, 1)
@@ -141,9 +140,7 @@ class Learner:
 
     def _supervised(self) -> Tensor:
         """Summed cross-entropy of the learned symbols, nats."""
-        targets = self.windows[:, 1:].clone()
-        targets[:, : self.cfg.prompt_len - 1] = denoise.IGNORE
-        return self.model.loss(self.windows[:, :-1], targets, reduction="sum")
+        return self.model.loss(self.windows[:, :-1], self.windows[:, 1:], reduction="sum")
 
     def _denoising(self) -> Tensor:
         """Summed bound of the cross-entropy, nats, at masks that all ranks draw together."""
@@ -191,10 +188,10 @@ class Learner:
 
 @torch.no_grad()
 def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> dict[str, Any]:
-    """Cross-entropy of held-out windows, each place after the text's own symbols (for a denoising model the bound of it), in nats per symbol and bits
-    per byte of text; and the chance that a draw is right, which is the reward that a policy fed by the text can expect. Sums over ranks."""
-    P, T = cfg.prompt_len, cfg.horizon
-    windows = text.val_windows(P + T, T, -(-cfg.eval_tokens // T))
+    """Cross-entropy of held-out windows (for a denoising model its bound), in nats per symbol and bits per byte of text;
+    and the chance that a draw is right, the reward that a policy fed by the text can expect. Sums over ranks."""
+    T = cfg.horizon
+    windows = text.val_windows(1 + T, T, -(-cfg.eval_tokens // T))
     mine = torch.arange(dist.rank(), len(windows), dist.world_size())
     rng, sums = torch.Generator().manual_seed(cfg.seed), torch.zeros(4, dtype=torch.float64)
     ranks = [denoise.random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not model.cfg.causal else []
@@ -220,13 +217,13 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
 @torch.no_grad()
 def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> list[dict[str, str]]:
     """Texts of one horizon after held-out prompts."""
-    P, T = cfg.prompt_len, cfg.horizon
-    prompts = text.val_windows(P, P + T, cfg.samples).to(device)
+    T = cfg.horizon
+    prompts = text.val_windows(1, 1 + T, cfg.samples).to(device)
     with dist.autocast(device):
         if model.cfg.causal:
             drawn = [c.ids for c in generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)]
         else:
             rng = torch.Generator().manual_seed(cfg.seed)
-            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, P:].tolist()
+            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, 1:].tolist()
     decode = text.tokenizer.decode
     return [dict(prompt=decode(p), completion=decode(d)) for p, d in zip(prompts.tolist(), drawn)]

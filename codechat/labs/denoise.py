@@ -1,13 +1,11 @@
-"""Masked denoising: a bidirectional model fills in masked symbols, and so writes a text in any order, several symbols at a time.
+"""Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a time.
 
-Training masks m of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic autoregression
-(arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA, arXiv:2502.09992, eq. 14). Its mean over m and
-positions is an upper bound on the negative log-likelihood. The first P symbols of a window are the prompt and are never masked.
+Training masks m of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic
+autoregression (arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA,
+arXiv:2502.09992, eq. 14). Its mean over m and positions is an upper bound on the negative log-likelihood.
 
-Sampling starts from masks only and fills positions in random order. With as many passes as symbols it samples from the model's own distribution; with
-fewer, the symbols of one pass do not see each other.
-
-Shapes: W windows of P + T symbols. The mask is the last used id of a model with causal=False and n_tags=1.
+Shapes: W windows of P + T symbols, of which P are never masked. The mask is the last used id of a model with
+causal=False and n_tags=1.
 """
 
 from __future__ import annotations
@@ -22,9 +20,8 @@ IGNORE = -100
 
 
 def mask_counts(numbers: Tensor, total: int, places: int, offset: float) -> Tensor:
-    """(W,) number of masked symbols, 1..places, of the windows with index `numbers` out of `total`, evenly spread from `offset` in [0, 1).
-
-    For a uniform offset every count is equally likely; the even spread lowers the variance of a batch (arXiv:2107.00630, appendix I.1)."""
+    """(W,) masked symbols, 1..places, of the windows `numbers` out of `total`, evenly spread from `offset` in [0, 1),
+    which lowers the variance of a batch (arXiv:2107.00630, appendix I.1)."""
     level = (offset + numbers.double() / total) % 1
     return 1 + (level * places).long()
 
@@ -35,22 +32,24 @@ def random_ranks(count: int, places: int, rng: torch.Generator) -> Tensor:
 
 
 def mask_symbols(windows: Tensor, counts: Tensor, ranks: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (W, P + T): of the last T symbols those with a rank below counts (W,) are masked; only they are targets."""
+    """Inputs and targets (W, P + T): of the last T symbols those with a rank below counts (W,) are masked."""
     masked = torch.zeros_like(windows, dtype=torch.bool)
     masked[:, -ranks.shape[1] :] = ranks < counts[:, None]
     return windows.masked_fill(masked, mask), windows.masked_fill(~masked, IGNORE)
 
 
 def bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
-    """(W,) nats of each window's T symbols: T x the mean cross-entropy of the masked ones. Its mean over counts and ranks is an upper bound on
-    -log p."""
+    """(W,) nats of each window's T symbols: T x the mean cross-entropy of the masked ones."""
     inputs, targets = mask_symbols(windows, counts, ranks, model.cfg.n_ids - 1)
     return model.loss(inputs, targets, reduction="none").sum(1) * (ranks.shape[1] / counts)
 
 
 @torch.no_grad()
 def fill_in(model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch.Generator) -> Tensor:
-    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), sampled in random order in `passes` passes of nearly equal size."""
+    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), in random order, `passes` at about equal size.
+
+    With as many passes as symbols they are drawn from the model's own distribution; symbols of one pass do not see each
+    other."""
     mask, (W, P), device = model.cfg.n_ids - 1, prompts.shape, prompts.device
     ids = torch.cat((prompts, prompts.new_full((W, places), mask)), dim=1)
     ranks = random_ranks(W, places, rng).to(device)

@@ -1,16 +1,17 @@
 """Exact policy gradients in a world small enough to enumerate, to measure the bias and variance of every estimator.
 
-A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of logits per prefix, so the
-probability of every text is known and expectations are sums over all texts. An estimator takes groups of texts, as a training step does, and returns the
-gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their probabilities, minus the true gradient is its bias.
+A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of
+logits per prefix, so expectations are sums over all texts. An estimator takes groups of texts, as a training step does,
+and returns the gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their
+probabilities, minus the true gradient is its bias.
 
     world = World()
     theta = world.policy(seed=0)
     g = world.gradient(theta)                                         # d expected reward / d theta
-    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean of GRPO's gradient over all groups of two
+    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean over all groups of two
     cosine(m, g)
 
-Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is float64.
+Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. All is float64.
 """
 
 from __future__ import annotations
@@ -51,10 +52,6 @@ class World:
     rewards: Tensor = field(init=False)  # (S,)
 
     def __post_init__(self) -> None:
-        if self.length < 1 or not self.letters or sum(len(self.letters) ** n for n in range(self.length + 1)) > 5000:
-            raise ConfigError(
-                f"{len(self.letters)} letters and length {self.length}; required at least 1 of each, and at most 5000 texts to enumerate"
-            )
         texts = tuple("".join(t) for n in range(self.length + 1) for t in product(self.letters, repeat=n))
         prefixes = {text: k for k, text in enumerate(t for t in texts if len(t) < self.length)}
         states, symbols = (torch.zeros(len(texts), self.length, dtype=torch.long) for _ in range(2))
@@ -101,10 +98,9 @@ class World:
         return _gradient(lambda x: self.kl(x, other), theta)
 
     def next_token_kl_gradient(self, theta: Tensor, other: Tensor, *, reverse: bool = False) -> Tensor:
-        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes
-        weighted by how often theta visits them. The visits are held constant: a loss over tokens cannot see them."""
-        visits = torch.zeros(self.n_states, dtype=torch.float64)
-        visits.index_add_(0, self.states[self.mask], self.probabilities(theta)[:, None].expand_as(self.mask)[self.mask])
+        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes by
+        how often theta visits them. The visits are held constant: a loss over tokens cannot see them."""
+        visits = self._per_state(self.probabilities(theta))
 
         def kl(x: Tensor) -> Tensor:
             p, q = (other, x) if reverse else (x, other)
@@ -115,11 +111,12 @@ class World:
     def values(self, theta: Tensor) -> Tensor:
         """(S, T) expected reward at the prefix before each token: the exact critic."""
         p = self.probabilities(theta)
-        mass, worth = (torch.zeros(self.n_states, dtype=torch.float64) for _ in range(2))
-        weight = p[:, None].expand_as(self.mask)[self.mask]
-        mass.index_add_(0, self.states[self.mask], weight)
-        worth.index_add_(0, self.states[self.mask], weight * self.rewards[:, None].expand_as(self.mask)[self.mask])
-        return torch.where(self.mask, (worth / mass)[self.states], 0.0)
+        return torch.where(self.mask, (self._per_state(p * self.rewards) / self._per_state(p))[self.states], 0.0)
+
+    def _per_state(self, weights: Tensor) -> Tensor:
+        """(K,) sums of the weights (S,) of the texts that pass each prefix."""
+        total = torch.zeros(self.n_states, dtype=torch.float64)
+        return total.index_add_(0, self.states[self.mask], weights[:, None].expand_as(self.mask)[self.mask])
 
     def scores(self, theta: Tensor) -> Tensor:
         """(S, T, D): the gradient of each token's log-probability."""
@@ -142,13 +139,9 @@ def _gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     return torch.autograd.grad(f(x), x)[0].flatten()
 
 
-# ---------------------------------------------------------------- estimators
-
-
 @dataclass(frozen=True)
 class Groups:
-    """The input of a loss: N groups of G texts, flattened to B = N x G rows. All (B, T) except rewards (N, G) and
-    lengths (B,)."""
+    """The input of a loss: N groups of G texts, flattened to B = N x G rows."""
 
     world: World
     theta: Tensor
@@ -235,8 +228,7 @@ ESTIMATORS: Mapping[str, Loss] = {
 
 
 def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a loss over tokens; its negative gradient estimates that of the KL divergence from the
-    reference."""
+    """The KL estimate as a loss over tokens: its negative gradient estimates that of KL(policy || reference)."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         return -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind) / groups.at.shape[1]
@@ -245,8 +237,7 @@ def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
 
 
 def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a reward of the whole text, without a gradient through it, minus the mean of the other texts
-    of the group."""
+    """The KL estimate as a reward of the whole text, minus the mean of the other texts of the group."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         world = groups.world
@@ -275,9 +266,7 @@ def every_group(world: World, group_size: int, theta: Tensor) -> tuple[Tensor, T
     """All S^G groups (N, G) and the probability of each (N,). ConfigError if they are too many."""
     S = len(world.texts)
     if S**group_size * group_size > LARGEST:
-        raise ConfigError(
-            f"{S} texts in groups of {group_size} are {S**group_size:,} groups; lower group_size, or the world's length"
-        )
+        raise ConfigError(f"{S**group_size:,} groups of {group_size} texts; lower group_size, or the world's length")
     at = torch.cartesian_prod(*[torch.arange(S)] * group_size).view(-1, group_size)
     return at, world.probabilities(theta)[at].prod(1)
 
@@ -306,9 +295,8 @@ def compare(
     """Each estimator on the same groups `at` (N, G), compared with the true gradient (default: of the expected reward).
 
     scale: projection of its mean on the true gradient (1 = the correct size). bias: the part of its mean that is not
-    along the true gradient, over the norm of the mean. noise: root mean squared distance of a group's gradient from the
-    mean, over the norm of the mean. cosine: of the mean with the true gradient. cosine_one: of one group's gradient,
-    averaged. The mean is over the given groups: for N groups its error is noise / sqrt(N)."""
+    along the true gradient, and noise: root mean squared distance of a group's gradient from the mean, both over the
+    norm of the mean. cosine: of the mean with the true gradient. cosine_one: of one group's gradient, averaged."""
     truth = world.gradient(theta) if truth is None else truth
     rows = {}
     for name, loss in estimators.items():

@@ -1,12 +1,11 @@
 """Per-token rewards: G draws at each of T places of a window of text, and their advantages.
 
-A draw reads the policy's own symbols, as in sampling (G rows for each window), or the text's, as in supervised training: then the G draws of a place
-share one row, and a draw changes no later context, so its own reward is its whole return. The expected reward of such a place is p, the probability of
-its correct symbol, and its gradient p times that of log p: an untrained policy learns little where p is small, and the optimum is to be sure of the
-likeliest symbol, not to know the distribution.
+A draw reads the policy's own symbols, as in sampling (G rows for each window), or the text's, as in supervised training:
+then the G draws of a place share one row, and a draw's own reward is its whole return. The expected reward of such a
+place is p, the probability of its correct symbol, and its gradient p times that of log p.
 
-Shapes: W windows of P + T symbols, G draws; R rows of S draws at T places: (W G, 1, T) for `own`, (W, G, T) for `text`; V vocabulary, D width.
-Log-probabilities and entropies in nats.
+Shapes: W windows of P + T symbols, G draws; R rows of S draws at T places: (W G, 1, T) for `own`, (W, G, T) for `text`;
+V vocabulary, D width. Log-probabilities and entropies in nats.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from codechat.rl.advantages import Baseline, group_advantages
 
 @dataclass(frozen=True)
 class TokenRewardBatch:
-    """inputs (R, P + T - 1): the model's input; its last T states predict. drawn, logprobs (R, S, T): the sampled symbols and their
-    log-probabilities. truth (R, 1, T): the text's symbols. truth_logprobs (R, 1, T): theirs in the contexts of the rows."""
+    """The draws of some windows."""
 
-    inputs: Tensor
-    drawn: Tensor
-    logprobs: Tensor
-    truth: Tensor
-    truth_logprobs: Tensor
+    inputs: Tensor  # (R, P + T - 1) of the model, whose last T states predict
+    drawn: Tensor  # (R, S, T)
+    logprobs: Tensor  # (R, S, T)
+    truth: Tensor  # (R, 1, T) the text's symbols
+    truth_logprobs: Tensor  # (R, 1, T) theirs in the contexts of the rows
     group_size: int
 
     @property
@@ -58,7 +56,7 @@ def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
 def symbol_logprobs(
     model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor, *, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (R, S, T) of drawn (R, S, T) given states (R, T, D), and the entropy of each place (R, T); differentiable."""
+    """Log-probabilities (R, S, T) of drawn (R, S, T) given states (R, T, D), and the entropy of each place (R, T)."""
     R, S, T = drawn.shape
     wide = hidden[:, None].expand(R, S, T, hidden.shape[-1]).flatten(0, 1)
     logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide, entropy_grad=entropy_grad)
@@ -67,7 +65,7 @@ def symbol_logprobs(
 
 @torch.no_grad()
 def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> TokenRewardBatch:
-    """G draws at each of the last `places` symbols of windows (W, P + T), each in the text's context. uniforms: (W, G, T) in [0, 1)."""
+    """G draws at each of the last `places` symbols of windows (W, P + T), in the text's context. uniforms: (W, G, T)."""
     inputs, truth = windows[:, :-1], windows[:, None, -places:]
     hidden = states(model, inputs, places)
     logits = F.linear(hidden.flatten(0, 1), model.head_weight()).float()  # (W T, V)
@@ -81,10 +79,9 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
 def draw_fed_by_itself(
     model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0, credit: bool = True
 ) -> TokenRewardBatch:
-    """G continuations of each window's first P symbols by `places` symbols, compared with its last T. Sampling depends on the seed and on
-    first + the window's index.
+    """G continuations of each window's first P symbols by `places` symbols, compared with its last T.
 
-    credit: compute truth_logprobs, which costs a forward pass; else they are 0."""
+    Sampling depends on seed and first + the window's index. credit: compute truth_logprobs; else they are 0."""
     keys, prompts = range(first, first + len(windows)), windows[:, :-places].tolist()
     done = generate.sample(model, prompts, max_new_tokens=places, samples_per_prompt=group_size, seed=seed, keys=keys)
     drawn = torch.tensor([c.ids for c in done], device=windows.device)  # (W G, T)

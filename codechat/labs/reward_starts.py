@@ -1,9 +1,9 @@
 """REINFORCE from policies that are never, hardly, sometimes and mostly correct: the lab of notebooks 06, 29 and 31.
 
-A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The starts are one SFT run at four of its
-steps. Held-out requests use pairs of numbers that training never has. No tools stand in the prompt: the policy knows the eight by heart.
-`tools/reward_rows.py` trains the committed rows. A constant factor of the reward does nothing here, since AdamW divides it out; what remains is how the
-rewards weigh groups against each other.
+A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The
+starts are one SFT run at four of its steps. Held-out requests use pairs of numbers that training never has. No tools
+stand in the prompt. `tools/reward_rows.py` trains the committed rows. AdamW divides a constant factor of the reward out;
+what remains is how the rewards weigh groups against each other.
 
 Shapes: P problems, G completions each.
 """
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError, nearest
 from codechat.data import conversations
 from codechat.models import optim
 from codechat.models.config import GPTConfig
@@ -41,9 +40,6 @@ STARTS = ("base", "poor", "weak", "strong")
 TRAINING_REQUESTS, VOCABULARY, TAGS = 4000, 512, "reserved"
 SFT_ROWS, SFT_TOKENS, SFT_LR = 8, 128, 1e-2
 ROW_TOKENS, ROWS = 512, 8
-
-
-# ---------------------------------------------------------------- the task
 
 
 def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
@@ -111,14 +107,12 @@ class Setting:
             return rollout.collect(policy, self.task, problems, self.tokenizer, TAGS, **how)
 
 
-# ---------------------------------------------------------------- the runs
-
-
 def reshaped(score: Score, shape: str) -> float:
     """The reward of a scored call under a shape.
 
-    binary: 1 for the exact call. fractional: the share of arguments that match if the name is correct. tiered, as for programs: 0.05 for a call that
-    cannot be parsed, 0.15 + 0.85 f for a share f of its arguments. staircase: the task's score."""
+    binary: 1 for the exact call. fractional: the share of arguments that match if the name is correct. tiered, as for
+    programs: 0.05 for a call that cannot be parsed, 0.15 + 0.85 f for a share f of its arguments. staircase: the task's
+    score."""
     if shape == "staircase":
         return score.reward
     f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
@@ -126,8 +120,6 @@ def reshaped(score: Score, shape: str) -> float:
         return float(score.correct)
     if shape == "fractional":
         return f
-    if shape != "tiered":
-        raise ConfigError(f"shape {shape!r} is unknown{nearest(shape, SHAPES)}; shapes: {', '.join(SHAPES)}")
     if score.tier == "no_tag" or score.reward == 0:
         return 0.0
     return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
@@ -144,7 +136,7 @@ def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor, temper
 
 
 def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
-    """The starts of a seed: one SFT run on correct calls, at some of its steps; its learning rate falls from weak to strong."""
+    """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
     policy, starts = GPT(setting.model, seed=seed), {}
     told = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
     rows = [conversations.encode({"messages": m, "domain": "calls"}, setting.tokenizer, TAGS, SFT_TOKENS) for m in told]

@@ -4,10 +4,10 @@ parameters the points identify.
     law = fit(n, d, loss)          # sizes, tokens and losses of P training runs, arrays (P,)
     law.predict(n, d), law.residuals, law.region["a"]
 
-Given the exponents a, b and the floor E, the law is linear in A and B. The fit searches a grid of the three and solves for A and B, both at least 0: no
-start values and no local minima. `region` holds the range of each parameter among the fits that are not significantly worse than the best (F test of one
-parameter, 95 %). A parameter whose range touches the end of its grid is not identified. Deviation from the source: squared error of the loss instead of
-the Huber loss of its logarithm (ten points, no outlier).
+Given a, b and E the law is linear in A and B, so the fit searches a grid of the three: no start values, no local minima.
+`region` holds the range of each parameter among the fits that are not significantly worse than the best (F test of one
+parameter, 95 %); one whose range touches the end of its grid is not identified. Deviation from the source: squared error
+of the loss instead of the Huber loss of its logarithm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T_SQUARED = (161.4, 18.51, 10.13, 7.709, 6.608, 5.987, 5.591, 5.318, 5.117, 4.96
 
 @dataclass(frozen=True)
 class Law:
-    """E, A, B in nats per token; A and B are the terms of size and tokens at n0, d0 (geometric means). residuals: (P,) measured minus fitted."""
+    """E, A, B in nats per token, A and B at n0, d0 (geometric means). residuals: (P,) measured minus fitted."""
 
     E: float
     A: float
@@ -49,13 +49,12 @@ class Law:
 
 
 def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, size: bool = True) -> Law:
-    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError without at least one point more than parameters."""
+    """The law through points (P,), more than it has parameters. floor=False: E = 0; size=False: A = 0."""
     n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
     free = 2 + floor + 2 * size  # B and b; E; A and a
     if not len(n) == len(d) == len(loss) or len(n) <= free:
-        raise DataError(
-            f"{len(n)} sizes, {len(d)} token counts, {len(loss)} losses for a law of {free} parameters; at least {free + 1} points are required"
-        )
+        got = f"{len(n)} sizes, {len(d)} token counts, {len(loss)} losses"
+        raise DataError(f"{got} for a law of {free} parameters; at least {free + 1} points are required")
     n0, d0 = float(np.exp(np.log(n).mean())), float(np.exp(np.log(d).mean()))
     E = np.linspace(0, loss.min(), FLOORS, endpoint=False) if floor else np.zeros(1)
     a, b = (EXPONENTS if size else EXPONENTS[:1]), EXPONENTS
@@ -69,11 +68,15 @@ def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, s
     left = len(n) - free
     inside = errors <= errors.min() * (1 + T_SQUARED[min(left, len(T_SQUARED)) - 1] / left) + 1e-12
     grids = dict(E=E, A=A, B=B, a=a[:, None, None], b=b[:, None])
-    found = {name: np.broadcast_to(grid, errors.shape)[inside] for name, grid in grids.items()}
-    region = {name: (float(values.min()), float(values.max())) for name, values in found.items()}
+    near = {name: np.broadcast_to(grid, errors.shape)[inside] for name, grid in grids.items()}
+    region = {name: (float(values.min()), float(values.max())) for name, values in near.items()}
+    exponents, terms = (EXPONENTS[0], EXPONENTS[-1]), (0.0, np.inf)
+    ends = dict(a=exponents, b=exponents, E=(E[0], E[-1]), A=terms, B=terms)
+    fixed = ([] if floor else ["E"]) + ([] if size else ["A", "a"])
+    free_of_ends = (p for p, (lo, hi) in region.items() if p not in fixed and lo > ends[p][0] and hi < ends[p][1])
     residuals = loss - best["E"] - best["A"] * x[i] - best["B"] * y[j]
-    identified, values = _identified(region, E, floor, size), {k: float(v) for k, v in best.items()}
-    return Law(**values, n0=n0, d0=d0, residuals=residuals, region=region, identified=identified)
+    values = {k: float(v) for k, v in best.items()}
+    return Law(**values, n0=n0, d0=d0, residuals=residuals, region=region, identified=tuple(free_of_ends))
 
 
 def _two_columns(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,14 +89,6 @@ def _two_columns(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> tuple[np.ndarra
     gain_x, gain_y = alone_x * xr, alone_y * yr  # squared error that each column removes alone
     inner, only_x = (A >= 0) & (B >= 0), gain_x > gain_y
     return np.where(inner, A, np.where(only_x, alone_x, 0.0)), np.where(inner, B, np.where(only_x, 0.0, alone_y))
-
-
-def _identified(region: dict[str, tuple[float, float]], E: np.ndarray, floor: bool, size: bool) -> tuple[str, ...]:
-    """Parameters whose range ends before their grid does."""
-    exponents, terms = (EXPONENTS[0], EXPONENTS[-1]), (0.0, np.inf)
-    ends = dict(a=exponents, b=exponents, E=(E[0], E[-1]), A=terms, B=terms)
-    fixed = ({"E"} if not floor else set()) | ({"A", "a"} if not size else set())
-    return tuple(p for p, (lo, hi) in region.items() if p not in fixed and lo > ends[p][0] and hi < ends[p][1])
 
 
 def leave_one_out_errors(n: np.ndarray, d: np.ndarray, loss: np.ndarray, **kind: bool) -> np.ndarray:

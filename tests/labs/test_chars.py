@@ -1,9 +1,8 @@
-"""The character laboratory: the text, the dense reward and its advantages, the reference, denoising, the four objectives end to end."""
+"""The character laboratory: dense rewards and their advantages, denoising, the four objectives end to end."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -17,43 +16,41 @@ from learning import Claim, above, below, hold, lesson
 from raising import raising
 
 from codechat.core import config
-from codechat.core.errors import ConfigError, DataError
-from codechat.data import sources
+from codechat.core.errors import ConfigError
 from codechat.labs import chars as loop
 from codechat.labs import denoise, per_token_rewards
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, run
 from codechat.tasks import chars
-from codechat.text import tokenizer
 
-OBJECTIVES = ("supervised", "grpo", "ppo", "denoise")
 VERSE = "".join(
     f"the {a} of {b}\nand {b} is no {a}\n"
     for a, b in itertools.product(("rose", "king", "night", "sea"), ("thorn", "crown", "day", "land"))
 )
 
 
-def write_verse(home: Path) -> Path:
-    (home / "verse.txt").write_text(VERSE * 3)
-    return home / "verse.txt"
-
-
 def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
-    common = dict(objective=objective, source=str(write_verse(home)), model=dict(depth=1, n_embd=16, n_head=2, block_size=16), horizon=8,
-                  device_batch_size=4, group_size=4, max_tokens=8 * 4 * 6, feed="text", warmup_steps=1, eval_every=0, save_every=0,
-                  log_every=1, samples=2, kl_coef=0.01, kl_warmup_tokens=100, run_name=objective)  # fmt: skip
-    return config.from_dict(loop.CharsConfig, common | changes)
+    (home / "verse.txt").write_text(VERSE * 3)
+    common = dict(objective=objective, source=str(home / "verse.txt"), horizon=8, device_batch_size=4, group_size=4)
+    common |= dict(
+        model=dict(depth=1, n_embd=16, n_head=2, block_size=16), max_tokens=8 * 4 * 6, feed="text", samples=2
+    )
+    common |= dict(warmup_steps=1, eval_every=0, save_every=0, log_every=1, kl_coef=0.01, kl_warmup_tokens=100)
+    return config.from_dict(loop.CharsConfig, common | dict(run_name=objective) | changes)
 
 
 def random_model(seed: int = 0, **options: Any) -> GPT:
-    model, rng = (
-        GPT(GPTConfig(**(dict(depth=1, n_embd=16, n_head=2, block_size=16, vocab_size=9, n_tags=0) | options))),
-        torch.Generator().manual_seed(seed),
-    )
+    shape = dict(depth=1, n_embd=16, n_head=2, block_size=16, vocab_size=9, n_tags=0) | options
+    model, rng = GPT(GPTConfig(**shape)), torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.data = 0.3 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
     return model.eval()
+
+
+def logprobs_at(model: GPT, inputs: torch.Tensor, places: int) -> torch.Tensor:
+    """(R, T, V) of the last places."""
+    return model(inputs)[..., : model.cfg.n_ids].log_softmax(-1)[:, -places:]
 
 
 def windows_of(model: GPT, count: int, length: int, seed: int = 3) -> torch.Tensor:
@@ -64,9 +61,6 @@ def uniforms(*shape: int, seed: int = 5) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# ---------------------------------------------------------------- the text
-
-
 def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "verse.txt").write_text(VERSE)
     for symbols in ("chars", "bytes", "gpt2:1024"):
@@ -75,47 +69,19 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
         assert "".join(parts) == VERSE and parts[0].endswith("\n") and 0.05 < len(parts[1]) / len(VERSE) < 0.2
         assert int(text.symbol_bytes()[text.val].sum()) == len(parts[1].encode())
     assert text.tokenizer.n_vocab == 1024
-    alphabet = chars.load(str(tmp_path / "verse.txt"), "chars").tokenizer
-    assert alphabet.n_vocab == len(set(VERSE)) + 1 and tokenizer.from_dict(alphabet.to_dict()).encode(
-        "rose"
-    ) == alphabet.encode("rose")
-
-
-def test_the_hub_is_read_by_its_text_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    rows = [{"text": VERSE}]
-    monkeypatch.setattr(sources, "hub_rows", lambda name, **more: asked.append(name) or iter(rows))
-    assert chars.read_text("hub") == VERSE and asked[0].startswith("karpathy/tiny_shakespeare")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": part}) + "\n" for part in ("a\nb", "c")))
-    assert chars.read_text(str(tmp_path / "rows.jsonl")) == "a\nb\n\nc", "a local file reads the same"
-    rows[:] = [{"txt": VERSE}]
-    with raising(DataError, "'txt'", "text"):
-        chars.read_text("hub")
-
-
-def test_windows_are_parts_of_the_training_text_and_every_start_comes(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"{i:03d}\n" for i in range(40)))
-    text = chars.load(str(tmp_path / "a.txt"), "bytes")
-    found = text.draw_windows(4000, 5, torch.Generator().manual_seed(0))
     starts = {tuple(row) for row in text.train.unfold(0, 5, 1).tolist()}
-    assert {tuple(row) for row in found.tolist()} == starts
+    drawn = text.draw_windows(9000, 5, torch.Generator().manual_seed(0)).tolist()
+    assert {tuple(row) for row in drawn} == starts, "every start comes"
     held = text.val_windows(5, 4, 100)
-    assert held[:, -4:].flatten().tolist() == text.val[1 : 1 + 4 * len(held)].tolist(), (
-        "each held-out symbol is a target once"
-    )
-
-
-# ---------------------------------------------------------------- reward, advantage, reference
+    assert held[:, -4:].flatten().tolist() == text.val[1 : 1 + 4 * len(held)].tolist(), "each symbol is a target once"
 
 
 def test_dense_rewards_by_hand() -> None:
     drawn, truth = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 0, 3]])
     assert chars.dense_rewards(drawn, truth).tolist() == [[1, 0, 1]]
     assert chars.dense_rewards(drawn, truth, "plusminus1").tolist() == [[1, -1, 1]]
-    credit = torch.tensor([[-1.0, -2.0, -4.0]])
-    torch.testing.assert_close(
-        chars.dense_rewards(drawn, truth, partial=0.05, credit=credit), torch.tensor([[0.95, -0.1, 0.8]])
-    )
+    partial = chars.dense_rewards(drawn, truth, partial=0.05, credit=torch.tensor([[-1.0, -2.0, -4.0]]))
+    torch.testing.assert_close(partial, torch.tensor([[0.95, -0.1, 0.8]]))
 
 
 def test_advantages_compare_the_draws_of_one_place() -> None:
@@ -127,10 +93,6 @@ def test_advantages_compare_the_draws_of_one_place() -> None:
     torch.testing.assert_close(per_token_rewards.place_advantages(own, 2, "mean"), want.view(4, 1, 3))
     torch.testing.assert_close(per_token_rewards.place_advantages(rewards, 2, "leave_one_out"), 2 * want)
     assert per_token_rewards.group_by_place(rewards, 2).tolist() == [[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [1, 0]]
-    minus = 2 * rewards - 1
-    torch.testing.assert_close(per_token_rewards.place_advantages(minus, 2, "mean"), 2 * want)
-    zscores = [per_token_rewards.place_advantages(r, 2, "zscore") for r in (minus, rewards)]
-    torch.testing.assert_close(*zscores, atol=1e-5, rtol=0)
 
 
 def test_the_bigram_against_counts() -> None:
@@ -140,15 +102,6 @@ def test_the_bigram_against_counts() -> None:
     for a, b in itertools.product(range(V), range(V)):
         want = math.log((pairs[a, b] + 1) / (before[a] + V))
         assert float(table.logprobs(torch.tensor([[a]]), torch.tensor([[b]]))) == pytest.approx(want, abs=1e-6)
-
-
-# ---------------------------------------------------------------- draws
-
-
-def logprobs_at(model: GPT, inputs: torch.Tensor, places: int) -> torch.Tensor:
-    """(R, T, V) of the last places."""
-    logits = torch.nn.functional.linear(model.hidden(inputs), model.head_weight())
-    return logits[..., : model.cfg.n_ids].log_softmax(-1)[:, -places:]
 
 
 def test_the_draws_of_a_place_share_the_texts_context() -> None:
@@ -200,14 +153,10 @@ def test_partial_credit_of_the_true_symbol_cancels_where_the_text_feeds_and_not_
     text = per_token_rewards.draw_fed_by_text(model, windows, 6, 4, uniforms(2, 4, 6))
     own = per_token_rewards.draw_fed_by_itself(model, windows, 6, 4, seed=0)
     for batch, cancels in ((text, True), (own, False)):
-        rewards = [
-            chars.dense_rewards(batch.drawn, batch.truth, partial=w, credit=batch.truth_logprobs) for w in (0, 0.05)
-        ]
+        how = dict(drawn=batch.drawn, truth=batch.truth, credit=batch.truth_logprobs)
+        rewards = (chars.dense_rewards(**how, partial=weight) for weight in (0, 0.05))
         plain, partial = (per_token_rewards.place_advantages(r, 4, "mean") for r in rewards)
         assert (float((partial - plain).abs().max()) < 1e-6) == cancels
-
-
-# ---------------------------------------------------------------- denoising
 
 
 def test_masks_cover_the_places_and_never_the_prompt_and_every_count_is_as_likely() -> None:
@@ -219,9 +168,7 @@ def test_masks_cover_the_places_and_never_the_prompt_and_every_count_is_as_likel
         counts = denoise.mask_counts(torch.arange(700), 700, 7, offset)
         assert torch.bincount(counts, minlength=8).tolist() == pytest.approx([0] + [100] * 7, abs=1)
     both = [denoise.mask_counts(part, 10, 7, 0.4) for part in (torch.arange(5), torch.arange(5, 10))]
-    assert torch.equal(torch.cat(both), denoise.mask_counts(torch.arange(10), 10, 7, 0.4)), (
-        "ranks take parts of the same counts"
-    )
+    assert torch.equal(torch.cat(both), denoise.mask_counts(torch.arange(10), 10, 7, 0.4)), "ranks take parts of them"
 
 
 @torch.no_grad()
@@ -229,18 +176,14 @@ def test_the_bound_is_the_mean_over_all_orders_of_the_chain_rule() -> None:
     """All counts and ranks of three places, against all six orders in which a chain of single symbols can be filled in."""
     model = random_model(causal=False, n_tags=1, vocab_size=5)
     window, orders = windows_of(model, 1, 4), list(itertools.permutations(range(3)))
-    bounds = [
-        float(denoise.bound(model, window, torch.tensor([m]), torch.tensor([ranks])))
-        for ranks in orders
-        for m in (1, 2, 3)
-    ]
+    masked = itertools.product(orders, (1, 2, 3))
+    bounds = [float(denoise.bound(model, window, torch.tensor([m]), torch.tensor([ranks]))) for ranks, m in masked]
     mask, chains = model.cfg.n_ids - 1, []
     for order in orders:
         ids, nats = window.clone(), 0.0
         ids[:, 1:] = mask
         for place in order:
-            logits = torch.nn.functional.linear(model.hidden(ids)[0, 1 + place], model.head_weight())
-            nats -= float(logits.log_softmax(-1)[window[0, 1 + place]])
+            nats -= float(model(ids)[0, 1 + place].log_softmax(-1)[window[0, 1 + place]])
             ids[0, 1 + place] = window[0, 1 + place]
         chains.append(nats)
     assert sum(bounds) / len(bounds) == pytest.approx(sum(chains) / len(chains), rel=1e-5)
@@ -253,48 +196,34 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
     mask, prompt = model.cfg.n_ids - 1, torch.tensor([[1]])
 
     def p(ids: list[int], place: int) -> torch.Tensor:
-        hidden = model.hidden(torch.tensor([ids]))[0, place]
-        return torch.nn.functional.linear(hidden, model.head_weight())[:mask].softmax(-1)
+        return model(torch.tensor([ids]))[0, place, :mask].softmax(-1)
 
     want = torch.zeros(3, 3)
     for a, b in itertools.product(range(3), range(3)):
-        want[a, b] = (
-            p([1, mask, mask], 1)[a] * p([1, a, mask], 2)[b] + p([1, mask, mask], 2)[b] * p([1, mask, b], 1)[a]
-        ) / 2
+        left_first = p([1, mask, mask], 1)[a] * p([1, a, mask], 2)[b]
+        want[a, b] = (left_first + p([1, mask, mask], 2)[b] * p([1, mask, b], 1)[a]) / 2
     found = denoise.fill_in(model, prompt.expand(n, 1), 2, passes=2, rng=torch.Generator().manual_seed(0))
     assert (found[:, 0] == 1).all() and found.max() < mask
     freq = (found[:, 1] * 3 + found[:, 2]).bincount(minlength=9).view(3, 3) / n
     torch.testing.assert_close(freq, want, atol=4 * 0.5 / n**0.5, rtol=0)
 
 
-# ---------------------------------------------------------------- the loop
-
-
-@pytest.mark.parametrize(
-    "objective, feed, epochs, per_step",
-    [("supervised", "own", 1, 32), ("grpo", "own", 1, 128), ("ppo", "own", 2, 256), ("ppo", "text", 2, 64)],
-)
-def test_all_objectives_end_at_the_same_count_of_places(
-    home: Path, objective: str, feed: str, epochs: int, per_step: int
-) -> None:
-    cfg = settings(home, objective, feed=feed, inner_epochs=epochs, max_tokens=512)
-    assert cfg.tokens_per_step() == per_step and cfg.tokens_per_step(2) == 2 * per_step
-    found, text = loop.train(cfg).metrics(), chars.load(cfg.source, "chars")
-    assert len(found) == 512 // per_step and found["tokens"].iloc[-1] == 512
-    assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), "its own symbols are no text"
-
-
-@pytest.mark.parametrize("prompt_len", [1, 4])
-def test_only_the_horizon_is_learned(home: Path, prompt_len: int) -> None:
-    """The loss at step one is that of an untrained model over the horizon's symbols alone."""
-    cfg = settings(home, "supervised", prompt_len=prompt_len)
-    found = float(loop.train(cfg).metrics()["train_loss"].iloc[0])
-    text = chars.load(cfg.source, "chars")
-    model = GPT(replace(cfg.shape, vocab_size=text.tokenizer.n_vocab), seed=0)
-    windows = text.draw_windows(4, prompt_len + 8, torch.Generator().manual_seed(2))
-    logits = torch.nn.functional.linear(model.hidden(windows[:, :-1]), model.head_weight())[:, -8:]
-    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, -8:].flatten())
-    assert found == pytest.approx(float(nats.detach()), rel=1e-5)
+def test_all_objectives_end_at_the_same_count_of_places(home: Path) -> None:
+    """And supervised learning begins at the loss of an untrained model."""
+    for objective, feed, epochs, per_step in (
+        *(("supervised", "own", 1, 32), ("grpo", "own", 1, 128)),
+        *(("ppo", "own", 2, 256), ("ppo", "text", 2, 64)),
+    ):
+        cfg = settings(home, objective, feed=feed, inner_epochs=epochs, max_tokens=512, run_name=f"{objective}-{feed}")
+        assert cfg.tokens_per_step() == per_step and cfg.tokens_per_step(2) == 2 * per_step
+        found, text = loop.train(cfg).metrics(), chars.load(cfg.source, "chars")
+        assert len(found) == 512 // per_step and found["tokens"].iloc[-1] == 512
+        assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), "own symbols are no text"
+        if objective == "supervised":
+            windows = text.draw_windows(4, 9, torch.Generator().manual_seed(2))
+            model = GPT(replace(cfg.shape, vocab_size=text.tokenizer.n_vocab), seed=0)
+            nats = float(model.loss(windows[:, :-1], windows[:, 1:]).detach())
+            assert found["train_loss"].iloc[0] == pytest.approx(nats, rel=1e-5)
 
 
 @lesson("supervised", "denoise")
@@ -313,10 +242,8 @@ def test_supervised_learning_learns_and_denoising_too(home: Path) -> None:
 
 @lesson("grpo", "ppo")
 def predict_verse_for_rewards(objective: str, home: Path, seed: int) -> list[Claim]:
-    how = dict(
-        max_tokens=32 * 500, eval_every=500, lr=5e-3, kl_coef=0.0, entropy_coef=0.02, log_every=100, group_size=8
-    )
-    cfg = settings(home, objective, seed=seed, **how)
+    how = dict(max_tokens=32 * 500, eval_every=500, lr=5e-3, kl_coef=0.0, entropy_coef=0.02, log_every=100)
+    cfg = settings(home, objective, seed=seed, group_size=8, **how)
     first, last = loop.train(cfg).evals()["val_accuracy"].iloc[[0, -1]]
     text = chars.load(cfg.source, "chars")
     commonest = float(text.val.bincount().max()) / len(text.val)
@@ -353,19 +280,6 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
         assert_same_weights(start, found)
 
 
-def test_partial_credit_does_not_hide_that_no_draw_is_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every place seems to have a signal, since its draws were made in different contexts; none of them is right."""
-    real = per_token_rewards.draw_fed_by_itself
-
-    def draw(*args: Any, **more: Any) -> per_token_rewards.TokenRewardBatch:
-        batch = real(*args, **more)
-        return replace(batch, drawn=(batch.truth + 1).expand_as(batch.drawn) % 5)
-
-    monkeypatch.setattr(per_token_rewards, "draw_fed_by_itself", draw)
-    found = loop.train(settings(home, "grpo", feed="own", partial_logprob=0.05, max_tokens=128)).metrics()
-    assert found["frac_zero_std_groups"].eq(1).all() and found["adv_abs_mean"].gt(0).all()
-
-
 @lesson()
 def continue_by_rewards(home: Path, seed: int) -> list[Claim]:
     loop.train(settings(home, "supervised", max_tokens=32 * 200, lr=1e-2, seed=seed))
@@ -382,23 +296,17 @@ def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
     assert run.Run.open("supervised").status["status"] == "finished"
 
 
-def test_the_command(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = f"--objective ppo --source {write_verse(home)} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2 --max-tokens 64"
-    words += " --model.depth 1 --model.n-embd 16 --model.n-head 2 --model.attention mla --run-name cli"
-    assert loop.main(words.split()) == 0
-    found = run.Run.open("cli")
-    assert found.status["status"] == "finished" and len(found.samples()) >= 4 and found.evals()["val_loss"].iloc[-1] > 0
+def test_the_command(home: Path) -> None:
+    source = settings(home, "ppo").source
+    words = f"--objective ppo --source {source} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2"
+    words += " --max-tokens 64 --model.depth 1 --model.n-embd 16 --model.n-head 2 --model.attention mla --run-name cli"
+    assert loop.main(words.split()) == 0 and run.Run.open("cli").evals()["val_loss"].iloc[-1] > 0
 
 
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
-    more = {
-        "supervised": {},
-        "denoise": {},
-        "grpo": dict(feed="own", max_tokens=32 * 4 * 6, partial_logprob=0.05),
-        "ppo": dict(minibatches=2),
-    }
-    cfgs = [settings(home, o, **more[o], eval_every=3) for o in OBJECTIVES]
+    more = {"grpo": dict(feed="own", max_tokens=32 * 4 * 6, partial_logprob=0.05), "ppo": dict(minibatches=2)}
+    cfgs = [settings(home, o, **more.get(o, {}), eval_every=3) for o in ("supervised", "denoise", "grpo", "ppo")]
     for one, two in train_one_and_two(home, *cfgs):
         assert_close_curves(one, two, *(name for name in LEARNED if name in one.metrics()))
         assert one.evals()["val_loss"].tolist() == pytest.approx(two.evals()["val_loss"].tolist(), rel=1e-3), one.name

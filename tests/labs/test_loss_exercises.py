@@ -36,21 +36,19 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("name", EXERCISES)
-def test_every_solution_is_correct_and_its_negative_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    solution = solved()[name]
-    assert check(solution) == CORRECT and capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
-    with raising(AssertionError, name, 1, 6, "sign"):
-        check(named(name, lambda **case: -solution(**case)))
-
-
-@pytest.mark.parametrize("name", [name for name, exercise in EXERCISES.items() if exercise.learns])
-def test_correct_values_with_wrong_gradients_fail(name: str) -> None:
-    solution, first = solved()[name], EXERCISES[name].learns[0]
-    with raising(AssertionError, name, first):
-        check(named(name, lambda **case: solution(**case).detach()))
-    with raising(AssertionError, name, "gradient", first):
-        check(named(name, lambda **case: solution(**case) + 0.1 * (case[first] - case[first].detach()).sum()))
+def test_every_solution_is_correct_and_wrong_values_signs_and_gradients_fail(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, solution in solved().items():
+        assert check(solution) == CORRECT and capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
+        with raising(AssertionError, name, 1, 6, "sign"):
+            check(named(name, lambda **case: -solution(**case)))
+        if learns := EXERCISES[name].learns:
+            with raising(AssertionError, name, learns[0]):
+                check(named(name, lambda **case: solution(**case).detach()))
+            with raising(AssertionError, name, "gradient", learns[0]):
+                extra = lambda case: 0.1 * (case[learns[0]] - case[learns[0]].detach()).sum()  # noqa: E731
+                check(named(name, lambda **case: solution(**case) + extra(case)))
 
 
 def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,12 +58,11 @@ def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None
     for name, empty in (("dpo_loss", raises), ("gae", lambda **case: None), ("kl_k3", lambda **case: ...)):
         assert check(named(name, empty)) == EMPTY
         assert capsys.readouterr().out == f"{name}: not filled in yet\n"
-    with pytest.raises(ConfigError, match="'dpo_loss'"):
+    with pytest.raises(ConfigError):
         check(named("dpo_los", raises))
-    with pytest.raises(AssertionError, match="float.*tensor"):
-        check(named("entropy", lambda **case: 1.0))
-    with pytest.raises(AssertionError, match="shape"):
-        check(named("dpo_loss", lambda **case: case["chosen"].sum()))
+    for wrong in (lambda **case: 1.0, lambda **case: case["chosen"].sum()):
+        with pytest.raises(AssertionError):
+            check(named("dpo_loss", wrong))
 
 
 def test_both_notebooks_hold_the_same_exercises_and_the_first_no_solution() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import reward_ablation
 import torch
-from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.labs import reward_starts
@@ -27,10 +26,10 @@ from codechat.text import chat, tokenizer
 
 TOK = tokenizer.load("gpt2:512")
 GOLD = {"name": "add", "arguments": {"a": 12, "b": 7}}
-TEXTS = {
-    "full": chat.format_call("add", {"a": 12, "b": 7}), "partial": chat.format_call("add", {"a": 12, "b": 8}), "name_only": chat.format_call("add", {}),
-    "wrong_name": chat.format_call("sub", {"a": 12, "b": 7}), "bad_json": "<functioncall> {oh", "no_tag": "No.",
-}  # fmt: skip
+CALLS = dict(full=GOLD, partial=dict(name="add", arguments={"a": 12, "b": 8}), name_only=dict(name="add", arguments={}))
+CALLS |= dict(wrong_name=GOLD | {"name": "sub"})
+TEXTS = {name: chat.format_call(**call) for name, call in CALLS.items()}
+TEXTS |= dict(bad_json="<functioncall> {oh", no_tag="No.")
 
 
 def loaded(tags: str = "reserved") -> LoadedModel:
@@ -48,20 +47,18 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     ids = [chat.completion_ids(t, TOK, tags) for t in texts]
     completions = [generate.Completion(ids=i, logprobs=[-1.0] * len(i), stop="stop") for i in ids]
     scores = [score_call(t, GOLD) for t in texts]
-    prompt = chat.prompt(problem.messages, TOK, tags)
-    return rollout.RolloutBatch(
-        [problem] * len(groups), [prompt] * len(groups), completions, texts, scores, len(groups[0])
-    )
+    n, prompt = len(groups), chat.prompt(problem.messages, TOK, tags)
+    return rollout.RolloutBatch([problem] * n, [prompt] * n, completions, texts, scores, len(groups[0]))
 
 
-@pytest.mark.parametrize("shape, rewards", [
-    ("binary", dict(full=1, partial=0, name_only=0, wrong_name=0, bad_json=0, no_tag=0)),
-    ("fractional", dict(full=1, partial=0.5, name_only=0, wrong_name=0, bad_json=0, no_tag=0)),
-    ("tiered", dict(full=1, partial=0.575, name_only=0.15, wrong_name=0.15, bad_json=0.05, no_tag=0)),
-    ("staircase", dict(full=1, partial=0.775, name_only=0.55, wrong_name=0.35, bad_json=0.15, no_tag=0)),
-])  # fmt: skip
-def test_shapes_in_closed_form(shape: str, rewards: dict[str, float]) -> None:
-    assert {n: round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
+def test_shapes_in_closed_form() -> None:
+    for shape, rewards in (
+        ("binary", (1, 0, 0, 0, 0, 0)),
+        ("fractional", (1, 0.5, 0, 0, 0, 0)),
+        ("tiered", (1, 0.575, 0.15, 0.15, 0.05, 0)),
+        ("staircase", (1, 0.775, 0.55, 0.35, 0.15, 0)),
+    ):
+        assert tuple(round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()) == rewards
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
@@ -85,9 +82,8 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     for i, part in zip(ids, parts, strict=True):
         spelled[part] += chat.decode([i], TOK)
     assert spelled["tag"].strip() == "<functioncall>" and spelled["end"].strip() == "<|end|>" and not spelled["prose"]
-    assert (
-        spelled["name"].startswith("add") and '"a": 12, "b": 7' in spelled["arguments"] and '"name"' in spelled["form"]
-    )
+    assert spelled["name"].startswith("add") and '"name"' in spelled["form"]
+    assert '"a": 12, "b": 7' in spelled["arguments"]
     assert set(reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
     assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
 
@@ -113,6 +109,6 @@ def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root:
     assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
     with pytest.raises(MissingFile):
         reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
-    with raising(ConfigError, 64, 1, 2):
+    with pytest.raises(ConfigError):
         reward_ablation.AblationConfig(ckpt=("tiny",), group_size=1)
     assert not (runs_root / "runs" / "other").exists()

@@ -51,9 +51,8 @@ def test_the_vocabulary_spells_every_request_and_every_correct_answer_is_exact(s
 def test_rows_have_every_request_and_a_second_start_trains_only_what_was_cut(setting: Setting, tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
     rows = reward_rows.train(path, setting, plan(), 5, "reinforce")
-    assert [(r["start"], r["reward"]) for r in rows] == [
-        *itertools.product(("base", "strong"), ("binary", "staircase"))
-    ]
+    runs = list(itertools.product(("base", "strong"), ("binary", "staircase")))
+    assert [(r["start"], r["reward"]) for r in rows] == runs
     for row in rows:
         assert len(row["after"]["greedy"]) == len(row["after"]["correct"]) == 4
         assert all(0 <= c <= 2 for c in row["after"]["correct"]) and sum(row["after"]["tiers"].values()) == 8
