@@ -75,7 +75,7 @@ colours = dict(zip(CATEGORIES, palette)) | {"reserve": "#c8c8c8"}
 recomputing = GPTConfig(**PRESETS["8b"], recompute="blocks")
 cfg = PretrainConfig(run_name="big", model=recomputing, optimizer="adamw", device_batch_size=4, grad_accum=2, max_steps=30_000, lr=1.5e-4,
                      warmup_steps=1000)
-planned = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
+planned = planner.from_settings(cfg, gpus=8, gpu=gpu, price=price)
 with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
     found = planner.make(planned)
 found

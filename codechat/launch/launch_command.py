@@ -34,8 +34,6 @@ from codechat.launch.recipes import RECIPES, Bound, find_scale
 from codechat.runs import paths
 from codechat.runs.paths import name_of, read_status, runs_dir
 
-# ---- a run
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(launcher.Machines):
@@ -45,53 +43,6 @@ class LaunchConfig(launcher.Machines):
     action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
     start: bool = opt(False, "start it at once")
     now: bool = opt(False, "stop: kill instead of asking to save")
-
-
-def write(cfg: LaunchConfig, words: list[str]) -> None:
-    if not cfg.what:
-        raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}), a recipe (v6) or a run")
-    if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
-        raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
-    commands = {entry.command: id for id, entry in LAUNCHABLE.items()}
-    entry = registry.find(commands.get(cfg.what, cfg.what), LAUNCHABLE)
-    settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
-    written = launcher.write(settings, **{f.name: getattr(cfg, f.name) for f in fields(launcher.Machines)})
-    print(written)
-    if cfg.start:
-        launcher.start(written)
-        print(f"started; codechat launch {written.name} tail")
-
-
-def run_main(argv: list[str]) -> int:
-    """`codechat launch LOOP` or RUN."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
-    if cfg.action == "write":
-        write(cfg, argv[at + 1 :])
-        return 0
-    if at < len(argv):
-        raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")
-    if cfg.action == "tail":
-        return int(launcher.attach(cfg.what)["status"] in FAILED)
-    if cfg.action == "status":
-        state = launcher.status(cfg.what)
-        print_rows(state)
-        return int(state["status"] in FAILED)
-    if cfg.action == "start":
-        print(f"started; codechat launch {name_of(launcher.start(cfg.what))} tail")
-    else:
-        print(f"{cfg.what}: {launcher.stop(cfg.what, now=cfg.now)}")
-    return 0
-
-
-def print_rows(rows: Mapping[str, Any]) -> None:
-    for key, value in rows.items():
-        print(f"  {key:<20}{'' if value is None else value}".rstrip())
-
-
-# ---- a recipe
-
-ACTIONS = ("start", "status", "tail", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +57,105 @@ class RecipeLaunch(runner.RecipeConfig):
         """Where process and logs of this launch lie."""
         return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
 
-    @property
-    def for_run(self) -> runner.RecipeConfig:
-        """The part of it that `codechat run` takes."""
-        values = {f.name: getattr(self, f.name) for f in fields(runner.RecipeConfig)}
-        if self.action not in ACTIONS:
-            if self.from_stage not in (None, self.action):
-                raise ConfigError(f"start from {self.action} or from {self.from_stage}? leave out --from")
-            values["from_stage"] = self.action
-        if self.logs:
-            raise ConfigError(f"--logs {self.logs}: a launched recipe logs to {self.logs_at}; leave it out")
-        return runner.RecipeConfig(**values | {"logs": self.logs_at})
+
+def main(argv: list[str]) -> int:
+    """`codechat launch`; 1 where `status` or `tail` find a failure. A loop or a run of the name of a recipe comes first."""
+    what = argv[0] if argv and argv[0] not in LAUNCHABLE else ""
+    is_recipe = what.endswith(".toml") or what in RECIPES and not paths.exists(what)
+    return recipe_main(argv) if is_recipe else run_main(argv)
+
+
+def print_rows(rows: Mapping[str, Any]) -> int:
+    """Print a status; 1 where it is one of a failure."""
+    for key, value in rows.items():
+        print(f"  {key:<20}{'' if value is None else value}".rstrip())
+    return int(rows["status"] in FAILED)
+
+
+# ---- a run
+
+
+def run_main(argv: list[str]) -> int:
+    """`codechat launch LOOP` or RUN."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
+    if cfg.action == "write":
+        written = write(cfg, argv[at + 1 :])
+        print(written)
+        if not cfg.start:
+            return 0
+    elif at < len(argv):
+        raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")
+    if cfg.action == "tail":
+        return int(launcher.attach(cfg.what)["status"] in FAILED)
+    if cfg.action == "status":
+        return print_rows(launcher.status(cfg.what))
+    if cfg.action == "stop":
+        print(f"{cfg.what}: {launcher.stop(cfg.what, now=cfg.now)}")
+    else:
+        path = launcher.start(written.path if cfg.start else cfg.what)
+        print(f"started; codechat launch {name_of(path)} tail")
+    return 0
+
+
+def write(cfg: LaunchConfig, words: list[str]) -> launcher.Written:
+    commands = {entry.command: id for id, entry in LAUNCHABLE.items()}
+    if cfg.what and paths.exists(cfg.what) and cfg.what not in commands:
+        raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
+    entry = registry.find(commands.get(cfg.what, cfg.what), LAUNCHABLE)
+    settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
+    return launcher.write(settings, **{f.name: getattr(cfg, f.name) for f in fields(launcher.Machines)})
+
+
+# ---- a recipe
+
+
+def recipe_main(argv: list[str]) -> int:
+    """`codechat launch RECIPE`."""
+    cfg = config.parse(RecipeLaunch, argv, prog="codechat launch RECIPE", epilog=__doc__)
+    if cfg.action not in ("status", "tail", "stop"):
+        print(f"started; logs: {start(cfg)}; codechat launch {cfg.recipe} tail")
+        return 0
+    where = begun(cfg)
+    if cfg.action == "stop":
+        print(f"{cfg.recipe}: {stop(where, now=cfg.now)}")
+        return 0
+    if cfg.action == "tail":
+        logs = lambda: sorted(where.glob("*.log"), key=lambda p: p.stat().st_mtime)  # noqa: E731
+        launcher.follow(launcher.new_lines(logs, lambda: bool(launcher.process_of(where)), 1.0), cfg.recipe)
+    return print_rows(status(where))
+
+
+def start(cfg: RecipeLaunch) -> Path:
+    """Start `codechat run` in a session of its own; returns the folder of its logs at once. ConfigError for what `codechat run` would
+    reject, RunError where the recipe runs already."""
+    where, values = cfg.logs_at, {f.name: getattr(cfg, f.name) for f in fields(runner.RecipeConfig)}
+    bound = cfg.bound
+    if cfg.action != "start":
+        stages = [b.stage.name for b in bound]
+        if cfg.action not in stages or cfg.from_stage not in (None, cfg.action):
+            raise ConfigError(f"{cfg.action!r} with --from {cfg.from_stage}: neither an action nor the stage to start from"
+                              f"{nearest(cfg.action, stages)}")  # fmt: skip
+        values["from_stage"] = cfg.action
+    if cfg.logs:
+        raise ConfigError(f"--logs {cfg.logs}: a launched recipe logs to {where}; leave it out")
+    command = runner.RecipeConfig(**values | {"logs": where})
+    runner.pending(bound, runner.Ledger.read(cfg.folder / "stages.json"), command)
+    runner.check_parents(bound, command)
+    if find_scale(cfg.scale) and not cfg.yes:
+        raise ConfigError(f"a detached recipe cannot ask; `codechat run {cfg.recipe} --scale {cfg.scale}` prints the plan, --yes starts it")  # fmt: skip
+    if process := launcher.process_of(where):
+        raise RunError(f"recipe {cfg.recipe} runs as process {process['pid']} on {process['host']}; "
+                       f"stop it first: codechat launch {cfg.recipe} stop")  # fmt: skip
+    where.mkdir(parents=True, exist_ok=True)
+    write_json(where / "settings.json", config.plain(command))
+    words = [sys.executable, "-m", "codechat", "run", "--config", str(where / "settings.json")]
+    launcher.start_detached(words, where, "recipe.log")
+    return where
 
 
 def begun(cfg: RecipeLaunch) -> Path:
-    """The folder of a launch that was begun: the one that scale and seed name, else the newest. MissingFile where there is none."""
+    """The folder of a launch that was begun: the one that scale and seed name, else the newest."""
     name, files = Path(cfg.recipe).stem, [cfg.logs_at / "process.json"]
     if not (cfg.scale or cfg.seed):
         patterns = (f"*/launch/{name}/process.json", f"*/launch/{name}-s*/process.json")
@@ -130,31 +165,6 @@ def begun(cfg: RecipeLaunch) -> Path:
     return files[-1].parent
 
 
-def start(cfg: RecipeLaunch) -> Path:
-    """Start `codechat run` in a session of its own; returns its folder at once. ConfigError for what `codechat run` would reject, RunError where the
-    recipe runs already."""
-    command, where = cfg.for_run, cfg.logs_at
-    bound = command.bound
-    words = (*ACTIONS, *(b.stage.name for b in bound))
-    if cfg.action not in words:
-        raise ConfigError(
-            f"{cfg.action!r} is neither an action nor a stage of {cfg.recipe}{nearest(cfg.action, words)}"
-        )
-    runner.pending(bound, runner.Ledger.read(cfg.folder / "stages.json"), command)
-    runner.check_parents(bound, command)
-    if find_scale(cfg.scale) and not cfg.yes:
-        raise ConfigError(f"a detached recipe cannot ask; `codechat run {cfg.recipe} --scale {cfg.scale}` prints the plan and asks, "
-                          "--yes starts it")  # fmt: skip
-    if process := launcher.process_of(where):
-        raise RunError(f"recipe {cfg.recipe} runs as process {process['pid']} on {process['host']}; "
-                       f"stop it first: codechat launch {cfg.recipe} stop")  # fmt: skip
-    where.mkdir(parents=True, exist_ok=True)
-    write_json(where / "settings.json", config.plain(command))
-    command_line = [sys.executable, "-m", "codechat", "run", "--config", str(where / "settings.json")]
-    launcher.start_detached(command_line, where, "recipe.log")
-    return where
-
-
 def stages_of(where: Path) -> tuple[list[Bound], runner.Ledger, runner.RecipeConfig]:
     """The stages of a launch as it was started, and what is finished of them."""
     cfg = config.from_dict(runner.RecipeConfig, read_json(where / "settings.json"))
@@ -162,15 +172,17 @@ def stages_of(where: Path) -> tuple[list[Bound], runner.Ledger, runner.RecipeCon
 
 
 def status(where: Path) -> dict[str, Any]:
-    """{recipe, status, reason, process, logs, stages: {name: state}} of a launch that was begun."""
+    """{recipe, status, reason, process, logs, then the state of each stage}; what did not finish has the state of the stage where it ended."""
     process, (bound, ledger, cfg) = launcher.process_of(where), stages_of(where)
     states = {b.name: _state(b, ledger) for b in bound}
     left, _ = runner.pending(bound, ledger, replace(cfg, from_stage=None, force=()))
-    done = all(states[b.name] == "skipped" for b in bound if b.stage.name in left)
-    state = "running" if process else "finished" if done else "stopped"
-    reason = launcher.error_line(where / "recipe.log") if state == "stopped" else None
+    state, reason = "running" if process else "finished", None
+    if not process and any(states[b.name] != "skipped" for b in bound if b.stage.name in left):
+        reason = launcher.error_line(where / "recipe.log") or ""
+        ended = [state for state in (*FAILED, "stopped") if state in states.values()]
+        state = ended[0] if ended else "failed" if reason.startswith("error: ") else "stopped"
     about = {"recipe": cfg.recipe, "status": state, "reason": reason, "process": process["pid"] if process else None}
-    return about | {"logs": where, "stages": states}
+    return about | {"logs": where} | states
 
 
 def _state(b: Bound, ledger: runner.Ledger) -> str:
@@ -178,58 +190,18 @@ def _state(b: Bound, ledger: runner.Ledger) -> str:
         return "finished"
     if b.when and not any(paths.ROOT.glob(b.when)):
         return "skipped" if ledger.rows and all(need in ledger.rows for need in b.stage.needs) else "waiting"
-    name = getattr(b.cfg, "run_name", None)
-    state = read_status(runs_dir() / name)["status"] if name and paths.exists(name) else "waiting"
+    state = read_status(runs_dir() / b.run_name)["status"] if b.run_name and paths.exists(b.run_name) else "waiting"
     return "waiting" if state == "finished" else state  # finished with other settings
 
 
-def stop(cfg: RecipeLaunch, timeout_s: float = SAVE_S) -> str:
+def stop(where: Path, *, now: bool = False, timeout_s: float = SAVE_S) -> str:
     """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first. RunError where nothing runs."""
-    where = begun(cfg)
-    process, bound = launcher.process_of(where), stages_of(where)[0]
+    process, (bound, _, cfg) = launcher.process_of(where), stages_of(where)
     if process:
-        launcher.end(f"recipe {cfg.recipe}", process, cfg.now, timeout_s)
-    runs = [name for b in bound if (name := getattr(b.cfg, "run_name", None)) and (runs_dir() / name).is_dir()]
-    launched = [name for name in runs if launcher.process_of(runs_dir() / name)]
+        launcher.end(f"recipe {cfg.recipe}", process, now, timeout_s)
+    launched = [b.run_name for b in bound if b.run_name and launcher.process_of(runs_dir() / b.run_name)]
     for name in launched:
-        launcher.stop(name, now=cfg.now, timeout_s=timeout_s)
+        launcher.stop(name, now=now, timeout_s=timeout_s)
     if not (process or launched):
         raise RunError(f"recipe {cfg.recipe} is not running")
     return status(where)["status"]
-
-
-def tail(where: Path, every_s: float = 1.0) -> None:
-    """Print what the logs hold and get, until the recipe ends. An interrupt ends the following, not the recipe."""
-    logs = lambda: sorted(where.glob("*.log"), key=lambda p: p.stat().st_mtime)  # noqa: E731
-    launcher.follow(launcher.new_lines(logs, lambda: launcher.process_of(where) is not None, every_s), where.name)
-
-
-def has_failed(state: Mapping[str, Any]) -> bool:
-    """Whether a status is that of a recipe that ended with an error, or in a stage that failed; not of one that was stopped."""
-    error = (state["reason"] or "").startswith("error: ")
-    return state["status"] == "stopped" and (error or any(s in FAILED for s in state["stages"].values()))
-
-
-def recipe_main(argv: list[str]) -> int:
-    """`codechat launch RECIPE`; 1 where `status` or `tail` find that it failed."""
-    cfg = config.parse(RecipeLaunch, argv, prog="codechat launch RECIPE", epilog=__doc__)
-    if cfg.action == "stop":
-        print(f"{cfg.recipe}: {stop(cfg)}")
-    elif cfg.action in ("status", "tail"):
-        where = begun(cfg)
-        if cfg.action == "tail":
-            tail(where)
-        state = status(where)
-        if cfg.action == "status":
-            print_rows({k: v for k, v in state.items() if k != "stages"} | state["stages"])
-        return int(has_failed(state))
-    else:
-        print(f"started; logs: {start(cfg)}; codechat launch {cfg.recipe} tail")
-    return 0
-
-
-def main(argv: list[str]) -> int:
-    """`codechat launch`; 1 where `status` or `tail` find a failure. A loop or a run of the name of a recipe comes first."""
-    what = argv[0] if argv and argv[0] not in LAUNCHABLE else ""
-    is_recipe = what.endswith(".toml") or what in RECIPES and not paths.is_run(runs_dir() / what)
-    return recipe_main(argv) if is_recipe else run_main(argv)

@@ -6,25 +6,18 @@
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
     codechat plan --list                                       the GPUs
 
-Memory is that of a training step of one device on fake tensors (`step_memory`), divided by shards, and of an evaluation, plus a stated
-reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per token over a
-stated share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases, and no time: the policy
-decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
+Memory is that of a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead
+of their use are left. Time is FLOPs per token over a stated share of the data sheet's peak (MFU). Of RL, memory is planned for both phases,
+and no time: the policy decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
 """
 
 from __future__ import annotations
 
-import html
 import math
-import time
 from bisect import bisect_left
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
 
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_json
@@ -50,10 +43,11 @@ HEADROOM = 0.08  # of the usable memory: predictions may be that far below what 
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
 RL_LOOPS = ("reinforce", "grpo", "ppo")
+MOST_ROWS = 1024  # per microbatch, where the search ends
 PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
 STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
-RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
+RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +69,14 @@ class PlanConfig(config.Settings):
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
     mfu: float | None = opt(
-        None,
-        f"share of the stated peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}",
-        least=0.01,
-        most=1,
-    )
+        None, f"share of the peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}", least=0.01, most=1
+    )  # fmt: skip
     group_size: int = opt(16, "rl: completions per problem", least=1)
     max_new_tokens: int = opt(64, "rl: longest completion, tokens", least=1)
-    row_tokens: int = opt(
-        512, "rl: tokens of a packed training row; more where a prompt and completion need it", least=1
-    )
+    row_tokens: int = opt(512, "rl: tokens of a packed row; more where prompt and completion need it", least=1)
     rows: int = opt(8, "rl: packed rows per forward pass", least=1)
     reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
-    search: bool = opt(True, "look for the largest microbatch that fits, or for a setting that makes it fit")
     list: bool = opt(False, "list the GPUs")
 
     def __post_init__(self) -> None:
@@ -112,16 +100,15 @@ class PlanConfig(config.Settings):
         return self.seq_len or self.model.block_size
 
     @property
-    def usable(self) -> float:
-        """Bytes of a GPU."""
-        return gpu_specs.find(self.gpu).usable_gib * GIB
+    def usable_gib(self) -> float:
+        return gpu_specs.find(self.gpu).usable_gib
 
     @property
     def sharded(self) -> bool:
         """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
-        return sharding.BYTES_PER_WEIGHT * self.model.n_params > sharding.SHARE_FOR_WEIGHTS * self.usable
+        return sharding.BYTES_PER_WEIGHT * self.model.n_params > sharding.SHARE_FOR_WEIGHTS * self.usable_gib * GIB
 
     @property
     def over(self) -> int:
@@ -132,8 +119,9 @@ class PlanConfig(config.Settings):
     def step(self) -> step_memory.Step:
         rl = self.loop == "rl"
         return step_memory.Step(
-            model=self.model, batch=self.rows if rl else self.device_batch_size, length=self.length, grad_accum=self.grad_accum, ranks=self.gpus,
-            optimizer=self.optimizer, over=self.over, packed=self.loop != "pretrain", gpu_bytes=int(self.usable), logprobs=rl,
+            model=self.model, batch=self.rows if rl else self.device_batch_size, length=self.length, grad_accum=self.grad_accum,
+            ranks=self.gpus, optimizer=self.optimizer, over=self.over, packed=self.loop != "pretrain",
+            gpu_bytes=int(self.usable_gib * GIB), logprobs=rl,
         )  # fmt: skip
 
     @property
@@ -142,28 +130,15 @@ class PlanConfig(config.Settings):
 
 
 class Sampling(NamedTuple):
-    """GiB per GPU while RL samples, beside the weights and states of training: a whole copy in the compute dtype, keys and values of the
-    rows that fit into what is left. rows: sampled at a time, in so many batches; wanted: of a step."""
+    """GiB per GPU while RL samples: what stays of training, a whole copy in the compute dtype, and keys and values of the `rows` that fit
+    beside them at a time; a step needs `needed` rows, in so many batches."""
 
     held: float
     copy: float
     kept: float
     rows: int
-    wanted: int
+    needed: int
     batches: int
-
-
-def sampling(cfg: PlanConfig, training: Mapping[str, int]) -> Sampling:
-    model, held = cfg.model, sum(training.get(name, 0) for name in STAYS)
-    copy = decode_graph.weight_bytes(model, BF16)
-    if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
-        copy += 4 * model.padded_vocab * model.n_embd
-    how = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
-    free, wanted = cfg.usable - CONTEXT_GIB * GIB - held - copy, cfg.device_batch_size * cfg.group_size
-    fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **how) if free > 0 else 1
-    rows = min(fit, decode_graph.bucket(wanted))
-    kept = rows * decode_graph.row_bytes(model, BF16, **how)
-    return Sampling(held / GIB, copy / GIB, kept / GIB, rows, wanted, math.ceil(wanted / rows))
 
 
 @dataclass(frozen=True)
@@ -174,7 +149,6 @@ class Plan:
     peaks: step_memory.Peaks
     largest_batch: int | None = None
     knobs: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0  # that planning took
 
     @property
     def memory(self) -> dict[str, float]:
@@ -186,35 +160,40 @@ class Plan:
         return gib_with_reserve(self.peaks.total)
 
     @property
-    def fits(self) -> bool:
-        return self.total_gib <= self.room_gib and (
-            self.sampling is None or self.sampling.rows > 1
-        )  # a prompt's group, or all
-
-    @property
     def buffers_gib(self) -> float:
-        """Of gathers and reductions beside the computation, which FSDP overlaps: the next block, gathered twice (the flat buffer and the weights
-        copied out of it), and the gradients of the block before, which are still being reduced in float32."""
+        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights copied out of it), and
+        the gradients of the block before, which are still being reduced in float32."""
         return (2 * BF16 + 4) * self.cfg.model.block_matmul_params / GIB if self.cfg.over > 1 else 0.0
 
     @property
     def room_gib(self) -> float:
         """What a plan may take."""
-        return self.cfg.usable / GIB * (1 - HEADROOM) - self.buffers_gib
+        return self.cfg.usable_gib * (1 - HEADROOM) - self.buffers_gib
+
+    @property
+    def fits(self) -> bool:  # RL samples a prompt's group at a time, or all
+        return self.total_gib <= self.room_gib and (self.sampling is None or self.sampling.rows > 1)
 
     @property
     def sampling(self) -> Sampling | None:
         """The other phase of RL; None for other loops."""
-        return sampling(self.cfg, self.peaks.training) if self.cfg.loop == "rl" else None
+        cfg, model = self.cfg, self.cfg.model
+        if cfg.loop != "rl":
+            return None
+        held, copy = sum(self.peaks.training.get(name, 0) for name in STAYS), decode_graph.weight_bytes(model, BF16)
+        if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
+            copy += 4 * model.padded_vocab * model.n_embd
+        lengths = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
+        free, needed = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy, cfg.device_batch_size * cfg.group_size
+        fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **lengths) if free > 0 else 1
+        rows = min(fit, decode_graph.bucket(needed))
+        kept = rows * decode_graph.row_bytes(model, BF16, **lengths)
+        return Sampling(held / GIB, copy / GIB, kept / GIB, rows, needed, math.ceil(needed / rows))
 
     @property
     def tokens_per_s(self) -> float:
-        return (
-            self.cfg.share
-            * self.cfg.gpus
-            * gpu_specs.find(self.cfg.gpu).bf16_flops
-            / self.cfg.model.flops_per_token(self.cfg.length)
-        )
+        peak = self.cfg.gpus * gpu_specs.find(self.cfg.gpu).bf16_flops
+        return self.cfg.share * peak / self.cfg.model.flops_per_token(self.cfg.length)
 
     @property
     def hours(self) -> float:
@@ -231,93 +210,86 @@ class Plan:
     @property
     def verdict(self) -> str:
         """One line: does it fit, how long, which setting to change."""
-        cfg = self.cfg
-        memory = f"{self.total_gib:.1f} of {cfg.usable / GIB:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
+        cfg, phase = self.cfg, self.sampling
+        memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
+        if self.fits and phase:
+            return (
+                f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"
+            )
         if self.fits:
-            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             larger = (self.largest_batch or 0) > cfg.device_batch_size
             room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
-            if self.sampling:
-                how = f"{self.sampling.rows:,} rows at a time, {self.sampling.batches} batches a step"
-                return f"fits: {memory} while it learns; samples {how}"
+            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
-        if self.sampling:
+        advice = "no single setting is enough: combine them, take more GPUs, or a smaller model"
+        if phase:
             what = "its rows" if self.total_gib > self.room_gib else "keys and values while it samples"
-            return f"does not fit: {memory}; no room for {what}: set --rows or --row-tokens lower, take more GPUs, or sample on a server (--engine)"
-        advice = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib][:1]
-        if self.knobs and not advice:
-            advice = ["no single setting is enough: combine them, take more GPUs, or a smaller model"]
-        return f"does not fit: {memory}; {(advice or ['search for a setting (--search)'])[0]}"
+            advice = f"no room for {what}: set --rows or --row-tokens lower, take more GPUs, or sample on a server (--engine)"
+        enough = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib]
+        return f"does not fit: {memory}; {(enough or [advice])[0]}"
 
-    def rows(self) -> list[tuple[str, str]]:
-        """What the table shows."""
-        cfg = self.cfg
-        training = self.peaks.largest is self.peaks.training
-        at = "a training step" if training else "an evaluation, which gathers a whole copy of the weights"
-        rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
-        rows += [("peak per GPU", f"{self.total_gib:.2f} of {cfg.usable / GIB:.1f} GiB, in {at}"),
-                 ("buffers of gathers ahead", f"{self.buffers_gib:.2f} GiB"), ("left free", f"at least {HEADROOM:.0%}"),
-                 ("copies of the weights", f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU"),
-                 ("largest microbatch", str(self.largest_batch) if self.largest_batch is not None else "not searched"),
-                 ]  # fmt: skip
-        if self.sampling:
-            held, copy, kept, n, wanted, batches = self.sampling
-            return rows + [("sampling: weights and states", f"{held:.2f} GiB"), ("sampling: whole copy in bfloat16", f"{copy:.2f} GiB"),
-                           ("sampling: keys and values", f"{kept:.2f} GiB, {n:,} rows at a time"),
-                           ("sampling: batches of a step", f"{batches} for {wanted:,} rows")]  # fmt: skip
-        rows += [("tokens per step", f"{cfg.tokens_per_step:,}"), ("tokens per second", f"{self.tokens_per_s:,.0f} at MFU {cfg.share}"),
-                 ("time", f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours")]  # fmt: skip
+    def rows(self) -> dict[str, str]:
+        """What is printed below the verdict."""
+        cfg, at = self.cfg, "a training step"
+        if self.peaks.largest is self.peaks.evaluation:
+            at = "an evaluation, which gathers a whole copy of the weights"
+        rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
+        rows |= {
+            "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}",
+            "buffers of gathers ahead": f"{self.buffers_gib:.2f} GiB",
+            "left free": f"at least {HEADROOM:.0%}",
+            "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
+        }
+        if phase := self.sampling:
+            return rows | {
+                "sampling: weights and states": f"{phase.held:.2f} GiB",
+                "sampling: whole copy in bfloat16": f"{phase.copy:.2f} GiB",
+                "sampling: keys and values": f"{phase.kept:.2f} GiB, {phase.rows:,} rows at a time",
+                "sampling: batches of a step": f"{phase.batches} for {phase.needed:,} rows",
+            }
+        source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
+        rows |= {
+            "largest microbatch": "not searched" if self.largest_batch is None else str(self.largest_batch),
+            "tokens per step": f"{cfg.tokens_per_step:,}",
+            "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
+            "time": f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours",
+        }
         if self.cost is not None:
-            rows.append(("cost", f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"))
-        rows += [
-            (f"tried {knob}", f"{gib:.1f} GiB, {'fits' if gib <= self.room_gib else 'does not fit'}")
-            for knob, gib in self.knobs.items()
-        ]
-        return rows
+            rows["cost"] = f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"
+        fits = {True: "fits", False: "does not fit"}
+        return rows | {
+            f"tried {knob}": f"{gib:.1f} GiB, {fits[gib <= self.room_gib]}" for knob, gib in self.knobs.items()
+        }
 
-    def __repr__(self) -> str:
-        return self.verdict
-
-    def __rich__(self) -> Table:
+    def __str__(self) -> str:
         cfg = self.cfg
-        tokens = f"{cfg.step.batch} x {cfg.length} tokens per GPU"
-        table = Table("", self.verdict, title=f"{cfg.model.n_params:,} parameters, {tokens}")
-        for row in self.rows():
-            table.add_row(*row)
-        return table
+        lines = [f"{cfg.model.n_params:,} parameters, {cfg.step.batch} x {cfg.length} tokens per GPU", self.verdict]
+        return "\n".join([*lines, *(f"  {name:<34}{text}" for name, text in self.rows().items())])
 
-    def _repr_html_(self) -> str:
-        body = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in self.rows())
-        return f"<p>{html.escape(self.verdict)}</p><table>{body}</table>"
+    __repr__ = __str__
 
 
 def gib_with_reserve(n_bytes: float) -> float:
     return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
-def with_reserve(categories: dict[str, int]) -> dict[str, float]:
+def with_reserve(held: step_memory.Bytes) -> dict[str, float]:
     """Bytes by category as GiB, and the reserve."""
-    total = sum(categories.values())
-    return {name: n / GIB for name, n in categories.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
+    total = sum(held.values())
+    return {name: n / GIB for name, n in held.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
 
 
-def make(cfg: PlanConfig) -> Plan:
-    """The plan of these settings."""
-    began = time.perf_counter()
+def make(cfg: PlanConfig, search: bool = False) -> Plan:
+    """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest microbatch."""
     peaks = step_memory.measure(cfg.step)
     if cfg.loop == "rl" and cfg.reference:  # in float32; it stays through both phases
         reference = {"reference": 4 * cfg.model.n_params // cfg.over}
         peaks = step_memory.Peaks(peaks.training | reference, peaks.evaluation | reference)
     plan = Plan(cfg, peaks)
-    if cfg.search and cfg.loop != "rl":  # of RL, rows and row_tokens decide, which its losses do not depend on
-        plan = with_knobs(plan)
-    return replace(plan, seconds=time.perf_counter() - began)
-
-
-def with_knobs(plan: Plan) -> Plan:
-    """The plan with the largest microbatch and, where it does not fit, the settings tried to make it fit."""
-    largest = largest_batch(plan) if plan.largest_batch is None else plan.largest_batch
-    return replace(plan, largest_batch=largest, knobs={} if plan.fits else try_knobs(plan, largest))
+    if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
+        return plan
+    plan = replace(plan, largest_batch=largest_batch(plan))
+    return plan if plan.fits else replace(plan, knobs=try_knobs(plan))
 
 
 def _total(cfg: PlanConfig) -> float:
@@ -325,50 +297,52 @@ def _total(cfg: PlanConfig) -> float:
 
 
 def largest_batch(plan: Plan) -> int:
-    """Most rows per microbatch that fit; 0 where one does not."""
+    """Most rows per microbatch that fit; 0 where one does not, MOST_ROWS where that many do."""
 
     def fails(rows: int) -> bool:
         return _total(replace(plan.cfg, device_batch_size=rows)) > plan.room_gib
 
     most = 1
     while not fails(most):
+        if most == MOST_ROWS:
+            return most
         most *= 2
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fails) - 1 if most > 1 else 0
 
 
-def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
+def try_knobs(plan: Plan) -> dict[str, float]:
     """{flags: GiB per GPU} of settings that may make it fit, cheapest first, until one does."""
-    cfg, tried = plan.cfg, {}
-    recompute, whole = "--model.recompute blocks", cfg.model.recompute != "blocks"
+    cfg, rows, tried = plan.cfg, plan.largest_batch, {}
+    knobs: dict[str, PlanConfig] = {}
+    if rows:
+        accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
+        fewer = replace(cfg, device_batch_size=rows, grad_accum=accum)
+        knobs[f"--device-batch-size {rows} --grad-accum {accum}"] = fewer
     recomputing = replace(cfg, model=replace(cfg.model, recompute="blocks"))
-    accum = -(-cfg.device_batch_size * cfg.grad_accum // max(1, largest))
+    if recomputing != cfg:
+        knobs["--model.recompute blocks"] = recomputing
+    if not cfg.sharded and cfg.gpus > 1:
+        knobs["--shard"] = replace(cfg, shard=True)
     more = 8 * -(-2 * cfg.gpus // 8)
     wide = replace(recomputing, device_batch_size=1, gpus=more, shard=True, shard_over=more)
-    knobs = (
-        (largest, f"--device-batch-size {largest} --grad-accum {accum}", cfg, dict(device_batch_size=largest or 1, grad_accum=accum)),
-        (whole, recompute, recomputing, {}),
-        (not cfg.sharded and cfg.gpus > 1, "--shard", cfg, dict(shard=True)),
-        (whole and cfg.device_batch_size > 1, f"{recompute} --device-batch-size 1", recomputing, dict(device_batch_size=1)),
-        (True, f"--gpus {more} --shard-over {more} {recompute} --device-batch-size 1", wide, {}),
-    )  # fmt: skip
-    for applies, flags, start, settings in knobs:
-        if applies:
-            changed = replace(start, **settings)
-            tried[flags] = _total(changed)
-            if tried[flags] <= replace(plan, cfg=changed).room_gib:
-                break
+    knobs["--model.recompute blocks --device-batch-size 1"] = replace(recomputing, device_batch_size=1)
+    knobs[f"--gpus {more} --shard-over {more} --model.recompute blocks --device-batch-size 1"] = wide
+    for flags, changed in knobs.items():
+        tried[flags] = _total(changed)
+        if tried[flags] <= replace(plan, cfg=changed).room_gib:
+            break
     return tried
 
 
 # ---- of a loop's settings
 
 
-def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
-    """The plan's settings for a configuration of a loop; more: mfu, price, search."""
+def from_settings(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
+    """The plan's settings for a configuration of a loop; more: mfu, price."""
     loop = registry.entry_of(cfg, registry.ENTRIES).id
-    if loop not in (*PLANNED_LOOPS, *RL_LOOPS):
-        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}")
     rl = loop in RL_LOOPS
+    if not rl and loop not in PLANNED_LOOPS:
+        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}")
     settings = {name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if rl else ())) if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
         with suppress(MissingFile):  # a parent that has not been trained yet
@@ -377,20 +351,12 @@ def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
 
 
-def of_run(cfg: PlanConfig) -> PlanConfig:
+def from_run(cfg: PlanConfig) -> PlanConfig:
     """The same machines, with the settings that a run's config.json holds."""
     path = find_run(cfg.run)
     entry = registry.find(read_json(path / "status.json")["kind"], registry.ENTRIES)
     settings = config.from_dict(entry.config_class, read_json(path / "config.json"))
-    return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)
-
-
-def gpu_table() -> Table:
-    table = Table("GPU", "memory", "usable", "dense bf16", "source", title="GPUs")
-    for name, gpu in gpu_specs.GPUS.items():
-        memory, peak = f"{gpu.memory_gib:g} GiB", f"{gpu.bf16_flops / 1e12:g} TFLOP/s"
-        table.add_row(name, memory, f"{gpu.usable_gib:.1f} GiB", peak, gpu.source)
-    return table
+    return from_settings(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price)
 
 
 PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
@@ -399,13 +365,11 @@ PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 def main(argv: list[str]) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
     cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
-    console = Console()
     if cfg.list:
-        console.print(gpu_table())
+        for name, gpu in gpu_specs.GPUS.items():
+            memory = f"{gpu.usable_gib:.1f} of {gpu.memory_gib:g} GiB usable"
+            print(f"{name:<16}{memory:<28}{gpu.bf16_flops / 1e12:g} TFLOP/s dense bf16   {gpu.source}")
         return 0
-    plan = make(of_run(cfg) if cfg.run else cfg)
-    console.print(plan)
-    sources = {} if plan.cfg.mfu else {MFU: f", {MFU_SOURCE}", HOPPER_MFU: f", {HOPPER_SOURCE}"}
-    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {plan.cfg.share:g}{sources.get(plan.cfg.share, '')}"
-                  f"; peak of {plan.cfg.gpu} from {gpu_specs.find(plan.cfg.gpu).source}. Planned in {plan.seconds:.0f} s.", highlight=False)  # fmt: skip
+    plan = make(from_run(cfg) if cfg.run else cfg, search=True)
+    print(plan)
     return 0 if plan.fits else 1

@@ -14,7 +14,6 @@ from typing import Any
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, nearest
 from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
-from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -36,13 +35,6 @@ class Stage:
     out: str = ""
     when: str = ""
 
-    def is_done(self, cfg: Any) -> bool:
-        """Whether its result is there: a finished run, or its output directory."""
-        if hasattr(cfg, "run_name"):
-            return paths.exists(cfg.run_name) and Run.open(cfg.run_name).status["status"] == "finished"
-        out = getattr(cfg, "out", None)
-        return out is None or (paths.ROOT / Path(out)).exists()
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -62,8 +54,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of the recipes. settings: replace those of a stage; ranks: of torchrun by the kind of a stage, other stages run in
-    this process; gpu: to plan for."""
+    """A size of the recipes. settings: replace those of a stage, "default" takes one away; ranks: of torchrun by the kind of a stage, other
+    stages run in this process; gpu: to plan for."""
 
     settings: Mapping[str, Mapping[str, Any]]
     ranks: Mapping[str, int]
@@ -72,14 +64,12 @@ class Scale:
     def ranks_of(self, stage: Stage) -> int:
         return self.ranks.get(stage.kind, 0)
 
-    def stages(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        """The stages that exist at this size, with its settings; "default" takes a setting away."""
-        sized = []
-        for stage in stages:
-            if stage.name in self.settings:
-                settings = {**stage.settings, **self.settings[stage.name]}
-                sized.append(replace(stage, settings={k: v for k, v in settings.items() if v != "default"}))
-        return tuple(sized)
+    def stages(self, stages: tuple[Stage, ...]) -> list[Stage]:
+        """The stages that exist at this size, with its settings."""
+        there = [
+            (stage, {**stage.settings, **self.settings[stage.name]}) for stage in stages if stage.name in self.settings
+        ]
+        return [replace(stage, settings={k: v for k, v in new.items() if v != "default"}) for stage, new in there]
 
 
 # ---- files
@@ -92,44 +82,42 @@ def _tables(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
     here["added"] = tuple(here["stage"])
-    if "from" not in here:
-        return here
-    places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
-    parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
-    if parent is None:
-        raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
-    above = _tables(parent)
-    for name in here.get("without", ()):
-        above["stage"].pop(name, None)
-    for part in ("shared", "stage"):
-        changed = {name: above[part].get(name, {}) | table for name, table in here[part].items()}
-        here[part] = above[part] | changed
+    if "from" in here:
+        places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
+        parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
+        if parent is None:
+            raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
+        above = _tables(parent)
+        for name in here.get("without", ()):
+            above["stage"].pop(name, None)
+        for part in ("shared", "stage"):
+            changed = {name: above[part].get(name, {}) | table for name, table in here[part].items()}
+            here[part] = above[part] | changed
     return here
 
 
 def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The table of a stage over the shared settings that it uses."""
-    table, settings = tables["stage"][name], {}
-    for group in table.get("use", ()):
+    settings: dict[str, Any] = {}
+    for group in tables["stage"][name].get("use", ()):
         if group not in tables["shared"]:
             raise ConfigError(f"stage {name}: use {group!r}{nearest(group, tables['shared'])}: no such shared settings")
         settings |= tables["shared"][group]
-    return settings | {k: v for k, v in table.items() if k != "use"}
+    return settings | {k: v for k, v in tables["stage"][name].items() if k != "use"}
 
 
-ATTRIBUTES = tuple(name for name in Stage.__dataclass_fields__ if name not in ("name", "settings"))
+ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name", "settings")}
 
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from its file. ConfigError names what is wrong."""
     tables, stages = _tables(path), []
-    for name, table in tables["stage"].items():
-        if missing := {"about", "kind"} - set(table):
-            raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
+    for name in tables["stage"]:
         settings = _settings(tables, name)
-        known = {k: settings.pop(k) for k in ATTRIBUTES if k in settings}
-        known["needs"] = tuple(known.get("needs", ()))
-        stages.append(Stage(name=name, settings=settings, **known))
+        if missing := {"about", "kind"} - settings.keys():
+            raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
+        about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
+        stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
     words = {key: tables.get(key, "") for key in ("home", "larger")}
     return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("from", ""), tables["added"], **words)
 
@@ -185,31 +173,37 @@ class Bound:
     when: str = ""  # pattern of files under the root
 
     @property
+    def run_name(self) -> str | None:
+        """The run that it writes; None where it writes a folder, or nothing."""
+        return getattr(self.cfg, "run_name", None)
+
+    @property
     def done(self) -> bool:
-        return self.stage.is_done(self.cfg)
+        """Whether its result is there: a finished run, or its output directory."""
+        if self.run_name:
+            run = paths.runs_dir() / self.run_name
+            return paths.is_run(run) and paths.read_status(run)["status"] == "finished"
+        out = getattr(self.cfg, "out", None)
+        return out is None or (paths.ROOT / out).exists()
 
 
 def bound_stages(
     name: str, scale: str | None = None, seed: int = 0, settings: Path | None = None, base: str | None = None
 ) -> list[Bound]:
-    """The stages of a recipe in order, ready to run; base: a checkpoint in place of its pretraining. ConfigError for what does not exist
-    or does not fit."""
+    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings without placeholders} that replace those of the
+    recipe; base: a checkpoint in place of its pretraining. ConfigError for what does not exist or does not fit."""
     recipe, size = find_recipe(name), find_scale(scale)
-    stages = recipe.stages
+    stages = list(recipe.stages)
     if size:
-        stages = size.stages(find_recipe(recipe.larger).stages if recipe.larger else stages)
-        there = {stage.name for stage in stages}
-        if lost := [need for stage in stages for need in stage.needs if need not in there]:
-            raise ConfigError(f"recipe {name} has no scale {scale}: stage {lost[0]} has no settings there")
-    bound = bind(prefix_of(name, scale), stages, seed, config.read_json(settings) if settings else {}, base)
+        stages = size.stages(find_recipe(recipe.larger).stages if recipe.larger else recipe.stages)
+        if lost := {need for stage in stages for need in stage.needs} - {stage.name for stage in stages}:
+            raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
+    bound = _bind(prefix_of(name, scale), stages, seed, config.read_json(settings) if settings else {}, base)
     return bound if base is None else behind_pretraining(bound, base)
 
 
-def bind(
-    prefix: str, stages: tuple[Stage, ...], seed: int = 0, edited: Mapping[str, Any] | None = None, base: str | None = None
-) -> list[Bound]:  # fmt: skip
-    """The stages, ready to run. edited: {stage: settings without placeholders} that replace those of the recipe."""
-    edited, names = edited or {}, [s.name for s in stages]
+def _bind(prefix: str, stages: list[Stage], seed: int, edited: Mapping[str, Any], base: str | None) -> list[Bound]:
+    names = [stage.name for stage in stages]
     for name, settings in edited.items():
         if name not in names or not isinstance(settings, Mapping):
             raise ConfigError(f"settings of {name!r}{nearest(name, names)}; required is {{stage: {{setting: value}}}}, "
@@ -219,20 +213,21 @@ def bind(
     for stage in stages:
         if seed and stage.once:
             continue
-        suffix = f"-s{seed}" if seed and stage.seeded else ""
+        suffix, seeds = (f"-s{seed}" if seed else "", {"seed": seed}) if stage.seeded else ("", {})
         place = "out" if stage.out else "run_name"
         usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix}
-        settings = usual | dict(edited[stage.name] if stage.name in edited else _fill(stage.settings, places))
+        settings = usual | (edited[stage.name] if stage.name in edited else _fill(stage.settings, places))
         places[stage.name] = settings[place]
-        if base and stage.kind == "pretrain":
+        replaced = base and stage.kind == "pretrain"
+        if replaced:
             parents[settings[place]] = base
         settings = {k: v if k == place else _replaced(v, parents) for k, v in settings.items()}
-        entry, seeds = registry.find(stage.kind), {"seed": seed} if stage.seeded else {}
+        entry = registry.find(stage.kind)
         cfg = config.from_dict(entry.config_class, settings | seeds, where=f"recipe {prefix}, stage {stage.name}")
-        what = [entry.id, config.config_hash(cfg), [bound[need].hash for need in stage.needs]]
-        if base and stage.kind == "pretrain":
-            what = [checkpoint.fingerprint(checkpoint.read_meta(base))]
-        digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
+        identity = [entry.id, config.config_hash(cfg), [bound[need].hash for need in stage.needs]]
+        if replaced:
+            identity = [checkpoint.fingerprint(checkpoint.read_meta(base))]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
         action, when = entry.load(entry.function), _fill(stage.when, places)
         bound[stage.name] = Bound(stage, stage.name + suffix, cfg, action, digest, when)
     return list(bound.values())
@@ -265,24 +260,22 @@ def behind_pretraining(bound: list[Bound], base: str) -> list[Bound]:
     for b in reversed(bound):
         users = {user.stage.name for user in bound if b.stage.name in user.stage.needs}
         gone |= {b.stage.name} if users and users <= gone else set()
-    check_base(base, max(cfg.model.block_size for cfg in trained.values()), bound)
+    if problem := _misfit(checkpoint.read_meta(base), max(cfg.model.block_size for cfg in trained.values()), bound):
+        raise ConfigError(f"--base {base}: {problem}; name another run, or leave out --base to pretrain one")
     kept = [b for b in bound if b.stage.name not in gone]
-    needs = {b.stage.name: tuple(need for need in b.stage.needs if need not in gone) for b in kept}
-    return [replace(b, stage=replace(b.stage, needs=needs[b.stage.name])) for b in kept]
+    needs = [tuple(need for need in b.stage.needs if need not in gone) for b in kept]
+    return [replace(b, stage=replace(b.stage, needs=names)) for b, names in zip(kept, needs)]
 
 
-def check_base(base: str, length: int, bound: list[Bound]) -> None:
-    """ConfigError where a checkpoint cannot stand in for the pretraining of these stages, whose rows have up to `length` tokens."""
-    meta = checkpoint.read_meta(base)
-    shape, held, problem = meta.get("model_config") or {}, meta.get("tokenizer") or {}, ""
+def _misfit(meta: Mapping[str, Any], length: int, bound: list[Bound]) -> str:
+    """Why a checkpoint cannot stand in for the pretraining of these stages, whose rows have up to `length` tokens."""
+    shape, held = meta.get("model_config") or {}, meta.get("tokenizer") or {}
     if shape.get("block_size", 0) < length:
-        problem = f"its rows end at {shape.get('block_size', 0)} tokens, this recipe has rows of {length}"
+        return f"its rows end at {shape.get('block_size', 0)} tokens, this recipe has rows of {length}"
     for spec in {b.cfg.tokenizer for b in bound if b.stage.kind.startswith("data.") and hasattr(b.cfg, "tokenizer")}:
         if held.get("spec") != spec and held != tokenizer.load(spec).to_dict():
-            problem = f"its tokenizer is {held.get('spec', 'an imported one')}, the data of this recipe have {spec}"
-    rows = shape.get("vocab_size", 0) + shape.get("n_tags", 0)
-    if not problem and any(getattr(b.cfg, "tags", "") == "reserved" for b in bound if b.stage.kind == "sft"):
-        if rows < tokenizer.from_dict(held).n_vocab + chat.N_TAGS:
-            problem = "it has no rows for the reserved tags of this recipe"
-    if problem:
-        raise ConfigError(f"--base {base}: {problem}; name another run, or leave out --base to pretrain one")
+            return f"its tokenizer is {held.get('spec', 'an imported one')}, the data of this recipe have {spec}"
+    if any(getattr(b.cfg, "tags", "") == "reserved" for b in bound if b.stage.kind == "sft"):
+        if shape["vocab_size"] + shape["n_tags"] < tokenizer.from_dict(held).n_vocab + chat.N_TAGS:
+            return "it has no rows for the reserved tags of this recipe"
+    return ""

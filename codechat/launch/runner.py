@@ -26,7 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -57,12 +57,12 @@ class RecipeConfig:
     base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of the recipe's pretraining")
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
     scale: str | None = opt(
-        None, "size of the models: nano, 2b (one GPU) or 8b (eight GPUs); none = the recipe as it is, which is nano"
+        None, "size of the models: 2b (one GPU) or 8b (eight GPUs); none = nano, the recipe as it is"
     )
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
     settings: Path | None = opt(
-        None, "json file of {stage: settings}, as `codechat export-scripts` writes it; they replace those of the recipe"
+        None, "json file of {stage: settings} that `codechat export-scripts` wrote, in their place"
     )
     logs: Path | None = opt(None, "directory for a log file of each stage; none = everything goes to the terminal")
 
@@ -116,71 +116,63 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> tuple[set[
         requested |= set(b.stage.needs) if b.stage.name in requested else set()
     again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
     for b in bound:
-        needs, lacking = set(b.stage.needs), not (ledger.holds(b) and b.done)
-        forced = b.stage.name in again
-        again |= {b.stage.name} if again & needs else set()
-        if (not b.stage.asked or b.stage.name in requested) and (forced or lacking or todo & needs):
-            todo.add(b.stage.name)
+        name, needs, lacking = b.stage.name, set(b.stage.needs), not (ledger.holds(b) and b.done)
+        forced = name in again
+        again |= {name} if again & needs else set()
+        if (not b.stage.asked or name in requested) and (forced or lacking or todo & needs):
+            todo.add(name)
     return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
 
 
 def check_parents(bound: list[Bound], cfg: RecipeConfig) -> None:
     """ConfigError where --from names a stage that needs one which is not finished."""
-    by_name = {b.stage.name: b for b in bound}
-    for need in by_name[cfg.from_stage].stage.needs if cfg.from_stage else ():
-        if need in by_name and not by_name[need].when and not by_name[need].done:
-            raise ConfigError(
-                f"--from {cfg.from_stage} needs stage {need}, which is not finished; run it first: --from {need}"
-            )
+    needs = next((b.stage.needs for b in bound if b.stage.name == cfg.from_stage), ())
+    for b in bound:
+        if b.stage.name in needs and not b.when and not b.done:
+            raise ConfigError(f"--from {cfg.from_stage} needs stage {b.name}, which is not finished; run it first: --from {b.name}")  # fmt: skip
 
 
 def run_recipe(cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound, scale, console = cfg.bound, find_scale(cfg.scale), console or Console()
+    bound, scale, console = cfg.bound, find_scale(cfg.scale), console or Console(highlight=False)
     ledger = Ledger.read(cfg.folder / "stages.json")
     todo, again = pending(bound, ledger, cfg)
     check_parents(bound, cfg)
     if scale and todo:
-        confirm(scale, [b for b in bound if b.stage.name in todo], cfg, console)
+        confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
     for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
-        ranks = scale.ranks_of(b.stage) if scale else 0
-        title = f"[{number}/{len(bound)}] {b.name}"
+        ranks, title = scale.ranks_of(b.stage) if scale else 0, f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
-            why = "finished, skipped" if b.name in ledger.rows else "not requested"
-            console.print(f"{title}: {why}", style="dim", highlight=False)
+            console.print(f"{title}: {'finished, skipped' if b.name in ledger.rows else 'not requested'}", style="dim")
         elif b.when and not any(paths.ROOT.glob(b.when)):
-            console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}", highlight=False)
+            console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
             if scale and scale.gpu and (here := gpus_here()) < ranks:
-                raise ConfigError(f"this needs {ranks} GPUs and there are {here}; stages that need none are finished; run it on a machine that has "
-                                  f"them, or write a job for one stage: codechat launch pretrain --nproc {ranks} --slurm -- --preset {cfg.scale} ...")  # fmt: skip
-            with output_to(cfg.logs / f"{b.name}.log" if cfg.logs else None):
+                raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
+                                  "again on a machine that has them")  # fmt: skip
+            with output_to(cfg.logs / f"{b.name}.log") if cfg.logs else nullcontext():
                 seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
-            console.print(f"{title}: {seconds:.0f} s", highlight=False)
+            console.print(f"{title}: {seconds:.0f} s")
     return bound
 
 
 @contextmanager
-def output_to(file: Path | None) -> Iterator[None]:
-    """Append what this process and those that it starts print to the file; None changes nothing."""
-    if file is None:
-        yield
-        return
+def output_to(file: Path) -> Iterator[None]:
+    """Append what this process and those that it starts print to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept = {}
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
     with open(file, "ab") as log:
-        for number, stream in enumerate((sys.stdout, sys.stderr), 1):
-            stream.flush()
-            kept[number] = os.dup(number)
-            os.dup2(log.fileno(), number)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     try:
         yield
     finally:
-        for number, stream in enumerate((sys.stdout, sys.stderr), 1):
-            stream.flush()
-            os.dup2(kept[number], number)
-            os.close(kept[number])
+        sys.stdout.flush()
+        for number, former in enumerate(kept, 1):
+            os.dup2(former, number)
+            os.close(former)
 
 
 # ---- one stage
@@ -191,13 +183,13 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwri
     stands behind a stage that was."""
     StopSignal.asked = False
     began = time.perf_counter()
-    if not (ranks and follow_living(b.cfg.run_name)):
+    if not (ranks and follow_living(b.run_name)):
         lost = b.name not in ledger.rows  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
         ledger.put(b.name, None)
         launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.done:
-        reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "no output"
+        reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
     seconds = time.perf_counter() - began
     row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
@@ -211,43 +203,43 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
     """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
 
     A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`, else a ConfigError."""
-    if not hasattr(b.cfg, "run_name") or not paths.exists(b.cfg.run_name):
+    if b.run_name is None or not paths.exists(b.run_name):
         return b.cfg
-    old, now = Run.open(b.cfg.run_name), config.identity(b.cfg)
+    old, now = Run.open(b.run_name), config.identity(b.cfg)
+    finished = old.status["status"] == "finished"
     # of what decides the result; the run's model is resolved and may differ
     changes = {k: (old.config[k], now[k]) for k in now if k in old.config and k != "model" and old.config[k] != now[k]}
-    if old.status["status"] == "finished" and not overwrite:
-        if not again:
-            what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
-            raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
-                              "and runs it again, --overwrite deletes it")  # fmt: skip
-        number = next(n for n in count(1) if not old.path.with_name(f"{old.path.name}.{n}").exists())
-        old.path.rename(old.path.with_name(f"{old.path.name}.{number}"))
+    if finished and not overwrite and not again:
+        what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
+        raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
+                          "and runs it again, --overwrite deletes it")  # fmt: skip
+    if finished and not overwrite:
+        names = (old.path.with_name(f"{old.path.name}.{n}") for n in count(1))
+        old.path.rename(next(path for path in names if not path.exists()))
         return b.cfg
-    unfinished = old.status["status"] != "finished" and bool(old.checkpoints())
-    if hasattr(b.cfg, "resume") and unfinished and not changes:
-        return replace(b.cfg, resume=True)
-    return replace(b.cfg, overwrite=True)
+    goes_on = hasattr(b.cfg, "resume") and not finished and bool(old.checkpoints()) and not changes
+    return replace(b.cfg, resume=True) if goes_on else replace(b.cfg, overwrite=True)
 
 
 # ---- larger scales
 
 
-def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Console) -> None:
-    """Print the plan of the stages to launch, and ask unless --yes. ConfigError without a terminal to ask, or where the plan does not fit."""
-    ranks, hours = max((scale.ranks_of(b.stage) for b in bound), default=0), 0.0
+def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
+    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where the plan does not fit."""
+    hours = 0.0
     for b in bound:
         if not scale.gpu or b.stage.kind not in planner.PLANNED_LOOPS:
-            console.print(f"{b.name}: not planned, {b.stage.about}", highlight=False)
+            print(f"{b.name}: not planned, {b.stage.about}")
             continue
-        plan = planner.make(planner.of(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu, search=False))
-        console.print(f"{b.name}: {plan.verdict}", highlight=False)
+        plan = planner.make(planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu))
+        print(f"{b.name}: {plan.verdict}")
         if not plan.fits:
-            advice = planner.with_knobs(plan).verdict
-            raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/recipes/scales")
+            raise ConfigError(f"stage {b.name}: {plan.verdict}; the settings are in codechat/recipes/scales")
         hours += plan.hours
-    console.print(f"planned: {hours:,.1f} hours on {ranks} GPUs; sampling and data come on top", highlight=False)
-    if not cfg.yes:
+    print(
+        f"planned: {hours:,.1f} hours on {max(map(scale.ranks_of, (b.stage for b in bound)))} GPUs; sampling and data come on top"
+    )
+    if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
         if input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -272,10 +264,8 @@ def gpus_here() -> int:
 def follow_living(run_name: str) -> bool:
     """Follow a stage that an earlier `codechat run` launched and that is still running; False where there is none."""
     path = paths.runs_dir() / run_name
-    if not (path / "launch.sh").is_file() or not launcher.lives(path):
-        return False
-    launcher.attach(run_name)
-    return True
+    living = (path / "launch.sh").is_file() and launcher.lives(path)
+    return living and bool(launcher.attach(run_name))
 
 
 def launch_stage(settings: Any, ranks: int) -> None:
@@ -299,17 +289,15 @@ def results_table(cfg: RecipeConfig, bound: list[Bound]) -> Table:
     ledger = Ledger.read(cfg.folder / "stages.json")
     table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in bound:
-        row = ledger.rows.get(b.name, {})
-        done = bool(row) and b.done  # its run may be deleted since
-        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result_of(b) if done else "")
+        row = ledger.rows.get(b.name)
+        result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
+        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result)
     return table
 
 
 def result_of(b: Bound) -> str:
     """The last evaluations of the stage's run in a few words, then its median training speed."""
-    if not hasattr(b.cfg, "run_name"):
-        return ""
-    run = Run.open(b.cfg.run_name)
+    run = Run.open(b.run_name)
     evals, metrics = run.evals().to_dict("records"), run.metrics()
     lines = [_summary(row) for row in (evals[-4:] if b.stage.name.endswith("evaluate") else evals[-1:])]
     if {"tok_per_s", "mfu"} <= set(metrics):
@@ -318,23 +306,19 @@ def result_of(b: Bound) -> str:
 
 
 def _summary(row: Mapping[str, Any]) -> str:
-    where = " on ".join(row[k] for k in ("checkpoint", "split") if isinstance(row.get(k), str))
-    verdict = [row["verdict"]] if isinstance(row.get("verdict"), str) else []
-    shown = [f"{k} {row[k]:.3f}" for k in SUMMARY if isinstance(row.get(k), float)]
-    losses = [f"{k.removeprefix('heldout_loss/')} {v:.2f}" for k, v in row.items() if k.startswith("heldout_loss/")]
-    return " ".join([f"{where}:"] * bool(where) + verdict + shown + ["held-out loss"] * bool(losses) + losses)
+    words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
+    numbers = [k for k, v in row.items() if isinstance(v, float) and (k in SUMMARY or k.startswith("heldout_loss/"))]
+    return " ".join(words + [f"{k} {row[k]:.3f}" for k in numbers])
 
 
-def list_recipes(console: Console) -> None:
+def list_recipes() -> None:
     """Every recipe, what it changed and why, and the stages that it adds to those of another one."""
     for name, recipe in RECIPES.items():
-        console.print(f"{name}: {recipe.about}", highlight=False, soft_wrap=True)
-        added = [stage for stage in recipe.stages if stage.name in recipe.added]
-        if shared := [stage.name for stage in recipe.stages if stage not in added]:
-            console.print(f"  of {recipe.parent}: {', '.join(shared)}", style="dim", highlight=False, soft_wrap=True)
-        width = max(len(stage.name) for stage in added)
-        for stage in added:
-            console.print(f"  {stage.name:<{width}}  {stage.about}", highlight=False, soft_wrap=True)
+        print(f"{name}: {recipe.about}")
+        if above := [stage.name for stage in recipe.stages if stage.name not in recipe.added]:
+            print(f"  of {recipe.parent}: {', '.join(above)}")
+        for stage in (stage for stage in recipe.stages if stage.name in recipe.added):
+            print(f"  {stage.name:<20}{stage.about}")
 
 
 SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
@@ -351,7 +335,7 @@ def main_sheets(argv: list[str]) -> int:
     """`codechat recipes [NAME]`."""
     name = config.parse(SheetConfig, argv, prog="codechat recipes", epilog=SheetConfig.__doc__).name
     if name is None:
-        list_recipes(Console())
+        list_recipes()
         for sheet, text in SHEETS.items():
             print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
     elif name in SHEETS:
@@ -364,13 +348,11 @@ def main_sheets(argv: list[str]) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
-    words = sys.argv[1:] if argv is None else argv
-    cfg = config.parse(RecipeConfig, words, prog="codechat run", epilog=__doc__)
-    console = Console()
+    cfg = config.parse(RecipeConfig, sys.argv[1:] if argv is None else argv, prog="codechat run", epilog=__doc__)
     if cfg.list or not cfg.recipe:
-        return list_recipes(console)
-    bound = run_recipe(cfg, console)
-    console.print(results_table(cfg, bound))
+        return list_recipes()
+    bound = run_recipe(cfg)
+    Console().print(results_table(cfg, bound))
     index = paths.ROOT / "reports" / "index.html"
     if index.exists():
-        console.print(f"report: {index}", highlight=False)
+        print(f"report: {index}")

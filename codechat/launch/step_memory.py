@@ -1,9 +1,8 @@
-"""What one rank holds at the peak of a training step: the step of one device, run on fake tensors (seconds for any size, and no GPU), then divided
-by the ranks that share the weights.
+"""What one rank holds at the peak of a training step: the step of one device on fake tensors (seconds for any size, and no GPU), divided by
+the ranks that share the weights.
 
-The loops' own functions build and train the model; only the data are missing. Every token counts as supervised, the most that a batch
-can cost. Where code depends on the processor, the CPU's path runs with the GPU's numeric types. `torch.compile` keeps less than
-the eager step that is measured here."""
+Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the GPU's numeric types; `torch.compile` keeps
+less than the eager step that is measured here."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
@@ -35,8 +34,8 @@ SHALLOW = (3, 4)  # blocks are alike: every moment of a step grows by the same b
 
 
 class Tape(TorchDispatchMode):
-    """Bytes of the tensors that were made within it: `now`, and the `peak` since it was last set. Also of fake tensors; enter it after
-    FakeTensorMode. Of those, results that depend on data are every place of `nonzero`, and 1 as a number."""
+    """Bytes of the tensors made within it: `now`, and the `peak` since it was last set. Also of fake tensors, if it is entered after
+    FakeTensorMode; there `nonzero` has every place, and a number read from a tensor is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +71,8 @@ class Tape(TorchDispatchMode):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute. gpu_bytes: memory of
-    the GPU, by which the output head sizes its chunks (0 = as on a CPU). logprobs: the loss is one of log-probabilities, as in RL."""
+    """A training step on `ranks` ranks, of which `over` share a copy of the weights: `batch` rows of `length` tokens per microbatch and
+    rank. packed: rows of conversations; logprobs: the loss of RL. gpu_bytes: by which the output head sizes its chunks (0 = as on a CPU)."""
 
     model: GPTConfig
     batch: int
@@ -89,26 +87,24 @@ class Step:
     logprobs: bool = False
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
+class Peaks(NamedTuple):
+    """Bytes by category at the peak of a training step, and of an evaluation between two steps."""
 
     training: Bytes
     evaluation: Bytes
 
     @property
-    def total(self) -> int:
-        return sum(self.largest.values())
+    def largest(self) -> Bytes:
+        return max(self, key=lambda held: sum(held.values()))
 
     @property
-    def largest(self) -> Bytes:
-        """The larger one of the two."""
-        return max(self.training, self.evaluation, key=lambda held: sum(held.values()))
+    def total(self) -> int:
+        return sum(self.largest.values())
 
 
 @cache
 def measure(step: Step, whole: bool = False) -> Peaks:
-    """The peaks of a step and of an evaluation on this rank. Those of a deep model are continued from two shallow ones, unless `whole`."""
+    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow ones, unless `whole`."""
     depth = step.model.depth
     if whole or depth <= SHALLOW[1]:
         return _peaks(step, _run(step))
@@ -117,42 +113,39 @@ def measure(step: Step, whole: bool = False) -> Peaks:
 
 
 def _peaks(step: Step, one: Bytes) -> Peaks:
-    """Of the moments of one device's step, the largest on a rank that holds 1 / over of weights, gradients and states, and gathers the
-    rest as FSDP does: what is outside of blocks throughout; a block while it computes; in a backward pass also the one before,
-    and a block's gradients in float32."""
-    blocks, size = step.model.depth * step.model.block_matmul_params, 4 if step.dtype == "float32" else 2
-    weights, states = one["weights"] // step.over, one["states"] // step.over
-    outside, block = 4 * (one["weights"] // 4 - blocks), size * step.model.block_matmul_params
-    reduced = 2 * block + 4 * step.model.block_matmul_params
+    """The largest moment of one device's step, on a rank that holds 1 / over of weights, gradients and states and gathers the rest as FSDP
+    does: what is outside of blocks throughout, a block while it computes, and in a backward pass also the one before and a block's
+    gradients in float32."""
+    cfg, size = step.model, 4 if step.dtype == "float32" else 2
+    matrices, block = cfg.depth * cfg.block_matmul_params, size * cfg.block_matmul_params
+    weights, states, outside = one["weights"] // step.over, one["states"] // step.over, one["weights"] - 4 * matrices
+    backward, earlier = outside + 2 * block + 4 * cfg.block_matmul_params, weights if step.grad_accum > 1 else 0
     # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
-    mine = -(-step.model.depth // (step.over if step.over > 1 else step.ranks)) / step.model.depth
+    mine = -(-cfg.depth // (step.over if step.over > 1 else step.ranks)) / cfg.depth
     share = 1 if step.ranks == 1 else 0.5 + 0.6 * mine if step.over == 1 else 1.95 * mine
-
-    def held(gathered: int, **more: int) -> Bytes:
-        found = {"weights": weights, "optimizer states": states, "gathered weights": gathered if step.over > 1 else 0}
-        found |= {name.replace("_", " "): n for name, n in more.items()}
-        return {name: found[name] for name in CATEGORIES if found.get(name)}
-
-    kept = weights if step.grad_accum > 1 else 0  # gradients of the microbatch before
-    training = (
-        held(outside + block, gradients=kept, activations=one["forward"]),
-        held(outside + reduced, gradients=kept, activations=one["begins"]),
-        held(outside + reduced, gradients=weights, activations=one["ends"] + kept - weights),
-        held(0, gradients=weights, optimizer_temporaries=int(share * one["update"])),
+    moments = [  # gradients, gathered weights, activations, temporaries of the optimizer
+        (earlier, outside + block, one["forward"], 0),
+        (earlier, backward, one["begins"], 0),
+        (weights, backward, one["ends"] + earlier - weights, 0),
+        (weights, 0, 0, int(share * one["update"])),
+        (0, outside + size * matrices, one["evaluation"], 0),
+    ]
+    *training, evaluation = (
+        dict(zip(CATEGORIES, (weights, gradients, states, gathered if step.over > 1 else 0, *rest)))
+        for gradients, gathered, *rest in moments
     )
-    evaluation = held(outside + size * blocks, activations=one["evaluation"])
-    return Peaks(max(training, key=lambda moment: sum(moment.values())), evaluation)
+    return Peaks(max(training, key=lambda held: sum(held.values())), evaluation)
 
 
 def _run(step: Step) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
-    beginning and the end of a backward pass, and of an evaluation, and beyond gradients at the peak of the optimizer."""
+    beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
     with _as_on_a_gpu(step.dtype, step.gpu_bytes), FakeTensorMode(), Tape() as tape:
         model = GPT(step.model)
         hardware.leave_out_eager(GPT)  # as in training, where these calls keep the last hidden states alive
         one = {"weights": tape.now}
         optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
-        _update(model, optimizers)  # so that optimizer states exist, as they do in every step but the first
+        _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first
         one["states"] = tape.now - one["weights"]
         one["update"] = _update(model, optimizers, tape)
         if step.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
@@ -187,36 +180,31 @@ def _run(step: Step) -> Bytes:
 
 def _loss(model: GPT, step: Step) -> Tensor:
     ids, targets = (torch.zeros(step.batch, step.length, dtype=torch.int64) for _ in range(2))
-    where = {}
-    if step.packed:
-        # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
-        where = dict(positions=torch.zeros(step.batch, step.length, dtype=torch.int64))
+    # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
+    where = {"positions": torch.zeros_like(ids)} if step.packed else {}
     with torch.autocast("cpu", dtype=getattr(torch, step.dtype), enabled=step.dtype != "float32"):
         if not step.logprobs:
             return model.loss(ids, targets, reduction="sum", **where)
         # every token by its place: which ones a mask leaves is not known of fake tensors
-        logprobs, *_ = model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)
-        return logprobs.sum()
+        return model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)[0].sum()
 
 
-def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape | None = None) -> int:
-    """A step of the optimizers; on a tape, the bytes at its peak beyond gradients and what was there before."""
+def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
+    """A step of the optimizers: the bytes at its peak beyond gradients and what was there before."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    start = tape.now if tape else 0
-    if tape:
-        tape.peak = start
+    start = tape.peak = tape.now
     dist.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return tape.peak - start if tape else 0
+    return tape.peak - start
 
 
 @contextmanager
 def _as_on_a_gpu(dtype: str, gpu_bytes: int) -> Iterator[None]:
-    """The numeric types, the norms and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates
-    twice: further iterations hold what the second one does."""
+    """The numeric types, norms and chunks of the output head of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon
+    iterates twice: further iterations hold what the second one does."""
     written_out = layers.written_out
     with (
         mock.patch.object(layers, "written_out", lambda x: not gpu_bytes and written_out(x)),

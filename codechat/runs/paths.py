@@ -357,6 +357,26 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         make_directory(path, files)
 
 
+def write_planned(name: str, config: Any, kind: str, texts: Mapping[str, str], overwrite: bool) -> Path:
+    """The directory of a run that has not begun, whole or not at all: its settings, status "planned", and text files. It replaces a planned
+    run, another one only with `overwrite`."""
+    check_name(name)
+    path, there = runs_dir() / name, exists(name)
+    if there and not (overwrite or is_planned(path)):
+        raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); --overwrite replaces it, or choose another --run-name")  # fmt: skip
+    if there:
+        check_idle(name)
+        hold(path)
+    status = dict(status=PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node())
+    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": None, **provenance.snapshot(SHIPPED)}
+    files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
+    try:
+        make_directory(path, files, texts=texts)
+    finally:
+        unlock(lock_of(path))  # the ranks of the run will hold it
+    return path
+
+
 def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str] = {}) -> None:
     """Create (or replace) a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
     with atomic_directory(path) as fresh:

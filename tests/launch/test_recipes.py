@@ -22,7 +22,7 @@ from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.processes import StopSignal
 from codechat.data import corpus
 from codechat.launch import planner, portable_scripts, recipes, runner
-from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, Stage, bound_stages
+from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, bound_stages
 from codechat.launch.runner import Ledger, RecipeConfig
 from codechat.runs import paths
 from codechat.runs.run import Run
@@ -396,12 +396,14 @@ def test_larger_scales_have_the_published_settings() -> None:
         assert cfg.run_name == f"nano-8b/{stage}"
         if hasattr(cfg, "seq_len"):
             assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
-            assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
+            assert planner.from_settings(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
         if stage.endswith("-rl"):
             assert ranks * cfg.device_batch_size * cfg.group_size == 128
     small = stages_of("v6", "2b")
     assert set(SCALES["2b"].ranks.values()) == {1} and small["corpus"].cfg.max_tokens >= 30_000 * 65_536
-    assert planner.of(small["pretrain"].cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(2.65e9, rel=0.01)
+    assert planner.from_settings(small["pretrain"].cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(
+        2.65e9, rel=0.01
+    )
 
 
 # ---- larger scales
@@ -421,7 +423,7 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(planner.step_memory, "measure", lambda step: peaks)
     monkeypatch.setattr(runner, "gpus_here", lambda: 8)
     monkeypatch.setattr(runner, "run_stage", run_stage)
-    monkeypatch.setattr(Stage, "is_done", lambda self, cfg: True)
+    monkeypatch.setattr(Bound, "done", property(lambda b: True))
     compact = RECIPES["compact"]
     stages = [compact.stage(name) for name in ("corpus", "pretrain", "code", "calls", "sft")]
     late = replace(compact.stage("choose"), needs=("sft",), settings=dict(ckpt=("{sft}",)))
