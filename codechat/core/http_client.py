@@ -19,6 +19,7 @@ from codechat.core.errors import ConfigError, MissingFile, RunError
 
 TIMEOUT_S = 300.0  # without a byte from the server
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+BROKEN = (OSError, http.client.HTTPException)
 
 
 class NoAnswer(RunError):
@@ -36,17 +37,6 @@ class Refused(ConfigError):
         return str(self.args[0])
 
 
-def check_url(url: str, flag: str) -> str:
-    """The host of the URL. ConfigError where it is not an HTTP URL."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts.hostname
-    except ValueError:  # brackets without an end, a port that is no number
-        pass
-    raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
-
-
 class Link:
     """A server by its URL, with or without /v1. flag: the flag that set the URL; kind, remedy: what error messages call
     the server, and how to get one."""
@@ -61,8 +51,14 @@ class Link:
         remedy: str = "start one with codechat serve --ckpt RUN",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        host = check_url(url, flag)
         self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets without an end, a port that is no number
+            valid = False
+        if not valid:
+            raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
         self.headers = {"Content-Type": "application/json"}
         if api_key_file:
             try:
@@ -71,7 +67,8 @@ class Link:
                 raise MissingFile(f"{api_key_file}: {error.strerror}; it must hold the server's key") from None
             self.headers["Authorization"] = f"Bearer {key}"
         # a proxy cannot reach the loopback address of this machine
-        self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if host in LOOPBACK else []))
+        direct = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
+        self.opener = urllib.request.build_opener(*direct)
 
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer, to be read and closed; a GET without a body, else a POST. Refused where the server answers with an
@@ -82,7 +79,7 @@ class Link:
         except urllib.error.HTTPError as error:
             message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}"
             raise Refused(message, error.code) from None
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             raise self._no_answer(getattr(error, "reason", error)) from None
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -91,7 +88,7 @@ class Link:
             try:
                 text = answer.read()
                 return json.loads(text) if text.strip() else None
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (*BROKEN, ValueError) as error:
                 raise self._no_answer(f"its answer broke off or is no json: {error!r}") from None
 
     def model(self) -> str:
@@ -111,5 +108,5 @@ def _complaint(error: urllib.error.HTTPError) -> str:
         text = error.read(10_000).decode("utf-8", "replace")
         answer = json.loads(text)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])[:1000]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+    except (*BROKEN, ValueError, KeyError, TypeError):
         return text[:200] or str(error.reason)

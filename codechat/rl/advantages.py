@@ -1,8 +1,4 @@
-"""From rewards to advantages: pure functions over groups of completions of one prompt, or over the tokens of one
-completion.
-
-Shapes: P problems with G completions each; B sequences of T tokens.
-"""
+"""From rewards to advantages: pure functions. Shapes: P problems with G completions each; B sequences of T tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +17,8 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 
     none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of
     the others (RLOO, arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation
-    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). In the last three a group of equal rewards gives exactly 0.
-    ConfigError for another baseline, or for groups of one."""
-    if rewards.ndim != 2:
-        raise ConfigError(f"rewards of shape {tuple(rewards.shape)}; required (problems, group_size)")
-    group = rewards.shape[1]
+    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). In the last three a group of equal rewards gives exactly 0."""
+    _, group = rewards.shape
     if baseline == "none":
         return rewards.clone()
     if group < 2:
@@ -50,12 +43,10 @@ def zero_variance(rewards: Tensor) -> Tensor:
 def estimate_gae(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16); returns =
-    advantages + values.
+    """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16).
 
-    rewards, values (B, T) belong to the state before each token. mask (B, T) is 1 on the tokens that the policy wrote.
-    Tokens of an environment are skipped: the next state is that of the next written token. A sequence ends with its
-    mask, and its end has value 0. lam 1: the Monte Carlo return minus the value; lam 0: one step ahead."""
+    rewards, values (B, T) belong to the state before each token. mask (B, T): tokens that the policy wrote; those of an
+    environment are skipped, and the end of a sequence has value 0. lam 1: Monte Carlo return minus value; 0: one step ahead."""
     on = mask.bool()
     rewards, values = (torch.where(on, x, torch.zeros_like(x)) for x in (rewards, values))
     advantages = torch.zeros_like(rewards)

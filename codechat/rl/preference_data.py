@@ -7,8 +7,7 @@ Rows of `preferences.SPLIT.jsonl`, in either form:
     {"prompt": "..." or [messages], "completion": "...", "label": true}
 
 chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with
-it. What a policy answers is everything before the last message; it is equal in chosen and rejected. A batch is a
-`rollout.RolloutBatch` in which a pair is a group of two with rewards 1 and 0 (a single completion: a group of one with
+it. A pair is a group of two of a `rollout.RolloutBatch` with rewards 1 and 0 (a single completion: a group of one with
 its label as reward), so that rollouts and preferences share packing and scoring."""
 
 from __future__ import annotations
@@ -28,11 +27,20 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 
+class Row(NamedTuple):
+    """A group: its messages, their ids, and the ids and rewards of its one or two completions."""
+
+    messages: list[dict]
+    prompt: list[int]
+    completions: list[list[int]]
+    rewards: list[float]
+
+
 def read_preferences(
     directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
 ) -> RolloutBatch:
-    """All rows of a split, at most `limit`. MissingFile without a file; DataError with file and line for a row of
-    neither form, a mix of pairs and single completions, equal completions of a pair, or a row longer than the block."""
+    """All rows of a split, at most `limit`. MissingFile without a file; DataError with file and line for a row that
+    cannot be learned from."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
         needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
@@ -41,20 +49,10 @@ def read_preferences(
     for number, row in read_jsonl(path):
         rows.append(_encoded(row, tokenizer, tags, block_size, f"{path}:{number}"))
         if len(rows[-1].rewards) != len(rows[0].rewards):
-            kind = "pair" if len(rows[-1].rewards) == 2 else "single completion"
-            raise DataError(f"{path}:{number} is a {kind}, the first row is not; split the file")
-        if limit is not None and len(rows) == limit:
+            raise DataError(f"{path}:{number} is a pair and the first row is not, or the reverse; split the file")
+        if len(rows) == limit:
             break
     return _batch(rows, split)
-
-
-class Row(NamedTuple):
-    """A group: its messages, their ids, and the ids and rewards of its one or two completions."""
-
-    messages: list[dict]
-    prompt: list[int]
-    completions: list[list[int]]
-    rewards: list[float]
 
 
 def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> Row:
@@ -70,14 +68,13 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
         raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
     sides = [_conversation(row, answer, where) for answer in answers]
     messages = sides[0][:-1]
-    if any(side[:-1] != messages for side in sides):
+    if sides[-1][:-1] != messages:
         raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
     if len(sides) == 2 and sides[0] == sides[1]:
         raise DataError(f"{where}: chosen and rejected are the same; delete the row")
     prompt = chat.prompt(messages, tokenizer, tags)
     completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
-    longest = len(prompt) + max(map(len, completions))
-    if longest > block_size:
+    if (longest := len(prompt) + max(map(len, completions))) > block_size:
         raise DataError(f"{where} takes {longest} tokens; block_size is {block_size}; shorten or delete the row")
     return Row(messages, prompt, completions, rewards)
 
@@ -101,17 +98,20 @@ def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:
     problems = [Problem(f"preference-{split}-{i}", row.messages, None, split) for i, row in enumerate(rows)]
     completions = [Completion(ids, [0.0] * len(ids), "stop") for row in rows for ids in row.completions]
     scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for row in rows for r in row.rewards]
-    prompts, texts = [row.prompt for row in rows], [""] * len(completions)
-    longest = max(len(row.prompt) - 1 + max(map(len, row.completions)) for row in rows)
-    return RolloutBatch(problems, prompts, completions, texts, scores, len(rows[0].rewards), longest_row=longest)
+    texts, size = [""] * len(completions), len(rows[0].rewards)
+    return with_longest_row(RolloutBatch(problems, [row.prompt for row in rows], completions, texts, scores, size))
+
+
+def with_longest_row(batch: RolloutBatch) -> RolloutBatch:
+    tokens = (len(batch.prompts[i // batch.group_size]) - 1 + len(c.ids) for i, c in enumerate(batch.completions))
+    return replace(batch, longest_row=max(tokens))
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
     """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError
     if no group has any, and for episodes, whose completions hold what an environment said."""
     if batch.turns:
-        needed = "answers to one prompt; choose a task without an environment, or train with reinforce or grpo"
-        raise DataError(f"these completions are episodes of several turns; required: {needed}")
+        raise DataError("these completions are episodes; take a task without an environment, or reinforce or grpo")
     rows = []
     for p, rewards in enumerate(batch.rewards):
         best, worst = int(rewards.argmax()), int(rewards.argmin())
@@ -130,5 +130,4 @@ def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
     moved = [batch.completions[(i + G) % N] for i in range(N)]
     room = [block_size - len(batch.prompts[i // G]) for i in range(N)]
     cut = [Completion(c.ids[:n], c.logprobs[:n], c.stop) for c, n in zip(moved, room)]
-    longest = max(len(batch.prompts[i // G]) - 1 + len(c.ids) for i, c in enumerate(cut))
-    return replace(batch, completions=cut, longest_row=longest)
+    return with_longest_row(replace(batch, completions=cut))

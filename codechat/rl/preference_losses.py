@@ -1,8 +1,7 @@
 """Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label.
 
 Each pair loss is a function of a margin between the chosen and the rejected completion. They differ in the reference of
-the margin (a model, or none), in dividing by length, and in an SFT term for the chosen completion. Each returns one
-loss per pair (B,), not reduced, and the implicit rewards whose difference is the margin.
+the margin (a model, or none), in dividing by length, and in an SFT term for the chosen completion.
 
 Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference
 model; *_lengths (B,): tokens.
@@ -16,10 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.core.errors import ConfigError
-
 PairLoss = Literal["dpo", "ipo", "cpo", "simpo", "orpo"]
-Kind = Literal["dpo", "ipo", "cpo", "simpo", "orpo", "kto"]
 NEEDS_REFERENCE = ("dpo", "ipo", "kto")
 SFT_COEF = {"dpo": 0.0, "ipo": 0.0, "kto": 0.0, "simpo": 0.0, "cpo": 1.0, "orpo": 1.0}  # the papers' own
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
@@ -85,29 +81,16 @@ def _log_odds(mean_logprob: Tensor) -> Tensor:
 
 
 def kto_loss(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    liked: Tensor,
-    kl: Tensor | float,
-    beta: float = 0.1,
-    *,
-    liked_weight: float = 1.0,
-    disliked_weight: float = 1.0,
+    logprobs: Tensor, ref_logprobs: Tensor, liked: Tensor, kl: Tensor | float, beta: float = 0.1
 ) -> tuple[Tensor, Tensor]:
-    """Losses and implicit rewards of completions, both (B,): weight x (1 - sigmoid(beta (r - kl))) if liked (B,) bool,
-    else weight x (1 - sigmoid(beta (kl - r))), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without lambda_y).
+    """Losses and implicit rewards of completions, both (B,): 1 - sigmoid(beta (r - kl)) if liked (B,) bool, else
+    1 - sigmoid(beta (kl - r)), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without lambda_y).
 
-    kl: estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`), no gradient."""
+    kl: KTO's z_0, an estimate of KL(policy || reference) from completions of *other* prompts, no gradient."""
     reward = logprobs - ref_logprobs
     kl = torch.as_tensor(kl, device=reward.device).detach()
     signed = torch.where(liked, reward - kl, kl - reward)
-    weight = torch.where(liked, torch.full_like(reward, liked_weight), torch.full_like(reward, disliked_weight))
-    return weight * (1 - torch.sigmoid(beta * signed)), beta * reward.detach()
-
-
-def kto_reference_point(log_ratio_sum: float, count: float) -> float:
-    """KTO's z_0: max(0, mean log-ratio of mismatched completions), from sums over all ranks."""
-    return max(0.0, log_ratio_sum / max(1.0, count))
+    return 1 - torch.sigmoid(beta * signed), beta * reward.detach()
 
 
 def sft_loss(chosen: Tensor, chosen_lengths: Tensor) -> Tensor:
@@ -128,21 +111,14 @@ def pair_loss(
     margin: float = 1.0,
     sft_coef: float = 0.0,
 ) -> Losses:
-    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or without a needed reference."""
-    lengths = (chosen_lengths, rejected_lengths)
-    if kind in ("dpo", "ipo"):
-        if ref_chosen is None or ref_rejected is None:
-            raise ConfigError(
-                f"{kind} needs log-probabilities of the reference model; pass ref_chosen and ref_rejected"
-            )
-        of_pair = dpo_loss if kind == "dpo" else ipo_loss
-        result = of_pair(chosen, rejected, ref_chosen, ref_rejected, beta)
-    elif kind == "cpo":
-        result = cpo_loss(chosen, rejected, beta)
-    elif kind == "simpo":
-        result = simpo_loss(chosen, rejected, *lengths, beta, margin)
-    elif kind == "orpo":
-        result = orpo_loss(chosen, rejected, *lengths, beta)
-    else:
-        raise ConfigError(f"preference loss {kind!r} over pairs; required: dpo, ipo, cpo, simpo or orpo")
+    """The loss called `kind` plus sft_coef x `sft_loss`."""
+    refs, lengths = (ref_chosen, ref_rejected), (chosen_lengths, rejected_lengths)
+    loss, more = {
+        "dpo": (dpo_loss, (*refs, beta)),
+        "ipo": (ipo_loss, (*refs, beta)),
+        "cpo": (cpo_loss, (beta,)),
+        "simpo": (simpo_loss, (*lengths, beta, margin)),
+        "orpo": (orpo_loss, (*lengths, beta)),
+    }[kind]
+    result = loss(chosen, rejected, *more)
     return result._replace(losses=result.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else result

@@ -1,4 +1,4 @@
-"""What a loop of reinforcement learning measures within a step. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
+"""What a loop measures within a step. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Meter:
         self.maxima = {name: 0.0 for name in ("logprob_mismatch", *measures) if name in MAXIMA}
         self.policy_loss = 0.0  # microbatches add up, each divided by the counts of its whole update
         self.updates = 0  # what is logged is their mean loss
-        self.unread: list[tuple[str, Tensor | float]] = []  # what `read` will note, in order
+        self.unread: list[tuple[str, Tensor | float]] = []
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
 
-    def rolled_out(self, model: nn.Module) -> None:
-        """Sampling ends here and learning begins, with the weights as they are."""
+    def begin_learning(self, model: nn.Module) -> None:
+        """Sampling ends here; the weights are as they are before learning."""
         self.sampled = time.perf_counter()
         self.model, self.before = model, diagnose.bf16_snapshot(model)
 
@@ -59,26 +59,28 @@ class Meter:
                 self.sums.update({name: value})
         return [*values]
 
-    def gap(self, logprobs: Tensor, sampled: Tensor, on: Tensor) -> None:
-        """logprob_mismatch: largest difference between the trainer's and the sampler's log-probabilities where `on`."""
-        self.add(logprob_mismatch=torch.where(on, logprobs.detach() - sampled, 0.0).abs().max())
+    def read_changed(self) -> dict[str, float]:
+        """`read`, and the share of weights that learning changed in bfloat16. A collective."""
+        differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
+        (changed,) = self.read(differ)
+        return dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, self.model))
 
     def row(
         self,
         cfg: Any,
         batch: RolloutBatch,
         task: Task,
+        n_tokens: float,
         *,
         ratios: Mapping[str, tuple[float, float]] = {},
         **means: float,
     ) -> dict[str, float]:
-        """The step's metrics over all ranks; ratios and means as `rollout_metrics` takes them. A collective."""
-        differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
-        (changed,) = self.read(differ)
+        """The step's metrics over all ranks, whose completions have n_tokens; ratios and means as `rollout_metrics` takes them. A collective."""
+        row = self.read_changed()
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
         mfu = batch.flops(cfg.model, self.trained) / ((time.perf_counter() - self.began) * peak)
         tokens = self.sums["tokens"]
-        row = rollout_metrics(
+        row |= rollout_metrics(
             batch,
             task.tiers,
             means={**means, "mfu": mfu},
@@ -86,18 +88,8 @@ class Meter:
             maxima=self.maxima,
             ratios={**ratios, **{name: (value, tokens) for name, value in self.sums.items() if name != "tokens"}},
         )
-        row["weights_changed_bf16"] = diagnose.share_of_all(changed, n_weights, self.model)
         if "kl_old" in row:
-            row["approx_kl"] = row.pop("kl_old")
-            row["clip_frac"] = row["clipped_low"] + row["clipped_high"]
-        return row
-
-    def rates(self, n_tokens: float) -> dict[str, float]:
-        """Seconds of the step's parts, and completion tokens of all ranks per second."""
-        now = time.perf_counter()
-        return dict(
-            sample_s=self.sampled - self.began,
-            train_s=now - self.sampled,
-            step_s=now - self.began,
-            tok_per_s=n_tokens / (now - self.began),
-        )
+            row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
+        step_s = time.perf_counter() - self.began
+        times = dict(sample_s=self.sampled - self.began, step_s=step_s, tok_per_s=n_tokens / step_s)
+        return row | times | dict(train_s=step_s - times["sample_s"])

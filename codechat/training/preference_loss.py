@@ -81,7 +81,7 @@ class PreferenceLoss:
         cfg, other = self.cfg, self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
         ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
-        kl = preference_losses.kto_reference_point(total, count)
+        kl = max(0.0, total / max(1.0, count))
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
 
         def over(chosen: Tensor, x: Tensor) -> Tensor:

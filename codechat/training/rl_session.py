@@ -63,20 +63,14 @@ def rl_session(
         engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
         sampler = RolloutSampler(cfg, engine, model, task, problems, tok)
         check_signal(cfg, task, problems, sampler)
-        r = RLSession(
-            kind,
-            cfg,
-            model,
-            tok,
-            interrupt,
-            parent=parent,
-            evaluate=lambda policy, step: evaluate(policy),
-            trained_on=dict(task=cfg.task, data_dir=cfg.data_dir),
-            heads={head: head.optimizers(cfg.value_lr)} if head else {},
-            kept={"sentinel": (sentinel := diagnose.Sentinel(cfg.dead_patience))}
-            | ({"value_head": head} if head else {}),
+        kept: dict[str, Any] = {"sentinel": diagnose.Sentinel(cfg.dead_patience)} | (
+            {"value_head": head} if head else {}
         )
-        r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, sentinel
+        heads = {head: head.optimizers(cfg.value_lr)} if head else {}
+        trained_on = dict(task=cfg.task, data_dir=cfg.data_dir)
+        how = dict(parent=parent, evaluate=lambda policy, step: evaluate(policy), trained_on=trained_on)
+        r = RLSession(kind, cfg, model, tok, interrupt, heads=heads, kept=kept, **how)
+        r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, kept["sentinel"]
         r.reference, r.head, r.measures = frozen, head, measures
         with r.running():
             yield r
@@ -92,11 +86,11 @@ def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: Rollout
         redteam.report(task, problems)
     sampler.engine.push(sampler.model, 0)
     batch = sampler(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
-    found = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))
-    if found.verdict == "DEAD" and not cfg.allow_dead:
+    signal = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))
+    if signal.verdict == "DEAD" and not cfg.allow_dead:
         raise RunError(
-            f"diagnose says DEAD on {cfg.task}: {found.effective_groups} of {found.n_groups} groups have any variance, mean reward "
-            f"{found.reward_mean:.3f}; {found.remedy}; --allow-dead trains all the same"
+            f"diagnose says DEAD on {cfg.task}: {signal.effective_groups} of {signal.n_groups} groups have any variance, mean reward "
+            f"{signal.reward_mean:.3f}; {signal.remedy}; --allow-dead trains all the same"
         )
 
 
@@ -124,15 +118,13 @@ class RLSession(Session):
         not finite. A collective."""
         try:
             batch = self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
+            for number, completion in enumerate(batch.completions):
+                if not math.isfinite(total := sum(completion.logprobs)):
+                    problem = f"a completion of problem {batch.problems[number // batch.group_size].id}"
+                    remedy = f"the policy has diverged: lower --lr or --muon-lr; {KEPT}"
+                    raise RunError(f"{problem} has the log-probability {total}; {remedy}")
         except RunError as error:
             raise type(error)(f"step {self.step + 1}: {error}") from error
-        for number, completion in enumerate(batch.completions):
-            if not math.isfinite(sum(completion.logprobs)):
-                problem = batch.problems[number // batch.group_size].id
-                raise RunError(
-                    f"step {self.step + 1}: a completion of problem {problem} has the log-probability {sum(completion.logprobs)}; "
-                    f"the policy has diverged: lower --lr or --muon-lr; {KEPT}"
-                )
         return batch
 
     @property
@@ -154,42 +146,37 @@ class RLSession(Session):
         that have an advantage. Where none of a minibatch of all ranks has, there is no update: neither momentum nor a KL term or an entropy bonus
         may move the policy then. A collective."""
         rank_first = self.world.rank * self.cfg.problems_per_rank
-        done = self.counts.get("problems", 0) + self.drawn
-        self.sampler.ahead(self.step + 1, done + rank_first, rank_first)
-        self.counts["problems"] = done
-        self.meter.rolled_out(self.model)
+        self.counts["problems"] = self.counts.get("problems", 0) + self.drawn
+        self.sampler.ahead(self.step + 1, self.counts["problems"] + rank_first, rank_first)
+        self.meter.begin_learning(self.model)
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
         dealt = [list(range(m, len(batch.problems), minibatches)) for m in range(minibatches)]
         written = batch.mask().sum(1).view_as(live)  # (P, G)
-        counts: list[list[float]] = totals([[live[g].numel(), int(written[g].sum()), int(live[g].sum()), int(written[g][live[g]].sum())] for g in dealt])  # fmt: skip
+        here = [(live[g].numel(), written[g].sum(), live[g].sum(), written[g][live[g]].sum()) for g in dealt]
+        counts = totals([[float(x) for x in row] for row in here])
         self.n_tokens = sum(count[1] for count in counts)
         for epoch in range(epochs):
             for number, (groups, count) in enumerate(zip(dealt, counts)):
                 if count[2] > 0:
                     yield Update(self, batch, groups, mask, epoch == number == 0, *count)
 
-    def log(
-        self,
-        batch: RolloutBatch,
-        sums: Mapping[str, float | Tensor] = {},
-        **means: float | Tensor,
-    ) -> None:
+    def log(self, batch: RolloutBatch, sums: Mapping[str, float | Tensor] = {}, **means: float | Tensor) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
         DEAD steps in a row. sums: over this rank's tokens. A collective."""
         ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
-        plain = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
-        row = self.meter.row(self.cfg, batch, self.task, ratios=ratios, **plain)
+        means = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
+        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, ratios=ratios, **means)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
-        row |= self.meter.rates(self.n_tokens)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
-            self.why = f"DEAD: {self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance; {diagnose.REMEDIES['DEAD']}"
+            steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"
+            self.why = f"DEAD: {steps}; {diagnose.REMEDIES['DEAD']}"
         self.run.log(self.step + 1, {**row, "dead_steps": self.sentinel.dead_steps})
         every = self.cfg.log_rollouts_every
         if every and self.step % every == 0 and dist.is_main():
             self.run.log_samples(self.step + 1, batch.best_and_worst(groups=4))
+        shown = dict(reward="reward_mean", exact="exact_match", groups="effective_groups")
         self.bar.update(1)
-        reward, exact, groups = (row[name] for name in ("reward_mean", "exact_match", "effective_groups"))
-        self.bar.set_postfix(reward=f"{reward:.3f}", exact=f"{exact:.2f}", groups=f"{groups:.0f}")
+        self.bar.set_postfix({name: f"{row[key]:.4g}" for name, key in shown.items()})
 
 
 @dataclass(frozen=True)
@@ -244,22 +231,21 @@ class Microbatch:
         states=True also what `ValueHead` reads, as `unpack` takes it."""
         session, cfg, packed = self.update.session, self.update.session.cfg, self.packed
         how = dict(temperature=cfg.temperature, entropy_grad=getattr(cfg, "entropy_coef", 0) != 0, **packed.where())
-        if states:
-            how["states"] = True
+        how |= dict(states=True) if states else {}
         with dist.autocast():
             logprobs, entropy, *hidden = session.model.token_logprobs(packed.ids, packed.targets, **how)
         logprobs, entropy = packed.unpack(logprobs), packed.unpack(entropy)
-        if self.update.first:
-            session.meter.gap(logprobs, self.of(session.sampled_logprobs), self.mask)
+        if self.update.first:  # the largest difference between the trainer's and the sampler's log-probabilities
+            gap = torch.where(self.mask, logprobs.detach() - self.of(session.sampled_logprobs), 0.0)
+            session.meter.add(logprob_mismatch=gap.abs().max())
         return logprobs, entropy, *hidden
 
     def importance(self, logprobs: Tensor) -> Tensor:
         """(B, C) weights of tokens whose sampler computes other probabilities than the policy, see `losses.importance_weights`; measured, and
         1 where --importance-cap is 0."""
         session = self.update.session
-        weights, off_policy = importance_weights(
-            logprobs, self.of(session.sampled_logprobs), self.mask, session.cfg.importance_cap
-        )
+        sampled = self.of(session.sampled_logprobs)
+        weights, off_policy = importance_weights(logprobs, sampled, self.mask, session.cfg.importance_cap)
         session.meter.add(**off_policy)
         return weights
 

@@ -216,9 +216,7 @@ class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
 class GroupSettings(RLSettings):
     """What REINFORCE and GRPO have: advantages within a group of completions."""
 
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = opt(
-        "mean", "what is subtracted from a reward"
-    )
+    baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
     importance_cap: float = opt(
         0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", least=0
     )

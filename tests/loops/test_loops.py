@@ -251,7 +251,9 @@ def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
     """A rank with longer completions has more of the tokens: the mean of the ranks' means would be another number."""
     long, seen = 3.0, []
 
-    def with_a_rank_of_longer_completions(own: RankMetrics) -> list[RankMetrics]:
+    def with_a_rank_of_longer_completions(own: Any) -> list[Any]:
+        if not isinstance(own, RankMetrics):
+            return [own, own]
         other = {name: (5.0 * long * count, long * count) for name, (_, count) in own.ratios.items()}
         seen.append(own)
         return [own, own._replace(means=dict.fromkeys(own.means, 5.0), ratios=other)]
