@@ -8,7 +8,6 @@ Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, 
 groups that the starting policy samples on --task. The starting policy is the reference model; its log-probabilities are computed once, before
 the first step, and it is then let go. Where --task is set, evaluations also ask the task what the policy now earns: a margin can rise while
 answers get worse, since the loss sees only differences.
-
 """
 
 from __future__ import annotations
@@ -77,28 +76,19 @@ def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
     from codechat import tasks
     from codechat.distributed import dist, hardware
-    from codechat.evaluation import diagnose
     from codechat.models import lora
     from codechat.runs.run import StopSignal
     from codechat.training import opening
     from codechat.training.meters import Meter
-    from codechat.training.preference_loss import (
-        PreferenceLoss,
-        check_pairs,
-        held_out_means,
-        log_step,
-        place,
-        read_or_sample,
-    )
+    from codechat.training.preference_loss import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.session import Session
 
     with dist.session(cfg) as world, StopSignal() as interrupt:
         cfg, parent, tok = opening.load_parent(cfg.resolved())
         task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
-        model = opening.build_model(cfg, parent)
+        model = opening.build_model(cfg, parent, cfg.seed)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
-        check_pairs(cfg, train=pairs, select=held_out)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         if world.device.type == "cuda":  # packed rows have one shape there
@@ -116,7 +106,8 @@ def train(cfg: PreferenceConfig) -> Run:
         with session.running():
             for step in session.steps():
                 # the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
-                meter, before = Meter(), diagnose.bf16_snapshot(model)
+                meter = Meter()
+                meter.begin_learning(model)
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
                     rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
@@ -124,7 +115,7 @@ def train(cfg: PreferenceConfig) -> Run:
                     (total / count).backward()
                     meter.add(**sums)
                 session.apply_gradients()
-                log_step(session, meter, before, pairs.group_size, epoch=(step + 1) * count / size)
+                log_step(session, meter, pairs.group_size, epoch=(step + 1) * count / size)
     return session.run
 
 

@@ -32,22 +32,18 @@ def load_parent(
 ) -> tuple[C, Checkpoint | None, Tokenizer]:
     """(settings, parent checkpoint or None, tokenizer). The settings take architecture and tags from the parent, or the vocabulary from the tokenizer.
     ConfigError where they were set to something else than the parent has. tok: the tokenizer of the data, where those decide it."""
-    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-    if parent is None:
+    if not cfg.init_from:
         tok = tok or tokenizer.load(cfg.tokenizer)
         return replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab)), None, tok
-    shape, theirs = (
-        config.from_dict(GPTConfig, parent.meta["model_config"]),
-        tokenizer.from_dict(parent.meta["tokenizer"]),
-    )
-    tags = {}
-    if not keep_tags and getattr(cfg, "tags", chat.RAW) != chat.RAW:
-        tags = {"tags": parent.meta["tags"]}
+    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True)
+    shape = config.from_dict(GPTConfig, parent.meta["model_config"])
+    theirs = tokenizer.from_dict(parent.meta["tokenizer"])
+    keep_tags = keep_tags or getattr(cfg, "tags", chat.RAW) == chat.RAW
+    tags = {} if keep_tags else {"tags": parent.meta["tags"]}
     check_taken(cfg, shape, tokenizer=theirs.spec, **tags)
     if tok and tok.spec != theirs.spec:
-        raise ConfigError(
-            f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}; prepare the data with --tokenizer {theirs.spec}"
-        )
+        got = f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}"
+        raise ConfigError(f"{got}; prepare the data with --tokenizer {theirs.spec}")
     return replace(cfg, model=shape, **tags), parent, theirs
 
 
@@ -57,27 +53,27 @@ def check_taken(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
     check_parent(cfg.init_from, {name: value for name, (_, value) in config.changed(cfg).items()}, settings)
 
 
-def new_model(cfg: Any) -> GPT:
-    """A model of cfg.model, with products in fp8 where --fp8 asks for it."""
-    return layers.to_float8(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
+def build_model(cfg: Any, parent: Checkpoint | None, seed: int | None) -> GPT:
+    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the seed; without both none yet."""
 
+    def make() -> GPT:
+        return layers.to_float8(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
 
-def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of cfg.seed."""
-    seed = None if parent else cfg.seed  # random weights of 8b take over a minute per rank
-    model = sharding.build(lambda: new_model(cfg), seed=seed, shard_it=cfg.shard, over=cfg.shard_over)
+    # random weights of 8b take over a minute per rank: none where others are read
+    model = sharding.build(make, seed=None if parent else seed, shard_it=cfg.shard, over=cfg.shard_over)
     if parent:
         checkpoint.restore(parent, model)
     return model
 
 
 def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0.
+    """The model that is trained, with LoRA adapters where cfg.lora_rank is not 0.
 
     Of a run that goes on from its own checkpoint it has no values yet: `open_run` reads them. Adapters are saved without the weights below them."""
     if not cfg.lora_rank and continues(cfg):
-        return sharding.build(lambda: new_model(cfg), seed=None, shard_it=cfg.shard, over=cfg.shard_over)
-    return lora.attach(build_model(cfg, parent), cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
+        return build_model(cfg, None, None)
+    model = build_model(cfg, parent, cfg.seed)
+    return lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
 def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT], dict[str, Any]]]:
@@ -112,8 +108,8 @@ def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[
         engine.push(model, step)
         how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed, sampler=engine.sample)
         with engine.policy(model) as policy:
-            found = evaluate.evaluate_task(policy, tok, cfg.tags, task, held_out, **how)
-        return {**found.row(), **engine.metrics(step), "task": cfg.eval_task, "split": "select"}
+            scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, held_out, **how)
+        return {**scores.row(), **engine.metrics(step), "task": cfg.eval_task, "split": "select"}
 
     return evaluate_now
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import dist, sharding
-from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl import engines, preference_data, preference_losses, rollout
 from codechat.rl.rollout import RolloutBatch
@@ -78,7 +77,7 @@ class PreferenceLoss:
     def kto(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        cfg, other = self.cfg, self.others[id(batch)].take(rows)
+        other = self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
         ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
         kl = max(0.0, total / max(1.0, count))
@@ -89,10 +88,9 @@ class PreferenceLoss:
             return torch.where(chosen, x, 0.0).sum()
 
         refs = picked(self.refs[id(batch)], rows).flatten()
-        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, cfg.beta)
+        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, self.cfg.beta)
         sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
-        reward = reward.detach()
-        return losses.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
+        return losses.sum() / part.group_size + self.cfg.sft_coef * over(liked, sft), dict(
             chosen_rewards=over(liked, reward),
             rejected_rewards=over(~liked, reward),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
@@ -103,22 +101,14 @@ class PreferenceLoss:
     def pairs(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        cfg, ref = self.cfg, picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
-        result = preference_losses.pair_loss(
-            cfg.loss,
-            summed[:, 0],
-            summed[:, 1],
-            chosen_lengths=lengths[:, 0],
-            rejected_lengths=lengths[:, 1],
-            beta=cfg.beta,
-            margin=cfg.margin,
-            sft_coef=cfg.sft_coef,
-            **(dict(ref_chosen=ref[:, 0], ref_rejected=ref[:, 1]) if ref is not None else {}),
-        )
-        return result.losses.sum(), dict(
-            chosen_rewards=result.chosen_rewards.detach().sum(),
-            rejected_rewards=result.rejected_rewards.detach().sum(),
-            accuracy=(result.chosen_rewards > result.rejected_rewards).sum(),
+        refs = picked(self.refs[id(batch)], rows).T if id(batch) in self.refs else (None, None)
+        how = dict(zip(("chosen_lengths", "rejected_lengths", "ref_chosen", "ref_rejected"), (*lengths.T, *refs)))
+        how |= {name: getattr(self.cfg, name) for name in ("beta", "margin", "sft_coef")}
+        losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, **how)
+        return losses.sum(), dict(
+            chosen_rewards=chosen.sum(),
+            rejected_rewards=rejected.sum(),
+            accuracy=(chosen > rejected).sum(),
             chosen_logprob=summed.detach()[:, 0].sum(),
             liked=len(rows),
         )
@@ -138,43 +128,35 @@ def held_out_means(cfg: Any, loss_of: PreferenceLoss, held_out: RolloutBatch) ->
     return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.group_size).items()}
 
 
-def log_step(session: Session, meter: Meter, before: list[Tensor], group_size: int, epoch: float) -> None:
+def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> None:
     """Write the step's metrics, over all ranks. A collective."""
-    differ, n_weights = diagnose.count_changed_bf16(before, session.model)
-    (changed,) = meter.read(differ)
-    row = pair_means(dist.mean(dict(meter.sums)), group_size)
+    changed = meter.read_changed()
+    row = pair_means(dist.mean(dict(meter.sums)), group_size) | changed
     row |= dict(epoch=epoch, lr=session.lr, grad_norm=session.grad_norm, step_s=time.perf_counter() - meter.began)
-    row |= dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, session.model))
     session.run.log(session.step + 1, row)
     session.bar.update(1)
-    loss, margin, accuracy = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
-    session.bar.set_postfix(loss=f"{loss:.3f}", margin=f"{margin:.2f}", accuracy=f"{accuracy:.2f}")
+    session.bar.set_postfix({name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")})
 
 
 def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> tuple[RolloutBatch, RolloutBatch | None]:
     """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
-    block = cfg.model.block_size
     if cfg.data_dir is None:
         assert task is not None
-        problems, local = task.problems("train", seed=cfg.seed), engines.Engine()
-        sample = RolloutSampler(cfg, local, model, task, problems, tok)
+        sample = RolloutSampler(cfg, engines.Engine(), model, task, task.problems("train", seed=cfg.seed), tok)
         return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
-    read = preference_data.read_preferences
-    pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)
+
+    def read(split: str, limit: int | None = None) -> RolloutBatch:
+        batch = preference_data.read_preferences(cfg.data_dir, split, tok, cfg.tags, cfg.model.block_size, limit)
+        if batch.group_size == 1 and cfg.loss != "kto":
+            got = f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions"
+            raise ConfigError(f"{got} with a label; set --loss kto, or write pairs")
+        return batch
+
+    pairs = read("train")
     try:
-        return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
+        return pairs, read("select", cfg.eval_examples)
     except MissingFile:
         return pairs, None
-
-
-def check_pairs(cfg: Any, **splits: RolloutBatch | None) -> None:
-    """ConfigError where a split holds single completions and the loss is one of pairs."""
-    for split, batch in splits.items():
-        if batch is not None and batch.group_size == 1 and cfg.loss != "kto":
-            raise ConfigError(
-                f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions "
-                "with a label; set --loss kto, or write pairs"
-            )
 
 
 def place(i: int, size: int, seed: int) -> int:
@@ -185,14 +167,14 @@ def place(i: int, size: int, seed: int) -> int:
 
 def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
     """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its own count."""
-    liked, n = sums["liked"], sums["pairs"]
-    disliked = n * group_size - liked
-    good, bad = sums["chosen_rewards"] / max(1e-9, liked), sums["rejected_rewards"] / max(1e-9, disliked)
+    liked, n = max(1e-9, sums["liked"]), sums["pairs"]
+    disliked = max(1e-9, n * group_size - sums["liked"])
+    good, bad = sums["chosen_rewards"] / liked, sums["rejected_rewards"] / disliked
     return dict(
         preference_loss=sums["loss"] / n,
         preference_margin=good - bad,
         preference_accuracy=sums["accuracy"] / n,
         chosen_reward=good,
         rejected_reward=bad,
-        chosen_logprob=sums["chosen_logprob"] / max(1e-9, liked),
+        chosen_logprob=sums["chosen_logprob"] / liked,
     )

@@ -56,7 +56,7 @@ def rl_session(
         cfg, parent, tok = opening.load_parent(cfg)
         task, problems, evaluate = opening.load_task(cfg, tok)
         model = opening.build_policy(cfg, parent)
-        frozen = opening.build_model(cfg, parent) if reference else None
+        frozen = opening.build_model(cfg, parent, cfg.seed) if reference else None
         head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
         if world.device.type == "cuda":  # packed rows have one shape there
             hardware.compile_blocks(model)

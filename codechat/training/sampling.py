@@ -104,18 +104,8 @@ class RolloutSampler:
             return rollout.join([batch.result() for batch in waiting])
 
     def _sample(self, policy: GPT, request: SampleRequest, numbers: Sequence[int]) -> RolloutBatch:
-        cfg = self.cfg
-        return rollout.draw(
-            policy,
-            self.task,
-            [self.problems[(request.at + i) % len(self.problems)] for i in numbers],
-            self.tok,
-            cfg.tags,
-            group_size=request.group_size,
-            max_new_tokens=cfg.max_new_tokens,
-            temperature=cfg.temperature,
-            top_k=cfg.top_k,
-            seed=request.seed,
-            keys=[request.key + i for i in numbers],
-            sampler=self.engine.sample,
-        )
+        problems = [self.problems[(request.at + i) % len(self.problems)] for i in numbers]
+        how = {name: getattr(self.cfg, name) for name in ("max_new_tokens", "temperature", "top_k")}
+        how |= dict(group_size=request.group_size, seed=request.seed, sampler=self.engine.sample)
+        keys = [request.key + i for i in numbers]
+        return rollout.draw(policy, self.task, problems, self.tok, self.cfg.tags, keys=keys, **how)

@@ -64,15 +64,11 @@ class Session:
         self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
         self.interrupt, self.heads, self.kept = interrupt, heads, kept
         self.max_steps = cfg.max_steps if max_steps is None else max_steps
-        self.optimizers = optim.build(
-            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
-        ) + [optimizer for some in heads.values() for optimizer in some]
-        before = parent.meta.get("lineage", []) if parent else []
-        self.meta = {
-            "tokenizer": tok.to_dict(),
-            "tags": tags or cfg.tags,
-            "lineage": [*before, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}],
-        }
+        rates = dict(lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
+        self.optimizers = [*optim.build(model, **rates), *(o for some in heads.values() for o in some)]
+        lineage = parent.meta.get("lineage", []) if parent else []
+        lineage = [*lineage, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
+        self.meta = dict(tokenizer=tok.to_dict(), tags=tags or cfg.tags, lineage=lineage)
         self.counts: dict[str, int] = {}  # what the loop counts over the whole run; saved too
         self.stopping, self.why = False, ""  # why: the reason of an early end, if it is not an interruption
         self.lr = self.grad_norm = 0.0
@@ -92,9 +88,8 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[Self]:
         """The run while it trains. At the end no checkpoint is half written, and a run that ended early says why."""
-        bar = tqdm(
-            initial=self.start, total=self.max_steps, desc=self.run.name, unit="step", disable=not dist.is_main()
-        )
+        counts = dict(initial=self.start, total=self.max_steps, unit="step")
+        bar = tqdm(desc=self.run.name, disable=not dist.is_main(), **counts)
         with self.run, checkpoint.settled(), bar as self.bar:
             lost = None
             try:
@@ -125,18 +120,14 @@ class Session:
                 self.save(wait=done or self.stopping)
             if done or self.stopping:
                 return
-            self._set_rate()
+            schedule = dict(schedule=self.cfg.schedule, final=self.cfg.final_lr_share)
+            scale = optim.lr_scale(self.step, max_steps=self.max_steps, warmup_steps=self.cfg.warmup_steps, **schedule)
+            optim.set_lr(self.optimizers, scale)
+            self.lr = self.cfg.lr * scale
             yield self.step
 
     def _due(self, every: int) -> bool:
         return bool(every and self.step % every == 0)
-
-    def _set_rate(self) -> None:
-        cfg = self.cfg
-        schedule = dict(warmup_steps=cfg.warmup_steps, schedule=cfg.schedule, final=cfg.final_lr_share)
-        scale = optim.lr_scale(self.step, max_steps=self.max_steps, **schedule)
-        optim.set_lr(self.optimizers, scale)
-        self.lr = cfg.lr * scale
 
     def apply_gradients(self) -> None:
         """Add the gradients of all ranks, clip their common norm, take a step. RunError, before it, where the norm is not finite: such weights
@@ -146,9 +137,8 @@ class Session:
             dist.sum_gradients(part)
         self.grad_norm = dist.clip_gradients([p for part in parts for p in part.parameters()], self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
-            raise RunError(
-                f"the gradient's norm is {self.grad_norm} at step {self.step + 1}; lower --lr or --muon-lr; {KEPT}"
-            )
+            at = f"the gradient's norm is {self.grad_norm} at step {self.step + 1}"
+            raise RunError(f"{at}; lower --lr or --muon-lr; {KEPT}")
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -158,19 +148,10 @@ class Session:
         weights = [p for part in (self.model, *self.heads) for p in part.parameters()]
         if any(dist.gather(not torch.stack([dist.local(p).isfinite().all() for p in weights]).all())):
             raise RunError(f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}")
-        parts = {name: part.state() for name, part in self.kept.items()}
-        checkpoint.save(
-            self.run.path,
-            self.step,
-            model=lora.merged(self.model),
-            optimizers=self.optimizers,
-            extra={"lora": lora.adapters(self.model), "counts": dict(self.counts), **parts},
-            meta=self.meta,
-            keep_last=self.cfg.keep_last,
-            wait=wait,
-        )
-
-    # ---- metrics
+        extra = {"lora": lora.adapters(self.model), "counts": dict(self.counts)}
+        extra |= {name: part.state() for name, part in self.kept.items()}
+        how = dict(optimizers=self.optimizers, extra=extra, meta=self.meta, keep_last=self.cfg.keep_last, wait=wait)
+        checkpoint.save(self.run.path, self.step, model=lora.merged(self.model), **how)
 
     def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
         """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is that of all ranks.
@@ -179,19 +160,17 @@ class Session:
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
         ((train_loss,),) = totals([[float(nats)]])
-        rates = self.rates(tokens_per_step, self.cfg.model.flops_per_token(self.cfg.length))
-        row = dict(tokens=(self.step + 1) * tokens_per_step, train_loss=train_loss) | row
-        self.run.log(self.step + 1, row | dict(lr=self.lr, grad_norm=self.grad_norm) | rates)
-        self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
-
-    def rates(self, tokens_per_step: int, flops_per_token: float = 0.0) -> dict[str, float]:
-        """tok_per_s of all ranks since the last call or evaluation, with mfu where FLOPs are given."""
-        (step, began), self.pace = self.pace, (self.step + 1, time.perf_counter())
-        rate = tokens_per_step * (self.step + 1 - step) / (self.pace[1] - began)
-        if not flops_per_token:
-            return dict(tok_per_s=rate)
+        row = dict(tokens=(self.step + 1) * tokens_per_step, train_loss=train_loss) | row | self.rates(tokens_per_step)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        return dict(tok_per_s=rate, mfu=rate * flops_per_token / (peak * dist.world_size()))
+        flops = row["tok_per_s"] * self.cfg.model.flops_per_token(self.cfg.length)
+        row |= dict(lr=self.lr, grad_norm=self.grad_norm, mfu=flops / (peak * dist.world_size()))
+        self.run.log(self.step + 1, row)
+        self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{row['tok_per_s']:,.0f}")
+
+    def rates(self, tokens_per_step: int) -> dict[str, float]:
+        """tok_per_s of all ranks since the last call or evaluation."""
+        (step, began), self.pace = self.pace, (self.step + 1, time.perf_counter())
+        return dict(tok_per_s=tokens_per_step * (self.step + 1 - step) / (self.pace[1] - began))
 
 
 def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -46,7 +46,7 @@ def test_rows_that_cannot_be_preferences_are_named(home: Path) -> None:
     for rows, named in (
         ([{"prompt": "a", "chosen": "b"}], ("jsonl:1", "chosen")),
         ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], ("jsonl:2", "chosen", "rejected")),
-        ([PAIRS[0], SINGLES[0]], ("jsonl:2", "completion")),
+        ([PAIRS[0], SINGLES[0]], ("jsonl:2", "pair")),
         ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], ("block_size", 64)),
         ([{"prompt": 3, "chosen": "b", "rejected": "c"}], ("prompt", "int")),
         ([{"prompt": "a", "completion": "b", "label": "good"}], ("label", "true", "false")),
