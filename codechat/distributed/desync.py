@@ -10,6 +10,7 @@ Not compared: point-to-point operations; collectives of the thread that writes c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -70,11 +71,10 @@ def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any]
     """RunError on every rank where `mine` differs; names the first rank that differs, and the values. No collective."""
     store.set(f"{what}/{rank}", json.dumps([platform.node(), mine], sort_keys=True))
     try:
-        everyone = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
+        (first_host, first), *others = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
     except td.DistError as e:
         raise RunError(f"rank {rank} did not receive the {what} of all ranks ({e}); see the first error above") from e
-    first_host, first = everyone[0]
-    for r, (host, other) in enumerate(everyone):
+    for r, (host, other) in enumerate(others, 1):
         if other != first:
             listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
             raise RunError(f"rank 0 on {first_host} and rank {r} on {host} have different {what}: {listed}; {remedy}")
@@ -83,7 +83,7 @@ def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any]
 # ---- where a rank is
 
 
-def _site(frames: Iterable[tuple[FrameType, int]]) -> str:
+def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The first (frame, line) of this project, or of a script that uses it: "pretrain.py:150 in train"."""
     for frame, line in frames:
         name = frame.f_code.co_filename
@@ -91,11 +91,6 @@ def _site(frames: Iterable[tuple[FrameType, int]]) -> str:
         if not (name in PLUMBING or name.startswith("<") or installed):
             return f"{Path(name).name}:{line} in {frame.f_code.co_name}"
     return "a line outside the project"
-
-
-def call_site(frame: FrameType) -> str:
-    """The innermost line of ours on the stack of `frame`."""
-    return _site(traceback.walk_stack(frame))
 
 
 def is_dtensor_class(kind: type) -> bool:
@@ -114,15 +109,13 @@ class Watch(threading.Thread):
         self.where, self.since = "", time.time()
 
     def run(self) -> None:
-        while not self.ended.wait(SIGN_OF_LIFE_S):
-            try:
+        with contextlib.suppress(td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
+            while not self.ended.wait(SIGN_OF_LIFE_S):
                 self.tell()
-            except (td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
-                return
 
     def tell(self) -> None:
         frame = sys._current_frames().get(self.main)
-        where = f"{call_site(frame)} ({frame.f_code.co_name})" if frame else "its end"
+        where = f"{call_site(traceback.walk_stack(frame))} ({frame.f_code.co_name})" if frame else "its end"
         if where != self.where:
             self.where, self.since = where, time.time()
         value = json.dumps([self.where, self.since, time.time(), os.getpid(), platform.node()])
@@ -165,7 +158,7 @@ def explained(error: BaseException | None, watch: Watch | None) -> BaseException
         others = "the store is gone, and with it the process that held it"
     first = re.sub(r"^\[[^]]*\] *", "", str(error).partition("\n")[0])[:200] or type(error).__name__
     return RunError(
-        f"rank {watch.rank} failed in {call} at {_site(reversed(frames))} ({first}); {others}; "
+        f"rank {watch.rank} failed in {call} at {call_site(reversed(frames))} ({first}); {others}; "
         "continue from the last checkpoint with --resume"
     )
 
@@ -210,7 +203,7 @@ class Trace(TorchDispatchMode):
         name = group.group_name
         tensors = [] if op in ONE_SIDED else [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         shapes = " ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
-        mine = f"{op.strip('_')} {shapes} at {call_site(sys._getframe(1))}"
+        mine = f"{op.strip('_')} {shapes} at {call_site(traceback.walk_stack(sys._getframe(1)))}"
         number = self.counts[name]
         self.counts[name] += 1
         self.store.set(f"trace/{name}/{number}/{self.rank}", mine)

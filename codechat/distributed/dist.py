@@ -3,8 +3,7 @@
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = any(dist.gather(stop.requested))
 
-Every function is a collective where there are several ranks: all ranks call it, the same number of times, in the same
-order. With one process each returns its input at once.
+Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
     where the others are."""
     where, local_size = device(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
-        if local_size > torch.cuda.device_count():  # NCCL would hang
-            gpus = torch.cuda.device_count()
+        if local_size > (gpus := torch.cuda.device_count()):  # NCCL would hang
             raise RunError(f"{local_size} ranks on a host with {gpus} GPUs; lower --nproc-per-node")
         torch.cuda.set_device(where)
     keep_freed_memory(where)
@@ -127,19 +125,14 @@ def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[Non
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
     store, me, size = desync.join_store(timeout_s)
-    sources = {"sources and torch": desync.code_digest()}
-    desync.agree(store, me, size, "code", sources, "start all ranks from the same checkout and environment")
-    mine = plain({} if settings is None else settings)
-    desync.agree(store, me, size, "settings", mine, "start all ranks with the same command and config file")
+    code = {"sources and torch": desync.code_digest()}
+    desync.agree(store, me, size, "code", code, "start all ranks from the same checkout and environment")
+    remedy = "start all ranks with the same command and config file"
+    desync.agree(store, me, size, "settings", plain({} if settings is None else settings), remedy)
     gpu = where.type == "cuda"
-    td.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu else "gloo",  # objects and agreements travel without the GPU
-        store=store,
-        rank=me,
-        world_size=size,
-        device_id=where if gpu else None,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    kinds = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # objects and agreements travel without the GPU
+    how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=timeout_s))
+    td.init_process_group(kinds, store=store, rank=me, world_size=size, **how)
     _watch = desync.Watch(store, me, size)
     _watch.start()
     try:
@@ -257,33 +250,31 @@ def gathered(tensor: Tensor) -> Tensor:
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
     try:
-        flags = Path("/proc/cpuinfo").read_text(errors="replace")
+        words = Path("/proc/cpuinfo").read_text(errors="replace").split()
     except OSError:
         return False
-    line = next((x for x in flags.splitlines() if x.lower().startswith(("flags", "features"))), "")
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(line.split())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
 
 
 @cache
-def _dtype(kind: str, requested: str | None) -> torch.dtype:
-    if requested not in (None, "", "float32", "bfloat16"):
+def _dtype(kind: str, requested: str) -> torch.dtype:
+    if requested not in ("", "float32", "bfloat16"):
         raise ConfigError(f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16")
     gpu = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     native = _cpu_has_bf16() if kind == "cpu" else gpu
-    dtype = getattr(torch, requested) if requested else torch.bfloat16 if native else torch.float32
+    name = requested or ("bfloat16" if native else "float32")
     why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():
-        print(f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32", file=sys.stderr)
-    return dtype
+        print(f"compute: {name} on {kind} ({why}); weights float32", file=sys.stderr)
+    return getattr(torch, name)
 
 
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
     """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once."""
-    return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE"))
+    return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE", ""))
 
 
 def autocast(where: torch.device | None = None) -> AbstractContextManager[Any]:
     """Matrix products in the compute dtype; weights stay float32."""
-    where = where or device()
     dtype = compute_dtype(where)
-    return nullcontext() if dtype == torch.float32 else torch.autocast(where.type, dtype=dtype)
+    return nullcontext() if dtype == torch.float32 else torch.autocast((where or device()).type, dtype=dtype)

@@ -15,26 +15,22 @@ from codechat.distributed import gpu_specs, sharding
 T = TypeVar("T")
 
 STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
+PRODUCT = {"cuda": 8192, "cpu": 1024}  # width of the measured product
 
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """(FLOP/s, source): the data sheet's figure of a known GPU, else the best of eight products measured now (0.1 s on a CPU)."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        if peak := gpu_specs.stated_peak(name):
-            return peak, f"{name}, data sheet, dense bf16"
-    n = _size(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if peak := gpu_specs.stated_peak(name):
+        return peak, f"{name}, data sheet, dense bf16"
+    n = PRODUCT[device.type]
     return measured_peak(device, dtype), f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
-
-
-def _size(device: torch.device) -> int:
-    return 8192 if device.type == "cuda" else 1024
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> float:
     """FLOP/s of the best of so many products, measured now."""
-    n = _size(device)
+    n = PRODUCT[device.type]
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(trials):
@@ -68,8 +64,7 @@ def leave_out_eager(kind: type) -> None:
 
 
 def compile_blocks(model: Any, **how: Any) -> None:
-    """Compile each block of `model.blocks` in place; all share one graph. What lies between them (gathers of sharded
-    weights, recomputation) stays outside. how: as torch.compile takes it."""
+    """Compile each block of `model.blocks` in place; all share one graph. how: as torch.compile takes it."""
     for block in model.blocks:
         block.compile(**how)
 

@@ -49,15 +49,11 @@ def fits(model: nn.Module, device: torch.device) -> bool:
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
-    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them (None = a node's) share one copy.
-
-    ConfigError where `over` does not divide the number of ranks."""
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them (None = a node's) share one copy."""
     world = dist.world_size()
     over = over or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if world % over:
-        valid = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-        got = f"{over} ranks to a copy of the weights do not divide {world} ranks"
-        raise ConfigError(f"{got}; set --shard-over to one of {valid}")
+        raise ConfigError(f"{over} ranks to a copy of the weights do not divide {world} ranks; set --shard-over")
     sizes, names = ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
     ranks = init_device_mesh(dist.device().type, sizes, mesh_dim_names=names)
     # torch caches the specs of sharded tensors for the life of the process; they hold the mesh, and it its groups
@@ -72,11 +68,9 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
-    cast = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    products = dict(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=ranks, mp_policy=cast)
+        fully_shard(block, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False, **products))
     fully_shard(model, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for part in model.modules():
         if isinstance(part, FSDPModule):

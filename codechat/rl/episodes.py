@@ -2,12 +2,10 @@
 
 A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the
 environment said, with a mask that separates the two. Earlier turns are never tokenised again. All running episodes of a
-batch sample their next turn together; the prompt of a group is run once per turn. Sampling depends on seed, problem,
-sample, turn and position, so an episode does not depend on the others in its batch.
+batch sample their next turn together. Sampling depends on seed, problem, sample, turn and position alone.
 
 An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut
-("length"), and when the model's block has no room for what was said and one more token ("context"). It always ends with
-what the policy wrote.
+("length"), and when the model's block has no room for one more token ("context"); always with what the policy wrote.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ class Episode:
         self.world: Environment = task.environment()
         self.problem, self.name, self.format = problem, name, (tokenizer, tags)
         self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.mask: list[bool] = []
+        self.ids, self.logprobs, self.mask = list[int](), list[float](), list[bool]()
         self.turns: list[Turn] = []
         self.stop = ""
 
@@ -99,10 +95,8 @@ def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
 
 
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
-    """What ends an answer; nothing for a task with `no_stop`, whose completions have a fixed length.
-
-    Of `stop_texts` the likeliest spellings in tokens, so that sampling ends early; `rollout.collect` cuts at every
-    spelling."""
+    """What ends an answer; nothing for a task with `no_stop`. Of `stop_texts` the likeliest spellings in tokens, so that
+    sampling ends early; `rollout.draw` cuts at every spelling."""
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
@@ -125,35 +119,28 @@ def play(
     **sampling: Any,
 ) -> list[Episode]:
     """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings
-    of the sampler.
-
-    A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
+    of the sampler. A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
     stop = stop_sequences(task, tokenizer, tags)
     sampling |= dict(max_new_tokens=max_new_tokens, stop=stop, seed=seed, on_overflow="stop")
-    names = range(len(problems)) if keys is None else keys
+    groups = list(zip(problems, range(len(problems)) if keys is None else keys, strict=True))
     at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)  # groups
-    groups = list(zip(problems, names, strict=True))
-
-    def play_groups(groups: list[tuple[Problem, int | str]]) -> list[Episode]:
-        running = [
-            Episode(task, problem, seed, f"{name} {g}", tokenizer, tags)
-            for problem, name in groups
-            for g in range(group_size)
-        ]
+    played: list[Episode] = []
+    for part in (groups[at : at + at_once] for at in range(0, len(groups), at_once)):
+        how = [(problem, seed, f"{name} {g}", tokenizer, tags) for problem, name in part for g in range(group_size)]
+        running = [Episode(task, *one) for one in how]
         for turn in range(1, task.max_turns + 1):
             live = [e for e in running if not e.stop]
             if turn == 1:  # a group's first turn is sampled as one, so that its prompt is run once
                 prompts = [e.prompt for e in live[::group_size]]
-                how = dict(samples_per_prompt=group_size, keys=[name for _, name in groups])
+                more = dict(samples_per_prompt=group_size, keys=[name for _, name in part])
             else:
                 prompts = [e.prompt + e.ids for e in live]
-                how = dict(keys=[f"{e.name} {turn}" for e in live], prefix_tokens=[len(e.prompt) for e in live])
-            answers = sampler(policy, prompts, **how, **sampling) if live else []
+                more = dict(keys=[f"{e.name} {turn}" for e in live], prefix_tokens=[len(e.prompt) for e in live])
+            answers = sampler(policy, prompts, **more, **sampling) if live else []
             for episode, answer in zip(live, answers, strict=True):
                 episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
-        return [e.finished() for e in running]
-
-    return [e for at in range(0, len(groups), at_once) for e in play_groups(groups[at : at + at_once])]
+        played += [e.finished() for e in running]
+    return played
 
 
 def replay(
@@ -169,9 +156,8 @@ def replay(
     end are ignored."""
     running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
-        ids = chat.completion_ids(text, tokenizer, tags)
-        answer = generate.Completion(ids, [0.0] * len(ids), "stop")
-        running.take(answer, last=number == len(answers), room=block_size)
-        if running.stop:
-            break
+        if not running.stop:
+            ids = chat.completion_ids(text, tokenizer, tags)
+            answer = generate.Completion(ids, [0.0] * len(ids), "stop")
+            running.take(answer, last=number == len(answers), room=block_size)
     return running.finished()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -195,25 +195,19 @@ FIELDS = EMPTY | dict(completion=-1, offset=-1)  # and which token of which comp
 
 @dataclass(frozen=True)
 class Packed:
-    """R rows of T tokens that hold B completions of a batch with K targets.
+    """R rows of T tokens that hold B completions of a batch with K targets, computed on the host."""
 
-    (R, T): ids; targets, -100 where nothing is learned; positions, each branch continues its prompt; docs, the group,
-    -1 = padding; branches, 0 = prompt, k = k-th completion of the group. Where the targets lie: flat (K,), ascending
-    indices into the (R T) tokens; row, offset (K,), which of the B completions and which of its tokens; numbers (B,),
-    the completions' indices in the batch, ascending. longest: C of these completions, at least 1. n_tokens: without
-    padding. All of it is computed on the host: a GPU would have to be waited for."""
-
-    ids: Tensor
-    targets: Tensor
-    positions: Tensor
-    docs: Tensor
-    branches: Tensor
-    flat: Tensor
-    row: Tensor
-    offset: Tensor
-    numbers: Tensor
-    longest: int
-    n_tokens: int
+    ids: Tensor  # (R, T)
+    targets: Tensor  # (R, T), -100 where nothing is learned
+    positions: Tensor  # (R, T), each branch continues its prompt
+    docs: Tensor  # (R, T), the group; -1 = padding
+    branches: Tensor  # (R, T), 0 = prompt, k = k-th completion of the group
+    flat: Tensor  # (K,) where the targets lie in the (R T) tokens, ascending
+    row: Tensor  # (K,) which of the B completions
+    offset: Tensor  # (K,) which of its tokens
+    numbers: Tensor  # (B,) the completions' indices in the batch, ascending
+    longest: int  # C of these completions, at least 1
+    n_tokens: int  # without padding
 
     def unpack(self, x: Tensor) -> Tensor:
         """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end;
@@ -222,8 +216,7 @@ class Packed:
 
     def mask(self) -> Tensor:
         """(B, C) bool: where `unpack` has values."""
-        on = torch.ones(len(self.flat), dtype=torch.bool, device=self.ids.device)
-        return on.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), on)
+        return self.unpack(torch.ones_like(self.targets, dtype=torch.bool))
 
     def where(self) -> dict[str, Any]:
         """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier
@@ -232,8 +225,8 @@ class Packed:
         return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
 
     def to(self, device: torch.device) -> Packed:
-        tensors = [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
-        return replace(self, **{name: dist.send(getattr(self, name), device) for name in tensors})
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: dist.send(value, device) for name, value in tensors.items()})
 
 
 def pack(
