@@ -16,7 +16,6 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
@@ -34,8 +33,6 @@ class DownloadConfig:
 
     name: str = opt(REQUIRED, "OWNER/NAME on the hub", positional=True)
     out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
-    kind: Literal["any", "model", "dataset"] = opt("any", "where the name is looked up; any = models, then data sets")
-    revision: str | None = opt(None, "branch, tag or commit; none = main")
     mirror: str | None = opt(None, "hf-mirror or an address to fetch from; none = HF_ENDPOINT, else the hub itself")
 
 
@@ -47,10 +44,10 @@ def download(cfg: DownloadConfig) -> Path:
     endpoint = MIRRORS.get(cfg.mirror, cfg.mirror.rstrip("/")) if cfg.mirror else None
     remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
     sources.probe_hub(cfg.name, remedy, endpoint)
-    partial, kinds = out.with_name(out.name + ".partial"), ("model", "dataset") if cfg.kind == "any" else (cfg.kind,)
-    kind = next((kind for kind in kinds if _fetched(cfg, kind, partial, endpoint)), None)
+    partial = out.with_name(out.name + ".partial")
+    kind = next((kind for kind in ("model", "dataset") if _fetched(cfg, kind, partial, endpoint)), None)
     if kind is None:
-        raise UserError(f"the hub has no {' or '.join(kinds)} {cfg.name}; check the spelling, or set HF_TOKEN")
+        raise UserError(f"the hub has no model or data set {cfg.name}; check the spelling, or set HF_TOKEN")
     os.rename(partial, out)
     print(f"{out}: {kind} {cfg.name}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
     return out
@@ -67,7 +64,6 @@ def _fetched(cfg: DownloadConfig, kind: str, partial: Path, endpoint: str | None
             token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
             allow_patterns=MODEL_FILES if kind == "model" else None,
             repo_type=kind,
-            revision=cfg.revision,
             local_dir=partial,
             endpoint=endpoint,
         )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 from codechat.core.errors import DataError
@@ -37,19 +38,7 @@ KINDS = {
 FAINTEST, STRONGEST = 0.12, 0.6
 LINE_END = "\u23ce"  # shown where a token holds a line break
 _SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(range(127, 160), "\u2421")
-STYLE = """
-.xray{font:14px/1.7 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;max-width:72em}
-.xray .xray-text{white-space:pre-wrap;overflow-wrap:anywhere;padding:.6em .8em;border-radius:6px;
-  border:1px solid rgba(128,128,128,.4)}
-.xray .xray-text span{border-radius:3px;padding:.12em 0;unicode-bidi:isolate;
-  box-shadow:inset 1px 0 rgba(128,128,128,.3)}
-.xray i::before{content:"\\23ce";opacity:.55;font-style:normal}
-.xray .xray-tag{font-weight:bold}
-.xray p{margin:.4em 0;font-family:system-ui,sans-serif}
-.xray table{border-collapse:collapse;font-family:system-ui,sans-serif;font-size:13px}
-.xray td,.xray th{padding:.1em .8em .1em 0;text-align:right}
-.xray td:first-child,.xray th:first-child{text-align:left}
-"""
+STYLE = "\n" + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -14,15 +13,8 @@ from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
-SCHEMA = {
-    "name": "get_weather",
-    "description": "Weather of a city",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}  # fmt: skip
+SCHEMA = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": SCHEMA}]
 OFFER = chat.tools_prompt([SCHEMA])
 
@@ -61,9 +53,8 @@ HERMES = {
     "conversations": [
         {
             "from": "system",
-            "value": "You call functions. Signatures are within <tools></tools> tags: <tools>"
-            + json.dumps(TOOLS)
-            + "</tools> For each call return <tool_call>{...}</tool_call>",
+            "value": f"You call functions. Signatures are within <tools></tools> tags: <tools>{json.dumps(TOOLS)}</tools> "
+            "For each call return <tool_call>{...}</tool_call>",
         },
         {"from": "human", "value": "Oslo and Rome?"},
         {
@@ -83,7 +74,13 @@ QWEN = {
     "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n20\n</tool_response><|im_end|>\n"
     "<|im_start|>assistant\nOslo 3, Rome 20.<|im_end|>\n"
 }
-FORMS = {"openai": OPENAI, "sharegpt": SHAREGPT, "hermes": HERMES, "qwen": QWEN}
+GLAIVE = {
+    "system": f"SYSTEM: You have access to the following functions -\n{json.dumps(SCHEMA, indent=4)}\n",
+    "chat": 'USER: Oslo and Rome?\n\n\nASSISTANT: <functioncall> {"name": "get_weather", "arguments": \'{"city": "Oslo"}\'}\n'
+    '<functioncall> {"name": "get_weather", "arguments": {"city": "Rome"}} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3\n\n\n'
+    "FUNCTION RESPONSE: 20\n\n\nASSISTANT: Oslo 3, Rome 20. <|endoftext|>\n\n\n\n",
+}
+FORMS = {"openai": OPENAI, "sharegpt": SHAREGPT, "hermes": HERMES, "qwen": QWEN, "glaive": GLAIVE}
 EXPECTED = [
     {"role": "system", "content": f"Be brief.\n{OFFER}"},
     {"role": "user", "content": "Oslo and Rome?"},
@@ -107,35 +104,34 @@ def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:
     command.main([kind, "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
+def changed(number: int, **fields) -> dict:
+    return OPENAI | {"messages": [m | fields if i == number else m for i, m in enumerate(OPENAI["messages"])]}
+
+
 def test_every_form_becomes_the_same_conversation():
     for form, row in FORMS.items():
         system, *turns = chat_formats.messages_of(row, "x")
-        # the text of Hermes only explains its tags
-        assert turns == EXPECTED[1:] and system["content"] == (OFFER if form == "hermes" else EXPECTED[0]["content"])
-
-
-def test_messages_of_our_own_form_are_unchanged():
+        # the text of Hermes only explains its tags, that of glaive comes with the schemas
+        assert turns == EXPECTED[1:] and system["content"] == (
+            OFFER if form in ("hermes", "glaive") else EXPECTED[0]["content"]
+        )
     own = [{"role": "user", "content": " x "}, {"role": "assistant", "content": f"Now {called('Oslo')}"}]
     assert chat_formats.messages_of({"messages": own}, "x") == own
-
-
-def test_openais_first_form_of_a_call_and_prose_before_one():
-    first = {"content": "Let me see.", "function_call": {"name": "f", "arguments": ""}}
+    first = {"content": "Let me see.", "function_call": {"name": "f", "arguments": ""}}  # OpenAI's first form of a call
     result = {"role": "function", "name": "f", "content": "3"}
     row = {"messages": [{"role": "user", "content": "Oslo?"}, {"role": "assistant", **first}, result]}
     messages = chat_formats.messages_of(row, "x")
     assert messages[1]["content"] == "Let me see.\n" + chat.format_call("f", {}) and messages[2]["role"] == "function"
-
-
-def test_values_of_xml_calls_have_the_types_of_the_schema():
-    text = QWEN["text"].replace("</function>", "<parameter=days>\n2\n</parameter>\n</function>")
+    text = QWEN["text"].replace(
+        "</function>", "<parameter=days>\n2\n</parameter>\n</function>"
+    )  # as the schema types it
     assert chat_formats.messages_of({"text": text}, "x")[2]["content"].endswith(called("Rome", days=2))
-
-
-def changed(number: int, **fields) -> dict:
-    row = copy.deepcopy(OPENAI)
-    row["messages"][number] |= fields
-    return row
+    prose = GLAIVE["chat"].replace("ASSISTANT: <", "ASSISTANT: Sure. <").replace("Oslo 3", "A paint.\n\nA: no turn")
+    messages = chat_formats.messages_of(GLAIVE | {"chat": prose}, "x")
+    assert messages[2]["content"] == f"Sure.\n{EXPECTED[2]['content']}"
+    assert messages[-1]["content"].startswith("A paint.\n\nA: no turn")
+    bare = chat_formats.messages_of({"system": "SYSTEM: No functions.\n\n\n", "chat": "USER: a\n\n\nASSISTANT: b"}, "x")
+    assert [m["content"] for m in bare] == ["No functions.", "a", "b"]
 
 
 def test_arguments_are_read_under_each_known_name():
@@ -148,30 +144,44 @@ def test_arguments_are_read_under_each_known_name():
             assert chat_formats.messages_of(row, "x") == EXPECTED
 
 
-UNUSABLE = [
-    (changed(3, tool_call_id="z"), "result_without_call"),
-    (OPENAI | {"messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}, "call_without_result"),
-    (changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]), "unreadable_call"),
-    (changed(2, tool_calls=["f"]), "unreadable_call"),
-    (changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]), "unreadable_call"),
-    (changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]), "unreadable_call"),
-    (changed(2, tool_calls=True), "unreadable_call"),
-    (changed(5, content=None), "empty_turn"),
-    (changed(1, content=[{"type": "image_url", "image_url": {}}]), "not_text"),
-    (OPENAI | {"tools": [{"type": "function", "function": {"description": "x"}}]}, "unreadable_tools"),
-    (OPENAI | {"tools": '[{"name": '}, "unreadable_tools"),
-    (OPENAI | {"tools": [json.dumps(SCHEMA) * 2]}, "unreadable_tools"),
-    (OPENAI | {"tools": [{"name": "f", "parameters": [[]]}]}, "unreadable_tools"),
-    (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": {}, "required": True}}]}, "unreadable_tools"),
-    (OPENAI | {"tools": [{"name": "f", "parameters": {"properties": 1.5}}]}, "unreadable_tools"),
-    ({"messages": []}, "no_turns"),
-    ({"text": "plain words"}, "no_answer"),
-    (changed(5, content="<tool_call>{}</tool_call> and more"), "text_after_call"),
-]
+def glaive(answer: str) -> dict:
+    return GLAIVE | {"chat": f"USER: Oslo?\n\n\nASSISTANT: {answer} <|endoftext|>"}
+
+
+CALLED = called("Oslo")
+UNUSABLE = {
+    "result_without_call": [changed(3, tool_call_id="z")],
+    "call_without_result": [OPENAI | {"messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}],
+    "unreadable_call": [
+        changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]),
+        changed(2, tool_calls=["f"]),
+        changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]),
+        changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]),
+        changed(2, tool_calls=True),
+        glaive("<functioncall> {oops"),
+    ],
+    "empty_turn": [changed(5, content=None)],
+    "not_text": [changed(1, content=[{"type": "image_url", "image_url": {}}])],
+    "unreadable_tools": [
+        OPENAI | {"tools": [{"type": "function", "function": {"description": "x"}}]},
+        OPENAI | {"tools": '[{"name": '},
+        OPENAI | {"tools": [json.dumps(SCHEMA) * 2]},
+        *(OPENAI | {"tools": [{"name": "f", "parameters": p}]} for p in ([[]], {"properties": 1.5}, {"properties": {}, "required": True})),
+        *(GLAIVE | {"system": system} for system in ("{broken", None)),
+    ],
+    "no_turns": [{"messages": []}, GLAIVE | {"chat": "nothing"}],
+    "no_answer": [{"text": "plain words"}],
+    "text_after_call": [
+        changed(5, content="<tool_call>{}</tool_call> and more"),
+        *(glaive(CALLED + after) for after in ("}", " I called it.", f" Now: {CALLED}")),  # else lost silently
+    ],
+    "bad_row": [{"question": "[", "functions": "[]", "ground_truth": "[]"}],
+}  # fmt: skip
 
 
 def test_rows_that_cannot_be_taught_give_a_reason():
-    assert [chat_formats.messages_of(row, "x") for row, _ in UNUSABLE] == [reason for _, reason in UNUSABLE]
+    for reason, rows in UNUSABLE.items():
+        assert [chat_formats.messages_of(row, "x") for row in rows] == [reason] * len(rows)
 
 
 # ------------------------------------------------------------------ columns and marks beside the text
@@ -182,7 +192,6 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 EARLIER = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]
 SILENT = BOT | {"weight": 0}
 HONOURED = [
-    (PLAIN, [USER, BOT]),
     (PLAIN | {"system": "", "history": [], "tools": None}, [USER, BOT]),
     *[(PLAIN | {column: "Be brief."}, [SYSTEM, USER, BOT]) for column in ("system", "system_prompt", "system_message")],
     (PLAIN | {"history": [["One?", "1"]]}, [*EARLIER, USER, BOT]),
@@ -191,7 +200,6 @@ HONOURED = [
     ({"prompt": [SYSTEM, USER], "completion": [BOT]}, [SYSTEM, USER, BOT]),
     (PLAIN | {"tools": TOOLS}, [{"role": "system", "content": OFFER}, USER, BOT]),
     *[(PLAIN | {"tools": [{"name": "get_weather", "description": "Weather of a city", key: SCHEMA["parameters"]}]}, [{"role": "system", "content": OFFER}, USER, BOT]) for key in ("input_schema", "inputSchema")],
-    ({"messages": [USER, BOT], "system_prompt": "Be brief."}, [SYSTEM, USER, BOT]),
     ({"messages": [SYSTEM, USER, BOT], "system": "Be brief."}, [SYSTEM, USER, BOT]),
     ({"conversations": [{"from": "human", "value": "Two?"}, {"from": "gpt", "value": "2"}], "system_prompt": "Be brief."}, [SYSTEM, USER, BOT]),
     *[({"messages": [USER, BOT | mark, USER, BOT]}, [USER, SILENT, USER, BOT]) for mark in ({"weight": 0}, {"train": False}, {"weight": 0.0, "train": True}, {"loss": False})],
@@ -202,37 +210,30 @@ HONOURED = [
 REFUSED = [
     (PLAIN | {"system": ["Be brief."]}, "system"),
     (PLAIN | {"system": "a", "system_prompt": "b"}, "system_prompt"),
-    (PLAIN | {"history": "One? 1"}, "history"),
-    (PLAIN | {"history": [["One?"]]}, "history"),
-    (PLAIN | {"history": [["One?", None]]}, "history"),
+    *[(PLAIN | {"history": history}, "history") for history in ("One? 1", [["One?"]], [["One?", None]])],
     ({"messages": [SYSTEM, USER, BOT], "system": "Be long."}, "system"),
     *[({"messages": [USER, BOT | mark]}, next(iter(mark))) for mark in ({"weight": 0.5}, {"weight": "0"}, {"train": "no"}, {"weight": -1}, {"reasoning_content": "hm"}, {"train_detail": [{"begin_offset": 0}]})],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("row", "messages"), HONOURED)
-def test_columns_and_marks_beside_the_text_are_honoured(row, messages):
-    assert public_rows.conversation_row(row, "x")["messages"] == messages
-
-
-@pytest.mark.parametrize(("row", "name"), REFUSED)
-def test_a_column_or_mark_that_cannot_be_honoured_is_named_with_its_row(row, name):
-    with pytest.raises(DataError, match=rf"\Ax.*{name}"):
-        public_rows.conversation_row(row, "x")
-
-
-def test_programs_keep_the_columns_beside_the_text_too(tmp_path):
+def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(tmp_path, capsys):
+    for row, messages in HONOURED:
+        assert public_rows.conversation_row(row, "x")["messages"] == messages
+    for row, name in REFUSED:
+        with pytest.raises(DataError, match=rf"\Ax.*{name}"):
+            public_rows.conversation_row(row, "x")
+    rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]  # the same where all columns are
+    assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
+    list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
+    assert capsys.readouterr().err == "x: columns that are not read: category\n"
     row = {"output": "if x:\n    x = 3\n    print(x, 3, '3')", "system": "Be brief.", "history": [["One?", "1"]]}
     prepare("code", write(tmp_path / "x.jsonl", [row | {"instruction": f"{n}"} for n in range(30)]), tmp_path / "out")
     for made in rows_of(tmp_path / "out/programs.train.jsonl"):
         assert made["messages"][:3] == [SYSTEM, *EARLIER] and made["messages"][4]["content"] == row["output"]
 
 
-def test_rows_are_the_same_where_all_columns_are_and_columns_that_are_not_read_are_said(capsys):
-    rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]
-    assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
-    list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
-    assert capsys.readouterr().err == "x: columns that are not read: category\n"
+def taught(example: conversations.Example) -> str:
+    return chat.decode([t for t, on in zip(example.ids, example.loss_mask, strict=True) if on], BYTES)
 
 
 def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
@@ -245,34 +246,28 @@ def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
     for tags in ("reserved", "text"):
         domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
         assert {*domains} == {"raw", "train", "chat"}
-        for example in (rows[0] for rows in domains.values()):
-            taught = [t for t, on in zip(example.ids, example.loss_mask, strict=True) if on]
-            assert chat.decode(taught, BYTES) == "taught\n<|end|>"
-    only = {"messages": [USER, BOT | {"weight": 0}]}
-    assert public_rows.conversation_row(only, "x") == "no_answer"
+        assert {taught(rows[0]) for rows in domains.values()} == {"taught\n<|end|>"}
+    assert public_rows.conversation_row({"messages": [USER, BOT | {"weight": 0}]}, "x") == "no_answer"
 
 
 # ------------------------------------------------------------------ codechat data
 
 
-def fifty(form: dict) -> list[dict]:
-    return [json.loads(json.dumps(form).replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
-
-
-@pytest.mark.parametrize("kind, form", [("calls", "openai"), ("calls", "hermes"), ("sft", "sharegpt"), ("sft", "qwen")])
+@pytest.mark.parametrize("kind, form", [("calls", "openai"), ("calls", "glaive"), ("sft", "sharegpt"), ("sft", "qwen")])
 def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, capsys):
-    source = write(tmp_path / "mine.jsonl", fifty(FORMS[form]))
+    text = json.dumps(FORMS[form])
+    rows = [json.loads(text.replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
+    source = write(tmp_path / "mine.jsonl", rows)
     prepare(kind, source, tmp_path, *(["--probes", 0, "--preview", 3] if kind == "calls" else []))
     parts = {split: rows_of(tmp_path / f"calls.{split}.jsonl") for split in ("train", "select", "test")}
     assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
     for split, rows in parts.items():
         assert all(row["meta"]["split"] == split and row["meta"]["tools_present"] for row in rows)
     example = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)["calls"][0]
-    taught = chat.decode([t for t, on in zip(example.ids, example.loss_mask, strict=True) if on], BYTES)
-    assert taught == "".join(f"{m['content']}\n<|end|>" for m in EXPECTED if m["role"] == "assistant")
+    assert taught(example) == "".join(f"{m['content']}\n<|end|>" for m in EXPECTED if m["role"] == "assistant")
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["sources"]["mine.jsonl"] == {"kept": 50, "dropped": {}, "skipped": {}}
-    if kind == "calls":  # the preview shows conversations with their mask
+    if kind == "calls":  # the preview shows conversations with their mask; problems hold what comes before the call
         out = capsys.readouterr().out
         assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
         assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out and "[[Be brief." not in out
@@ -287,14 +282,22 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     assert synthetic.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 
 
+def test_problems_hold_what_comes_before_the_first_call(tmp_path):
+    source = write(tmp_path / "g.jsonl", [glaive(CALLED), glaive("I cannot.")])
+    prepare("calls", source, tmp_path / "out", "--probes", 0)
+    problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
+    golds = sorted((p["gold"] for p in problems), key=str)
+    assert golds == [None, {"arguments": {"city": "Oslo"}, "name": "get_weather"}]
+    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in problems)
+
+
 def test_columns_under_other_names(tmp_path):
     rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
     source = write(tmp_path / "mine.jsonl", rows)
     prepare("sft", source, tmp_path / "out", "--columns", "question=query,answer=response", "--neutral-share", 0)
     made = [row for split in ("train", "select", "test") for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")]
-    assert sorted(m["content"] for row in made for m in row["messages"]) == sorted(
-        text for row in rows for text in (row["query"], row["response"])
-    )
+    texts = sorted(text for row in rows for text in (row["query"], row["response"]))
+    assert sorted(m["content"] for row in made for m in row["messages"]) == texts
     with pytest.raises(DataError, match="row 1 has no column 'reply'.*query, response, extra"):
         prepare("sft", source, tmp_path / "other", "--columns", "answer=reply")
     with pytest.raises(ConfigError, match="OURS=THEIRS"):

@@ -138,7 +138,7 @@ def test_names_of_data_sets_and_mirrors(tmp_path: Path, hub: Hub) -> None:
     done = download(tmp_path, nowhere, "some/data", "--mirror", hub.url + "/", "--out", "here")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
-    for words in (("some/thing",), ("--kind", "model", "some/data"), ("some/data", "--mirror", nowhere)):
+    for words in (("some/thing",), ("some/data", "--mirror", nowhere)):
         none = download(tmp_path, hub.url, *words, "--out", "there")
         assert none.returncode == 2 and words[-1] in none.stderr and not (tmp_path / "there").exists()
     sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")

@@ -45,13 +45,13 @@ ANSWERED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("messages, row", ANSWERED)
-def test_the_prompt_is_everything_before_the_last_answer(messages: list[dict], row: dict, tmp_path: Path) -> None:
-    batch = read(tmp_path, [row])
-    assert [p.messages for p in batch.problems] == [messages]
-    assert batch.prompts == [chat.prompt(messages, BYTES)]
-    texts = [["no", "yes"][int(reward)] for reward in batch.rewards.flatten()]
-    assert [c.ids for c in batch.completions] == [chat.completion_ids(text, BYTES) for text in texts]
+def test_the_prompt_is_everything_before_the_last_answer(tmp_path: Path) -> None:
+    for messages, row in ANSWERED:
+        batch = read(tmp_path, [row])
+        assert [p.messages for p in batch.problems] == [messages]
+        assert batch.prompts == [chat.prompt(messages, BYTES)]
+        texts = [["no", "yes"][int(reward)] for reward in batch.rewards.flatten()]
+        assert [c.ids for c in batch.completions] == [chat.completion_ids(text, BYTES) for text in texts]
 
 
 PAIR = dict(prompt="u1", chosen="yes", rejected="no")
@@ -79,17 +79,13 @@ NO_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("change", NO_PAIRS)
-def test_a_row_that_is_no_pair_is_named_in_one_line(change: dict, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"preferences.train.jsonl:2\b.*\Z"):
-        read(tmp_path, [PAIR, PAIR | change])
-
-
-@pytest.mark.parametrize("label", ["good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None])
-def test_a_label_is_true_false_0_or_1(label: object, tmp_path: Path) -> None:
+def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Path) -> None:
     single = dict(prompt="u1", completion="yes", label=True)
-    with pytest.raises(DataError, match=r"preferences.train.jsonl:2\b.*label.*true"):
-        read(tmp_path, [single, single | {"label": label}])
+    wrong = [(PAIR, PAIR | change, "") for change in NO_PAIRS]
+    labels = ("good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None)
+    for first, second, words in [*wrong, *((single, single | {"label": label}, ".*label.*true") for label in labels)]:
+        with pytest.raises(DataError, match=rf"preferences.train.jsonl:2\b{words}.*\Z"):
+            read(tmp_path, [first, second])
 
 
 def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) -> None:

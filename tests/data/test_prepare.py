@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import DataError, UserError
-from codechat.data import chat_formats, command, conversations, corpus, public_rows, sources, synthetic
+from codechat.data import command, conversations, corpus, public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
@@ -288,60 +288,6 @@ def test_every_question_of_the_test_split_is_known_and_nothing_else(shared_data)
     for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "The answer is 3.", "#### 12 monkeys"):
         assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
-
-
-# ------------------------------------------------------------------ glaive's layout
-
-SCHEMA = {
-    "name": "mix",
-    "description": "Mix colours",
-    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-}
-SYSTEM = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
-
-
-def glaive_row(call: str) -> dict:
-    return {
-        "system": SYSTEM + json.dumps(SCHEMA, indent=4) + "\n",
-        "chat": f'USER: Mix red.\n\n\nASSISTANT: {call} <|endoftext|>\n\n\nFUNCTION RESPONSE: {{"is": 1}}\n\n'
-        "ASSISTANT: A paint.\n\nA: not a turn <|endoftext|>\n\n\n\n",
-    }
-
-
-def test_a_glaive_row_becomes_turns_with_every_call_in_canonical_form():
-    for arguments in ('{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''):
-        messages = chat_formats.messages_of(
-            glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'), "x"
-        )
-        assert [m["role"] for m in messages] == ["system", "user", "assistant", "function", "assistant"]
-        called = "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
-        contents = [chat.tools_prompt([SCHEMA]), "Mix red.", called, '{"is": 1}', "A paint.\n\nA: not a turn"]
-        assert [m["content"] for m in messages] == contents
-    no_tools = {**glaive_row("Yes."), "system": "SYSTEM: You have no access to external functions.\n\n\n"}
-    assert chat_formats.messages_of(no_tools, "x")[0]["content"] == "You have no access to external functions."
-
-
-def test_glaive_rows_that_cannot_be_read_have_a_reason():
-    good, called = glaive_row("Yes."), '<functioncall> {"name": "mix", "arguments": {"a": "red"}}'
-    assert isinstance(chat_formats.messages_of(glaive_row(f"Sure. {called}\n{called} \n"), "x"), list)
-    for reason, rows in {
-        "unreadable_call": [glaive_row("<functioncall> {oops")],
-        # not in the canonical form, so it would be lost silently
-        "text_after_call": [glaive_row(called + after) for after in ("}", " I called it.", " Now: " + called)],
-        "unreadable_tools": [{**good, "system": SYSTEM + "{broken"}, {**good, "system": None}, {"chat": good["chat"]}],
-        "no_turns": [{**good, "chat": "nothing"}],
-        "no_answer": [{**good, "chat": "USER: hi"}],
-    }.items():
-        assert {str(public_rows.conversation_row(row, "x")) for row in rows} == {reason}
-
-
-def test_problems_hold_what_comes_before_the_first_call(tmp_path):
-    rows = [glaive_row('<functioncall> {"name": "mix", "arguments": {"a": "red"}}'), glaive_row("I cannot.")]
-    run("calls", tmp_path / "out", "--source", write(tmp_path / "g.jsonl", rows), "--probes", 0)
-    problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
-    golds = sorted((p["gold"] for p in problems), key=str)
-    assert golds == [None, {"arguments": {"a": "red"}, "name": "mix"}]
-    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in problems)
 
 
 # ------------------------------------------------------------------ the hub and real samples

@@ -136,21 +136,6 @@ def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pyte
         list(sources.rows_of(str(tmp_path / "absent.jsonl")))
 
 
-def test_a_schema_in_jsonl_may_be_padded_too() -> None:
-    """As `datasets` writes its padded objects to json."""
-    rows = pyarrow.Table.from_pylist(OPENAI).to_pylist()
-    assert "null" in json.dumps(rows)
-    for row, bare in zip(rows, OPENAI):
-        for style in ("compact", "json"):
-            assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(bare, "x", style)
-
-
-def test_a_null_that_a_row_says_in_words_stays() -> None:
-    call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
-    row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
-    assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')
-
-
 NULL_SCHEMAS = [
     (None, "f()"),
     ({"type": "object", "properties": None, "required": None}, "f()"),
@@ -160,14 +145,23 @@ NULL_SCHEMAS = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "line"), NULL_SCHEMAS)
-def test_nulls_in_a_schema_are_absent_fields(schema: Any, line: str) -> None:
-    row = {"messages": OPENAI[0]["messages"], "tools": [{"name": "f", "description": None, "parameters": schema}]}
-    assert chat_formats.messages_of(row, "x")[0]["content"].endswith(f"\n{line}")
-    assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
-    glaive_row = {"system": "SYSTEM: " + json.dumps(row["tools"][0]), "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
-    assert chat_formats.messages_of(glaive_row, "x")[0]["content"].endswith(f"\n{line}")
-    assert problems.conversation([], row["tools"], "compact")[0]["content"].endswith(f"\n{line}")
+def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_row_says_it_in_words() -> None:
+    for schema, line in NULL_SCHEMAS:
+        tools = [{"name": "f", "description": None, "parameters": schema}]
+        row = {"messages": OPENAI[0]["messages"], "tools": tools}
+        assert chat_formats.messages_of(row, "x")[0]["content"].endswith(f"\n{line}")
+        assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
+        glaive = {"system": f"SYSTEM: {json.dumps(tools[0])}", "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
+        assert chat_formats.messages_of(glaive, "x")[0]["content"].endswith(f"\n{line}")
+        assert problems.conversation([], tools, "compact")[0]["content"].endswith(f"\n{line}")
+    call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
+    row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
+    assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')
+    padded = pyarrow.Table.from_pylist(OPENAI).to_pylist()  # as `datasets` writes its padded objects to json
+    assert "null" in json.dumps(padded)
+    for row, bare in zip(padded, OPENAI):
+        for style in ("compact", "json"):
+            assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(bare, "x", style)
 
 
 # ------------------------------------------------------------------ files
