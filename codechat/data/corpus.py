@@ -332,11 +332,6 @@ class WindowLoader:
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
         self.windows = 0
 
-    @property
-    def epoch(self) -> float:
-        """Tokens drawn by all ranks over the tokens of the split."""
-        return self.windows * self.T / self.corpus.n_tokens
-
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 

@@ -100,9 +100,8 @@ def tools_style(directory: Path | str) -> str:
 
 def described(row: Row) -> Row:
     """The row with the compact list of its system message, if it has one, in the style `described`."""
-    turns = [
-        m | {"content": chat.described(m["content"])} if m["role"] == "system" else m for m in row.get("messages", ())
-    ]
+    style = {"system": chat.described}
+    turns = [m | {"content": style.get(m["role"], str)(m["content"])} for m in row.get("messages", ())]
     return row | ({"messages": turns} if turns else {})
 
 

@@ -145,22 +145,18 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
     """Documents of a parquet or jsonl file, a .py or .txt file, or a directory of either kind."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; --source takes embedded, hub, or a file or directory")
+    root = path if path.is_dir() else path.parent
     if row_format(path) or (path.is_dir() and any(map(row_format, path.iterdir()))):
         yield from row_documents(local_rows(path), path.name, ledger)
-    elif path.is_dir():
+        return
+    if path.is_dir():
         yield from embedded_python(ledger, [(path.name, path)])
-        yield from text_files(sorted(path.rglob("*.txt")), path, ledger)
-    elif path.suffix in (".py", ".txt"):
-        yield from text_files([path], path.parent, ledger)
-    else:
+    elif path.suffix not in (".py", ".txt"):
         needed = f"{ENDINGS}, .py, .txt or a directory of such files"
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {needed}; convert or rename it")
-
-
-def text_files(paths: Iterable[Path], root: Path, ledger: Ledger) -> Iterator[Document]:
-    for path in paths:
-        if document := read_text_file(path, path.relative_to(root).as_posix(), "files", ledger):
-            reject_benchmark(evaluation_set({"text": document.text}), str(path))
+    for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
+        if document := read_text_file(file, file.relative_to(root).as_posix(), "files", ledger):
+            reject_benchmark(evaluation_set({"text": document.text}), str(file))
             yield document
 
 

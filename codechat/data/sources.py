@@ -134,24 +134,18 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
     their relative paths, so any prefix is a fair sample of all packages."""
     files: dict[str, tuple[str, Path]] = {}
     for source, root in python_roots() if roots is None else roots:
-        for relative in _python_files(root, ledger):
-            files.setdefault(relative, (source, root / relative))
+        for directory, folders, names in os.walk(root):
+            folders[:] = [f for f in folders if f not in (*PACKAGE_DIRS, "__pycache__")]
+            for path in (Path(directory, name) for name in names if name.endswith(".py")):
+                relative = path.relative_to(root).as_posix()
+                if rule := _path_rule(relative):
+                    ledger.skip(rule)
+                else:
+                    files.setdefault(relative, (source, path))
     for relative in sorted(files, key=lambda name: (digest(name), name)):
         source, path = files[relative]
         if document := read_text_file(path, relative, source, ledger):
             yield document
-
-
-def _python_files(root: Path, ledger: Ledger) -> Iterator[str]:
-    for directory, folders, names in os.walk(root):
-        folders[:] = sorted(f for f in folders if f not in PACKAGE_DIRS and f != "__pycache__")
-        for name in names:
-            if name.endswith(".py"):
-                path = (Path(directory).relative_to(root) / name).as_posix()
-                if rule := _path_rule(path):
-                    ledger.skip(rule)
-                else:
-                    yield path
 
 
 def _path_rule(relative: str) -> str | None:
