@@ -36,7 +36,7 @@
 # **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
 # `nano`. `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
 #
-# Previous: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb) · Next: [31 choosing rates](31_choosing_rates.ipynb)
+# Previous: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb) · Next: [31 what reading tools costs](31_what_reading_tools_costs.ipynb)
 
 # %% tags=["parameters"]
 fresh = False  # make the runs

@@ -27,7 +27,7 @@
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters); about a minute on one
 # core. The same steps as commands: [the first hour](../docs/first-hour.md).
 #
-# Previous: [31 choosing rates](31_choosing_rates.ipynb) · Next: [33 lora on an import](33_lora_on_an_import.ipynb)
+# Previous: [31 what reading tools costs](31_what_reading_tools_costs.ipynb) · Next: [33 lora on an import](33_lora_on_an_import.ipynb)
 
 # %% tags=["parameters"]
 ckpt = "released/nano"  # any fine-tuned checkpoint

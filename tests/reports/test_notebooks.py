@@ -255,7 +255,7 @@ def test_the_links_form_one_chain_and_every_link_leads_somewhere() -> None:
     chain = [following[None]]
     while len(chain) < len(WALKS):
         chain.append(following[chain[-1]])
-    assert chain == WALKS and WALKS[0].startswith("00") and WALKS[-1].startswith("37")
+    assert chain == WALKS and WALKS[0].startswith("00") and WALKS[-1].startswith("34")
 
 
 def test_every_walk_through_offers_two_changes_with_outcomes() -> None:
