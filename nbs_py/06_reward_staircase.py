@@ -51,11 +51,10 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat import chat, diagnose, tasks
+from codechat import chat, diagnose, plots, tasks
 from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
-from codechat.reports.plots import tier_colours
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
 from codechat.tasks.funcall.staircase import Staircase, score_call
 
@@ -177,7 +176,7 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green
 reward_of = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
 reward_of["partial"] = (rewards.name_only, rewards.cap)
 fig, axes = new_figure("Seven tiers from no call to the correct one")
-for i, (tier, colour) in enumerate(zip(task.tiers, tier_colours(len(task.tiers)))):
+for i, (tier, colour) in enumerate(zip(task.tiers, plots.tier_colours(len(task.tiers)))):
     lowest, highest = reward_of[tier]
     axes[0, 0].bar(i, highest, 0.9, color=colour, alpha=0.35 if highest > lowest else 1)
     axes[0, 0].bar(i, lowest, 0.9, color=colour)

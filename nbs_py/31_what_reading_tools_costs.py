@@ -75,6 +75,7 @@ tools = {row.stratum: row.tools for row in problems[problems["arm"] == "problems
 interval = partial(intervals.hierarchical_interval, seed=seed, resamples=resamples)
 
 
+# %%
 def answers(arm, kind, what="correct"):
     """(seeds, problems) of 0 and 1, the problems in the same order for every training."""
     rows = problems[(problems["arm"] == arm) & (problems["stratum"] == kind)].sort_values("seed")
@@ -99,6 +100,7 @@ def plain(found, sign=""):
     return f"{found.value:{sign}.2f} [{found.lo:{sign}.2f}, {found.hi:{sign}.2f}]"
 
 
+# %%
 def show(rows):
     """A table of rows, with their names as column names."""
     frame = pd.DataFrame(rows)
