@@ -22,8 +22,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from codechat.sandbox.nursery import SandboxUnavailable
-    from codechat.sandbox.pool import Pool, Program, Result, Stdio, Verdict, close_all, entry_points_of, run_tests
+    from codechat.sandbox.pool import (
+        Pool,
+        Program,
+        Result,
+        SandboxUnavailable,
+        Stdio,
+        Verdict,
+        close_all,
+        entry_points_of,
+        run_tests,
+    )  # fmt: skip
 
 __all__ = [
     "Pool", "Program", "Result", "SandboxUnavailable", "Stdio", "Verdict", "close_all", "entry_points_of", "run_tests",

@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.sandbox import landlock
-from codechat.sandbox.nursery import choose
-from codechat.sandbox.pool import Pool, Program
+from codechat.sandbox.pool import Pool, Program, choose
 
 __all__ = ["FORBIDDEN", "Attempt", "attempts", "check", "choose"]
 

@@ -1,79 +1,34 @@
 """The judge's side of its zygote: processes for programs. The next one starts while the current one is in use.
 
-`choose` tells whether this machine isolates untrusted programs:
-
-    landlock  Landlock, seccomp and limits: no writes, and reads only of the interpreter's library
-    none      limits only, for trusted programs
-
-"auto" is landlock, and never becomes "none".
+Levels: landlock (Landlock, seccomp and limits: no writes, and reads only of the interpreter's library), and none (limits
+only, for trusted programs).
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from codechat.core.errors import RunError, check_choice
 from codechat.sandbox import codec
 
 ROOT = str(Path(__file__).resolve().parents[2])
 FLAGS = ("-s", "-S", "-P", "-W", "ignore")  # no installed packages, nothing from the current folder
 ANSWER_S = 30.0  # a slower zygote counts as stuck
-CHOICES = ("auto", "none")
-REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with --sandbox none"
-
-
-class SandboxUnavailable(RunError):
-    """The machine does not allow the requested isolation. Nothing untrusted has run."""
 
 
 class NurseryError(RuntimeError):
     """The zygote did not start, or is stuck."""
 
 
-@functools.cache
-def choose(isolation: str) -> str:
-    """The level to use: "landlock" or "none". It is built once as a test.
-
-    ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
-    check_choice("isolation", isolation, CHOICES)
-    level = "none" if isolation == "none" else "landlock"
-    if problem := problem_of(level):
-        raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
-    return level
-
-
-def problem_of(level: str) -> str:
-    """Why a level cannot be built here, or "". A process of the level is started and must answer."""
-    if sys.platform != "linux" or (level != "none" and platform.machine() != "x86_64"):
-        return f"programs run on Linux, untrusted ones on x86-64; this is {sys.platform}, {platform.machine()}"
-    nursery = None
-    try:
-        nursery = Nursery(level)
-        pid, channel = nursery.take()
-        with channel:
-            channel.settimeout(10)
-            codec.send(channel, b'[1, "len", ["", ""]]')
-            answer = codec.receive(channel, 1000)
-        nursery.end(pid)
-        return "" if json.loads(answer) == [1, "ok", 2] else "a program's process answers wrongly"
-    except (OSError, NurseryError) as error:
-        return str(error)
-    finally:
-        if nursery:
-            nursery.close()
-
-
-def start_python(module: str, theirs: socket.socket, *words: str) -> subprocess.Popen[bytes]:
-    """Run `codechat.sandbox.MODULE`.main(socket, *words) in a fresh interpreter that holds `theirs`, with nothing of the
-    trainer's environment except the path of the interpreter's libraries."""
+def start_python(module: str, *words: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """(process, socket to it) of a fresh interpreter that runs `codechat.sandbox.MODULE`.main(socket, *words), with nothing of
+    the trainer's environment except the path of the interpreter's libraries."""
+    ours, theirs = socket.socketpair()
     code = (
         f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat.sandbox import {module}; sys.path.pop(0); "
         f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
@@ -81,16 +36,15 @@ def start_python(module: str, theirs: socket.socket, *words: str) -> subprocess.
     flags = (*FLAGS, "-B") if sys.dont_write_bytecode else FLAGS  # PYTHONDONTWRITEBYTECODE is not in its environment
     kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
     with theirs:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *flags, "-c", code],
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
             env=kept | {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"},
             cwd="/",
             start_new_session=True,
         )
+    return process, ours
 
 
 class Nursery:
@@ -101,8 +55,7 @@ class Nursery:
         self.start()
 
     def start(self) -> None:
-        self.control, theirs = socket.socketpair()
-        self.process = start_python("zygote", theirs, self.level)
+        self.process, self.control = start_python("zygote", self.level)
         self.control.settimeout(ANSWER_S)
         self.asked, self.spare = False, None
         try:

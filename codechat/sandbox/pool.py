@@ -17,6 +17,7 @@ import contextlib
 import functools
 import json
 import os
+import platform
 import queue
 import select
 import signal
@@ -31,12 +32,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from codechat.core.errors import DataError, RunError
+from codechat.core.errors import DataError, RunError, check_choice
 from codechat.sandbox import codec, nursery
-from codechat.sandbox.nursery import SandboxUnavailable
 
 START_S = 60.0
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
+REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with --sandbox none"
 
 
 # ---- programs and their tests, in three styles: asserts, a `check(candidate)`, and input with output
@@ -177,12 +178,35 @@ def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tu
 # ---- judges
 
 
+class SandboxUnavailable(RunError):
+    """The machine does not allow the requested isolation. Nothing untrusted has run."""
+
+
+@functools.cache
+def choose(isolation: str) -> str:
+    """The level to use: "landlock" for "auto", which never becomes "none". It is built once as a test.
+
+    ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
+    check_choice("isolation", isolation, ("auto", "none"))
+    level, machine = "none" if isolation == "none" else "landlock", platform.machine()
+    if sys.platform != "linux" or (level != "none" and machine != "x86_64"):
+        raise SandboxUnavailable(f"{sys.platform} on {machine}; programs run on Linux, untrusted ones on x86-64")
+    judge = Judge(level)
+    try:
+        problem = judge.ask(job_of(Program(code="x = 1", tests=["assert x == 1"]))).get("error")
+    except OSError as error:
+        problem = str(error)
+    judge.close()
+    if problem:
+        raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
+    return level
+
+
 class Judge:
     """A running judge. It and its processes end with `close`, or with the thread that started it."""
 
     def __init__(self, level: str) -> None:
-        self.control, theirs = socket.socketpair()
-        self.process = nursery.start_python("judge", theirs, level, str(os.getpid()))
+        self.process, self.control = nursery.start_python("judge", level, str(os.getpid()))
         self.control.settimeout(START_S)
         self.zygote = -1  # its process, as a descriptor
         try:
@@ -191,7 +215,7 @@ class Judge:
             problem = f"a judge did not start, {error}"
         if problem:
             self.kill()
-            raise SandboxUnavailable(f"programs cannot be isolated here: {problem}; see `codechat sandbox check`")
+            raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
 
     def _receive(self, limit: int) -> dict[str, Any]:
         answer = json.loads(codec.receive(self.control, limit))
@@ -232,20 +256,17 @@ class Judge:
         self.control.close()
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """Judges on threads. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine does
     not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
-        self.level = nursery.choose(isolation)
+        self.level = choose(isolation)
         self.workers = workers or len(os.sched_getaffinity(0))
         self.jobs: queue.SimpleQueue[tuple[Future[Verdict], dict[str, Any]] | None] = queue.SimpleQueue()
-        self.closed = False
-        self.owner = os.getpid()
+        self.closed, self.owner = False, os.getpid()
         self.judges: set[Judge] = set()
-        self.threads = [
-            threading.Thread(target=self._work, name=f"judge {i}", daemon=True) for i in range(self.workers)
-        ]
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.workers)]
         for thread in self.threads:
             thread.start()
         _open.add(self)
@@ -274,7 +295,7 @@ class Pool:
 
     def close(self) -> None:
         """End every judge. Waiting programs are cancelled, running ones fail with stage "judge"."""
-        if self.closed:
+        if self.closed or self.owner != os.getpid():
             return
         self.closed = True
         _open.discard(self)
@@ -287,9 +308,6 @@ class Pool:
             self.jobs.put(None)
         for thread in self.threads:
             thread.join()
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -304,11 +322,10 @@ class Pool:
                 continue
             try:
                 judge, verdict = self._judged(judge, job)
+                future.set_result(verdict)
             except SandboxUnavailable as error:
                 judge = None
                 future.set_exception(error)
-            else:
-                future.set_result(verdict)
         if judge:
             judge.close()
 
@@ -342,30 +359,26 @@ class Pool:
 
 
 _open: set[Pool] = set()
-_default: dict[str, Pool] = {}
+_shared: dict[str, Pool] = {}
+
+
+def shared_pool(isolation: str) -> Pool:
+    """The pool that all tasks of this process share. Rebuilt after a close and in a fork."""
+    pool = _shared.get(isolation)
+    if pool is None or pool.closed or pool.owner != os.getpid():
+        pool = _shared[isolation] = Pool(isolation=isolation)
+    return pool
 
 
 def run_tests(code: str, tests: Any, *, isolation: str = "auto", **more: Any) -> Verdict:
     """Judge one untrusted program; `more` as in `Program`.
 
     SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""
-    if isolation not in _default:
-        _default[isolation] = Pool(1, isolation=isolation)
-    return _default[isolation].run(Program(code=code, tests=tests, **more))
+    return shared_pool(isolation).run(Program(code=code, tests=tests, **more))
 
 
+@atexit.register
 def close_all() -> None:
-    """End every judge of this process. Pools that are used again are rebuilt."""
-    _default.clear()
+    """End every judge of this process. Shared pools that are used again are rebuilt."""
     for pool in list(_open):
         pool.close()
-
-
-def _forget() -> None:
-    """In a fork of the trainer: the pools belong to the parent."""
-    _default.clear()
-    _open.clear()
-
-
-atexit.register(close_all)
-os.register_at_fork(after_in_child=_forget)

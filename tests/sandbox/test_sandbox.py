@@ -360,17 +360,19 @@ def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool
 
 
 def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    nursery.choose.cache_clear()
-    monkeypatch.setattr(nursery, "problem_of", lambda level: "not allowed here" if level != "none" else "")
-    monkeypatch.setattr("codechat.sandbox.pool._default", {})
-    with raising(SandboxUnavailable, "not allowed here", "--sandbox none"):
+    layers.choose.cache_clear()
+    monkeypatch.setattr(pool_module, "_shared", {})
+    start = nursery.start_python
+    monkeypatch.setattr(nursery, "start_python", lambda module, *words: start(module, "landlock", "0"))  # it ends at once
+    with raising(SandboxUnavailable, "no isolation here", "--sandbox none"):
         Pool(1)
     with pytest.raises(SandboxUnavailable):
         run_tests(ADD, ["assert add(1, 2) == 3"])
-    assert layers.choose("none") == "none"
     with pytest.raises(ConfigError, match="none"):
         layers.choose("nune")
-    nursery.choose.cache_clear()
+    monkeypatch.undo()
+    layers.choose.cache_clear()
+    assert layers.choose("none") == "none" and layers.choose("auto") == "landlock"
 
 
 def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:

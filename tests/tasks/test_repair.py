@@ -15,9 +15,9 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
+from codechat.sandbox.pool import shared_pool
 from codechat.tasks import redteam
 from codechat.tasks.base import Problem
-from codechat.tasks.coding.task import pool_of
 from codechat.tasks.repair import edits, generator, scoring
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
 from codechat.text import tokenizer
@@ -138,7 +138,7 @@ def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_aft
         for problem in problems[:: 1 if split in ("train", "test_hard") else 9]:
             gold = problem.gold
             failing, passing = gold["FAIL_TO_PASS"], gold["PASS_TO_PASS"]
-            before = pool_of("auto").run(scoring.program(problem, gold["files"], 3.0))
+            before = shared_pool("auto").run(scoring.program(problem, gold["files"], 3.0))
             assert [r.passed for r in before.results] == [False] * len(failing) + [True] * len(passing)
             assert len(gold["files"]) == {1: 3, 2: 6, 3: 9}[problem.meta["level"]]
             hidden = [name for name in (*failing, *passing) if name.startswith(generator.HIDDEN)]

@@ -10,26 +10,15 @@ keeps the tiered reward and `Score.tier` the rung in every reward mode. A machin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from codechat.core.errors import check_choice
-from codechat.sandbox.pool import MEMORY_MB, MESSAGE_MB, Pool, Program, Verdict
+from codechat.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, shared_pool
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.rewards import TIERS
-
-_POOLS: dict[str, Pool] = {}
-
-
-def pool_of(isolation: str) -> Pool:
-    """The judges that all code tasks of this process share. Rebuilt after a close and in a fork."""
-    pool = _POOLS.get(isolation)
-    if pool is None or pool.closed or pool.owner != os.getpid():
-        pool = _POOLS[isolation] = Pool(isolation=isolation)
-    return pool
 
 
 class JudgedTask(BaseTask):
@@ -52,7 +41,7 @@ class JudgedTask(BaseTask):
         """Scores in the order of the pairs. Equal programs run once."""
         answers = [self.answer(problem, text) for problem, text in pairs]
         programs = dict.fromkeys(program for _, program in answers if program)
-        verdicts = dict(zip(programs, pool_of(self.isolation).map(programs), strict=True)) if programs else {}
+        verdicts = dict(zip(programs, shared_pool(self.isolation).map(programs), strict=True)) if programs else {}
         for (problem, _), (answer, program) in zip(pairs, answers, strict=True):
             yield self.scored(problem, answer, verdicts[program] if program else None)
 

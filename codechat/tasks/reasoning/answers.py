@@ -9,11 +9,16 @@ An unreadable gold answer equals only its own spelling, and an empty one equals 
 
 from __future__ import annotations
 
+import ast
 import cmath
 import math
+import operator
 import re
+import string
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 from unicodedata import normalize
 
 MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
@@ -54,17 +59,9 @@ _UNIT = re.compile(
     rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
-_FUNCTIONS = {
-    "sqrt": cmath.sqrt,
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
-    "ln": cmath.log,
-    "log": cmath.log10,
-    "exp": cmath.exp,
-}
-_TOKEN = re.compile(rf"\d+\.?\d*|\.\d+|{'|'.join(_FUNCTIONS)}|pi|[A-Za-z]|[-+*/^()]")
+_TOKEN = re.compile(r"\d+\.?\d*|\.\d+|sqrt|sin|cos|tan|ln|log|exp|pi|[A-Za-z]|[-+*/^()]")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
+_LETTERS = frozenset(string.ascii_letters) | {"pi"}
 _POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: never 0 or 1, no value twice
 Value = Fraction | complex
 
@@ -259,59 +256,34 @@ def value_at(text: str, point: tuple[int, int]) -> Value:
     tokens = [match[0].strip() for match in _TOKEN.finditer(text)]
     if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
         raise Unreadable(text[:20])
-    value = _sum(tokens, point)
-    if tokens:
-        raise Unreadable(tokens[0])
-    return value
+    values, source, before = {"pi": complex(math.pi)}, "", "("
+    for i, token in enumerate(tokens):
+        number = token[0] in ".0123456789"
+        if (before == ")" or before[-1] in ".0123456789" or before in _LETTERS) and token not in "+-*/^)":
+            if number and before != ")":
+                raise Unreadable("two numbers in a row")
+            source += "* "  # 2x
+        if number or (token in _LETTERS and token != "pi"):
+            values[f"v{i}"] = _bounded(Fraction(token)) if number else point[0] + Fraction(ord(token), point[1])
+        source += f"v{i} " if f"v{i}" in values else "** " if token == "^" else f"{token} "
+        before = token
+    try:
+        return _evaluated(ast.parse(source.strip(), mode="eval").body, values)
+    except SyntaxError:
+        raise Unreadable(text[:20]) from None
 
 
-def _sum(tokens: list[str], point: tuple[int, int]) -> Value:
-    value = _product(tokens, point)
-    while tokens and tokens[0] in "+-":
-        sign = 1 if tokens.pop(0) == "+" else -1
-        value = _bounded(value + sign * _product(tokens, point))
-    return value
-
-
-def _product(tokens: list[str], point: tuple[int, int]) -> Value:
-    value, last = _signed(tokens, point)
-    while tokens and tokens[0] not in "+-)^":
-        if tokens[0] in "*/":
-            sign = tokens.pop(0)
-        elif tokens[0][0] in ".0123456789" and last != ")":
-            raise Unreadable("two numbers in a row")
-        else:
-            sign = "*"
-        factor, last = _signed(tokens, point)
-        value = _bounded(value * factor if sign == "*" else value / factor)
-    return value
-
-
-def _signed(tokens: list[str], point: tuple[int, int]) -> tuple[Value, str]:
-    """(a factor with its signs and powers, its last token)."""
-    if tokens and tokens[0] in "+-":
-        sign = 1 if tokens.pop(0) == "+" else -1
-        value, last = _signed(tokens, point)
-        return sign * value, last
-    if not tokens or (token := tokens.pop(0)) in ("*", "/", "^", ")"):
-        raise Unreadable("a value is missing")
-    last = token
-    if token == "(" or token in _FUNCTIONS:
-        if token != "(" and (not tokens or tokens.pop(0) != "("):
-            raise Unreadable(token)
-        value, last = _sum(tokens, point), ")"
-        if not tokens or tokens.pop(0) != ")":
-            raise Unreadable("an open bracket")
-        value = _root(value) if token == "sqrt" else _FUNCTIONS[token](complex(value)) if token in _FUNCTIONS else value
-    elif token == "pi":
-        value = complex(math.pi)
-    else:
-        value = point[0] + Fraction(ord(token), point[1]) if token.isalpha() else _bounded(Fraction(token))
-    if tokens and tokens[0] == "^":
-        tokens.pop(0)
-        exponent, last = _signed(tokens, point)
-        value = _bounded(_power(value, exponent))
-    return value, last
+def _evaluated(node: ast.expr, values: Mapping[str, Value]) -> Value:
+    match node:
+        case ast.BinOp(left, sign, right) if type(sign) in _SUMS:
+            return _bounded(_SUMS[type(sign)](_evaluated(left, values), _evaluated(right, values)))
+        case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
+            return _evaluated(operand, values) * (1 if isinstance(sign, ast.UAdd) else -1)
+        case ast.Call(ast.Name(name), [argument], []) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_evaluated(argument, values))
+        case ast.Name(name) if name in values:
+            return values[name]
+    raise Unreadable(type(node).__name__)
 
 
 def _power(x: Value, y: Value) -> Value:
@@ -339,3 +311,11 @@ def _bounded(x: Value) -> Value:
     if isinstance(x, Fraction) and _bits(x) > MAX_BITS:
         raise Unreadable("a number too large")
     return x
+
+
+_SUMS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: _power,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": _root, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "ln": cmath.log, "log": cmath.log10, "exp": cmath.exp,
+}  # fmt: skip
