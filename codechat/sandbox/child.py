@@ -1,15 +1,12 @@
-"""The process that holds one untrusted program and answers a judge's requests about it.
-
-Nothing here is trusted once the program has run: it shares this interpreter and may have changed any part of it. It can
-only change what is sent, and the judge accepts only plain data.
+"""The process that holds one untrusted program and answers a judge's requests about it. Nothing here is trusted once the
+program has run, but it can only change what is sent, and the judge accepts only plain data.
 
 Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
     [number, "script", code, limits] + two descriptors  -> None once the program has run to its end
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
-A reply is [number, "ok", value] or [number, "raise", type, message]. Before either, a callback into the judge may come:
-[number, "callback", function, args, kwargs].
+A reply is [number, "ok", value] or [number, "raise", type, message], after any [number, "callback", function, args, kwargs].
 """
 
 from __future__ import annotations

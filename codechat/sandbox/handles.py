@@ -1,11 +1,7 @@
 """The judge's view of a program: requests over its socket, and handles for objects that are not plain data.
 
-A handle forwards attributes, calls, iteration, length, indexing and text to the program's process. It never forwards
-`==`, arithmetic, ordering or `in`: the other operand may be the value that the test expects, and the program would only
-have to agree. Two handles are equal if they stand for the same object.
-
-Length and items are what the object says each time, for they may honestly differ or change: a test that needs both to fit
-counts the items.
+A handle forwards attributes, calls, iteration, length, indexing and text. It never forwards `==`, arithmetic, ordering or
+`in`: the other operand may be the value that the test expects, and the program would only have to agree.
 """
 
 from __future__ import annotations

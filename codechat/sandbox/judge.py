@@ -1,12 +1,8 @@
 """The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
 
-A test is an assert (or any source) that runs here, in a namespace whose entry points are handles for the program's
-functions and classes. The program's process stays between tests. One that ends or is out of time is replaced and loaded
-again for the next test. A script that reads stdin and writes stdout runs as a whole in a process for each test; its
-output is compared here, without white space at the ends of lines and of the text.
-
-A program can only be slow, answer with data, or end. The pool watches this process: it ends a test that hangs on an
-honest value (`sum(range(10**12))`).
+A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
+of time is replaced for the next test. A script that reads stdin runs in a process for each test; its output is compared
+here, without white space at the ends of lines. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The trainer's side: programs with their tests, and judges in their own processes, for one program or thousands.
 
-    verdict = run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3"])
     with Pool(workers=2) as pool:
         verdicts = list(pool.map(Program(code=c, tests=t) for c, t in rows))
 
 The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if
-it hangs. Threads own the judges, not the trainer's processes: a judge dies with its thread.
+it hangs. A judge dies with its thread.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A seccomp filter that allows a Python program only computation: memory, reading files, threads, time, pipes.
 
-The allow-list has two parts. The zygote filters itself and so all its programs; a program's process then gives up what
-only the zygote needs (a short filter costs each program less). A call that is not on the list fails with EPERM, so a
-program gets an exception instead of being killed: sockets (except an unconnected pair, which asyncio needs), exec,
-fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only. A filter cannot read
-the flags of `clone3`; it answers ENOSYS, and the C library uses `clone`. The numbers are those of x86-64; other
-machines are not supported.
+The zygote filters itself and so its programs; a program's process then gives up what only the zygote needs (a short filter
+costs each program less). A call off the list fails with EPERM: sockets (except an unconnected pair, for asyncio), exec, fork,
+ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter
+cannot read, answers ENOSYS, and the C library uses `clone`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
-It starts with an empty environment, imports the standard library once, isolates itself and then serves its judge over
-one socket, one request at a time:
-    FORK     fork a process for a program -> its pid, and a socket to it (it waits for its program)
-    END pid  end that process -> ENDED
-The first message out is a JSON object: {"error": text} where the isolation cannot be built, else empty.
-
-Parent and child share their memory until one writes to a page, and such a write costs 3 us. So everything that both do
-after a fork is prepared before it, and they use sockets without Python's wrapper classes.
+It imports the standard library once, isolates itself and serves its judge over one socket: FORK -> pid and socket of a new
+process; END pid -> ENDED. The first message is JSON: {"error": text} where the isolation cannot be built, else empty. Parent
+and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
+sockets without Python's wrapper classes.
 """
 
 from __future__ import annotations

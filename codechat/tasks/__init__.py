@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, UserError, check_choice
-from codechat.tasks.base import (
+from codechat.tasks.base import (  # fmt: skip
     SPLITS,
     Problem,
     ReferenceCheck,
@@ -54,33 +54,26 @@ NAMES = tuple(TASKS)
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
-    "NAMES",
-    "SPLITS",
-    "TASKS",
-    "Problem",
-    "ReferenceCheck",
-    "RowsTask",
-    "Score",
-    "Task",
-    "TaskEntry",
-    "check_reference_solutions",
-    "checked_problems",
-    "load",
-    "name_of",
-    "score_all",
-    "task_class",
-]
+    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "TaskEntry", "check_reference_solutions",
+    "checked_problems", "load", "name_of", "score_all", "task_class",
+]  # fmt: skip
 
 
 def task_class(name: str) -> Callable[..., Task]:
     """The class of the task called `name`, or of FILE.py:CLASS. ConfigError names the nearest known task."""
+    return _find(name)[0]
+
+
+def _find(name: str) -> tuple[Callable[..., Task], str]:
+    """(the class, the options behind the name)."""
     if match := _FILE.fullmatch(name):
-        return file_class(match["path"], match["cls"])
+        return file_class(match["path"], match["cls"]), match["options"] or ""
+    name, _, words = name.partition(":")
     check_choice("task", name, TASKS)
     entry = TASKS[name]
     if isinstance(entry, TaskEntry):
-        return getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.cls)
-    return entry
+        return getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.cls), words
+    return entry, words
 
 
 def load(name: str, **options: Any) -> Task:
@@ -88,11 +81,7 @@ def load(name: str, **options: Any) -> Task:
     "my_task.py:MyTask" or "my_task.py:MyTask:level=2".
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
-    if match := _FILE.fullmatch(name):
-        make, words = file_class(match["path"], match["cls"]), match["options"] or ""
-    else:
-        name, _, words = name.partition(":")
-        make = task_class(name)
+    make, words = _find(name)
     options = _options(words) | options
     known = inspect.signature(make).parameters
     for option in options:

@@ -4,10 +4,8 @@
         rows = "capitals.jsonl"               # {"prompt", "gold"} a line; or a list of such rows
         rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0: logged, not trained
 
-    codechat grpo --task capitals.py:Capitals --init-from my-sft
-
 A reward function returns a number in [0, 1], or a mapping of such numbers, of which the mean counts and each is logged. TRL's form
-(prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task. The file runs with your rights.
+(prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task.
 """
 
 from __future__ import annotations
@@ -153,26 +151,35 @@ def _number(name: str, value: Any) -> float:
 
 def _problems(task: str, rows: Iterable[Row]) -> tuple[list[Problem], dict[str, tuple[int, Row]]]:
     """The problems of the rows, each prompt once, and {problem id: (number, row)}."""
-    unique: dict[str, dict[str, Any]] = {}  # by the hash of the prompt
+    unique: dict[str, tuple[int, Row]] = {}  # by the hash of the prompt
     for number, row in enumerate(rows, 1):
-        prompt, split = row.get("prompt"), row.get("split")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        if not isinstance(messages, list) or not messages or "gold" not in row or split not in (None, *SPLITS):
+        messages = _messages(row)
+        if (
+            not isinstance(messages, list)
+            or not messages
+            or "gold" not in row
+            or row.get("split") not in (None, *SPLITS)
+        ):
             raise DataError(
                 f"task {task}, row {number} is {str(dict(row))[:80]}; required: prompt, gold, split one of {SPLITS} or none"
             )
-        key = digest(json.dumps(messages))
-        meta = {"split": split or split_of(key)}
-        unique.setdefault(key, {"key": key, "number": number, "row": row, "messages": messages, "meta": meta})
-    kept = list(unique.values())
-    if not any("split" in row["row"] for row in kept):
-        kept = [row for part in spread(kept, lambda row: row["key"]).values() for row in part]
-    problems = []
-    for each in kept:
-        meta = {key: value for key, value in each["row"].items() if key not in ("prompt", "gold", "split")}
-        id, gold, split = f"{task}-{each['key'][:12]}", each["row"]["gold"], each["meta"]["split"]
-        problems.append(Problem(id, each["messages"], gold, split, meta))
-    return problems, {p.id: (each["number"], each["row"]) for p, each in zip(problems, kept, strict=True)}
+        unique.setdefault(digest(json.dumps(messages)), (number, row))
+    splits = {key: row.get("split") or split_of(key) for key, (_, row) in unique.items()}
+    if not any("split" in row for _, row in unique.values()):
+        kept = spread([{"key": key, "meta": {"split": split}} for key, split in splits.items()], lambda row: row["key"])
+        splits = {row["key"]: row["meta"]["split"] for part in kept.values() for row in part}
+    problems, origin = [], {}
+    for key, split in splits.items():
+        number, row = unique[key]
+        meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
+        problems.append(Problem(f"{task}-{key[:12]}", _messages(row), row["gold"], split, meta))
+        origin[problems[-1].id] = number, row
+    return problems, origin
+
+
+def _messages(row: Row) -> Any:
+    prompt = row.get("prompt")
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 # ---------------------------------------------------------------- files and objects

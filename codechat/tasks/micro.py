@@ -1,11 +1,8 @@
 """Generated small Python problems: families with parameters, five levels, a held-out set of families.
 
-    problems("train", 500, seed=0)     signature, one-line docstring with an example, hidden tests
-    dialogues("train", 8000, seed=0)   worked solutions for SFT: the same families with other parameters
-
 A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it. `$x` and `$y` stand for the arguments, any other
-`$name` for a parameter, written as a Python literal. Settings of the parameters are split once: SFT, training, `select` and `test` use different
-ones. Held-out families are in `test_hard` only.
+`$name` for a parameter. Settings of the parameters are split once: SFT, training, `select` and `test` use different ones. Held-out families are
+in `test_hard` only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Natural requests: 120 fixed prompts as a person types them, for evaluation only.
+"""Natural requests: 120 fixed prompts as a person types them, for evaluation only (`codechat natural`).
 
-    toolbox     60 requests for trained tools in words that no template has: is the call to the right tool, with the right arguments?
+    toolbox     60 requests for trained tools in words that no template has: is the call right?
     unfitting   20 requests that none of the offered tools serves: does the answer call nothing?
-    code        20 requests for functions: is the answer Python, does it pass hidden tests in the sandbox?
+    code        20 requests for functions: does it pass hidden tests? (under any name, where the request has none)
     chat        20 greetings and simple questions: shown, not scored
-
-Calls are compared as in the task `funcall`, programs are judged as in `coding`; a request for code that names no function may be answered under
-any name. `codechat natural` writes tables for people.
 """
 
 from __future__ import annotations

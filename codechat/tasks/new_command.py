@@ -41,19 +41,14 @@ def write_task(name: str, out: Path) -> list[Path]:
     installed = spec is not None and spec.origin is not None and Path(spec.origin).parent != Path.cwd()
     if name in sys.stdlib_module_names or installed or keyword.iskeyword(name) or keyword.iskeyword(cls):
         raise ConfigError(
-            f"the name {name!r} is that of a module or of a keyword of Python; choose another, such as my_{name}"
+            f"the name {name!r} is that of a module or keyword of Python; choose another, such as my_{name}"
         )
     paths = {out / file.replace("my_task", name): (TEMPLATE / file).read_text(encoding="utf-8") for file in FILES}
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        for path, text in paths.items():
-            write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
-    except OSError:  # a full disk leaves no single file of them
-        for path in paths:
-            path.unlink(missing_ok=True)
-        raise
+    for path, text in paths.items():
+        write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
     print(f"wrote {', '.join(path.name for path in paths)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
     print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
     return list(paths)
@@ -64,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print("usage: codechat new task NAME [--out FOLDER]\n\n" + (__doc__ or "").rstrip())
-        return
-    if words[0] != "task" or len(words) < 2 or words[1].startswith("-"):
+    elif words[0] != "task" or len(words) < 2 or words[1].startswith("-"):
         raise ConfigError(f"codechat new {' '.join(words)}; required: codechat new task NAME")
-    write_task(words[1], config.parse(NewConfig, words[2:], prog="codechat new task", epilog=__doc__).out)
+    else:
+        write_task(words[1], config.parse(NewConfig, words[2:], prog="codechat new task", epilog=__doc__).out)

@@ -38,10 +38,8 @@ class ToyTask(BaseTask):
         check_split(split)
         names = list(CLASSES)
         picked = [names[(i + seed) % len(names)] for i in range(len(names) if limit is None else limit)]
-        return [
-            Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split)
-            for i, name in enumerate(picked)
-        ]
+        said = [[{"role": "user", "content": name}] for name in picked]
+        return [Problem(f"toy-{split}-{i}", messages, picked[i], split) for i, messages in enumerate(said)]
 
     def score(self, problem: Problem, completion: str) -> Score:
         """The share of characters in the class. A text shorter than COMPLETION_LENGTH is filled up with misses."""

@@ -1,12 +1,9 @@
 """The worlds of episodes, requests of five levels (`requests.jsonl`), the tools that these need, and experts that solve them.
 
-A row has `says`, wordings of which one is chosen; `draws`, name -> kind of a value, a table whose row is picked,
-"table.column" of such a row, or a `twin`; `sets`, columns of drawn rows that get another value; and `calls`, the
-expert's tools with the fields of their arguments: "phone" is a drawn value, "contacts_search[0][id]" a part of a
-result. Tools behind `task_decline` are only offered.
-
-The hash of a value of an open domain decides its split (`toolbox.values`), so training never sees a value that a test
-request asks to copy. Ids are sampled, not counted: guessing the first row does not replace a look-up.
+A row has `says`, wordings; `draws`, name -> kind of a value, a table whose row is picked, "table.column" of it, or a `twin`;
+`sets`, columns of drawn rows that get another value; and `calls`, the expert's tools with the fields of their arguments:
+"phone" is a drawn value, "contacts_search[0][id]" part of a result. Tools behind `task_decline` are only offered. The hash
+of a drawn value decides its split, so training sees no value of a test. Ids are random: guessing replaces no look-up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and experts'
-episodes. In these the environment's messages carry no loss.
+"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and experts' episodes.
 
-The reward depends only on state changes: those at the end are compared with the expert's. A required change that was made
-is matched, one that was not is missing, and any other change is collateral. Answering and declining are changes too
-(`task_answer`, `task_decline`), so saying "done" earns nothing, and neither does doing everything.
+The reward compares the state changes with the expert's. A required change that was made is matched, another one is missing;
+any other change is collateral. Answering and declining are changes too, so saying "done" earns nothing.
 
     done        every required change and no other: reward 1, the only success
     collateral  every required change, and others: 0.5 halved for each other change
@@ -11,16 +9,8 @@ is matched, one that was not is missing, and any other change is collateral. Ans
     idle        no change: 0
     harm        only changes that were not required: 0
 
-The generator has five levels, each problem its own world and an expert's solution:
-
-    1  one call; the request holds all its arguments
-    2  look up, then act or answer
-    3  across apps: what one app shows is needed in another
-    4  with distractors: twins, small talk, more tools
-    5  impossible: must be declined
-
-gold: "world", the rows at the start; "calls", the expert's; "changes", what they changed. An episode and its score need
-nothing else, so a file of problems does not depend on this generator.
+Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 across apps; 4 with twins, small talk and more
+tools; 5 impossible, must be declined. gold: "world", the rows at the start; "calls", the expert's; "changes", their effect.
 """
 
 from __future__ import annotations

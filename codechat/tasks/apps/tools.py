@@ -1,14 +1,8 @@
 """The apps' state, and their tools by name. A tool is an SQL statement over the state (`tools.jsonl`); every outcome is JSON.
 
-Arguments are checked against the tool's schema. A statement that changes nothing, or shows no row where one is needed,
-is an error. Two tools belong to no app: `task_answer` gives the answer to a request, `task_decline` says that it cannot
-be done. Both end the episode, and both add a row to the state.
-
-The state is an in-memory SQLite database that is refilled and compared in microseconds. All work is in one transaction
-that is never committed. A reset rolls back to the empty tables and inserts the world's rows. Connection, tables and
-prepared statements stay for the next episode. A change is JSON data: ["added", table, {column: value}],
-["removed", table, id] or ["set", table, id, column, value]. The id of an added row is omitted: it depends on the order of
-insertions, which no task specifies.
+Two tools belong to no app: `task_answer` answers a request, `task_decline` says that it cannot be done. Both end the episode
+and add a row. The state is an in-memory SQLite database in one transaction that is never committed; a reset rolls back.
+A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set", table, id, column, value].
 """
 
 from __future__ import annotations

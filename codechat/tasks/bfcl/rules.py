@@ -1,23 +1,17 @@
 """Whether a call matches a possible answer: the type and value rules of the Berkeley Function Calling Leaderboard.
 
 An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be
-omitted. A call must have the answer's name and every required argument, and no argument that the function or the answer
-does not have. Every value must have the declared type and equal an acceptable one:
+omitted. A call must have the answer's name, every required argument and no unknown one, and each value must have the
+declared type and equal an acceptable one:
 
-- an int is accepted as a float, a float never as an int, and a bool is no number. Inside a list types are not
-  converted: [1, 2] is no list of floats unless the answer itself holds ints there;
-- a value of another type than the declared one is accepted if the answer's own first value has that type (a variable's
-  name, null), and must then be equal to the letter;
-- strings are compared without case, blanks and ,./-_*^ and with ' read as ", also inside lists and objects at any
-  depth;
-- a tuple is a list; lists match in order; in an object each key lists its own acceptable values, and "" there lets the
-  key be absent;
-- an omission may be written as "" for a string and [] for a list.
+- an int is a float, a float never an int, a bool no number; inside a list only as the answer itself has it;
+- a value of another type is accepted if the answer's first value has that type (a variable's name, null), letter by letter;
+- strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth;
+- a tuple is a list; lists match in order; in an object each key lists its own acceptable values;
+- an omission may be written as "" for a string and [] for a list. Several calls match in any order.
 
-Several calls match in any order. The rules follow gorilla's ast_checker (BFCL v4, Python categories) and deviate where
-that one stops early: calls are matched exactly instead of greedily, a bool is no number inside objects either, and
-strings in nested lists and objects are compared like others. Left out: Java and JavaScript, whose values are source
-text of these languages.
+As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a bool is no number inside
+objects either; strings in nested lists are compared like others. Java and JavaScript are left out.
 """
 
 from __future__ import annotations

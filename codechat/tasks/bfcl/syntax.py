@@ -1,9 +1,6 @@
 """Read the calls of a completion: `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text.
 
-The Berkeley leaderboard prompts models without a format of their own for the second form. Arguments are literals given
-by name. A bare name is a variable's text; true, false and null are JSON's. Reading never raises and runs nothing: the
-text is only parsed.
-Python calls inside prose or a code fence are not read, nor are arguments that are expressions.
+Arguments are literals given by name. A bare name is a variable's text; true, false and null are JSON's. Nothing is run.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when
-none is.
+"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when none is.
 
     tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
-    tasks.load("bfcl:source=hub")                         the real problems, version 3; or --data-dir with the files
-    tasks.load("bfcl:source=hub,categories=live")         all, live, non_live, or names such as simple+parallel
+    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or --data-dir with the files
 
     BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
     possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
     any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
 
-A path is such a file or a directory of the leaderboard's files. A completion's calls are compared with the possible
-answers (`rules`); nothing is executed. The reward is 1 or 0, and the tier names the fault. Where no function fits, any
-attempted call is wrong, even an unreadable one, which the leaderboard would let pass. In live_relevance any readable
-call of an offered function is correct. A row that no call can satisfy is lost with that reason; the leaderboard has
-four, and every model fails them there. A score on the embedded cases is not a leaderboard score.
+The reward is 1 or 0, and the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable
+one; in live_relevance any readable call of an offered function is correct. A row that no call can satisfy is lost with that
+reason. A score on the embedded cases is not a leaderboard score.
 """
 
 from __future__ import annotations

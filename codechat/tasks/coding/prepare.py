@@ -5,10 +5,7 @@
     {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a verdict is given
     {content}                           the-stack-smol: files with a docstring, which becomes the request
     {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
-    functions of the installed Python (embedded)
-An answer is kept if it is valid Python of at most --max-chars characters and at least MIN_TOKENS supervised tokens.
-
-`prepare_sft` (`codechat data sft`) makes code questions and plain chat.
+`prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions of the installed Python (embedded).
 """
 
 from __future__ import annotations

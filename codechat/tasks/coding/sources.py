@@ -4,11 +4,8 @@
     humaneval       {task_id, prompt, entry_point, canonical_solution, test}; the same columns for HumanEval+
     problems        {id, messages, gold, split}: files TASK.SPLIT.jsonl of `codechat filter` and `codechat data`
 
-A row of MBPP gets its split from its task_id, whatever file it is in: 1-10 prompt (SFT), 601-974 train
-(RL), 511-600 select, 11-510 test. HumanEval is all test.
-
-The extended suites compare floats with numpy. A judge has the standard library only, so `NUMPY` replaces the few names
-that their scripts use. Left out: APPS and other stdin programs.
+A row of MBPP gets its split from its task_id, whatever file it is in. HumanEval is all test. The extended suites compare
+floats with numpy; a judge has the standard library only, so `NUMPY` replaces the few names that their scripts use.
 """
 
 from __future__ import annotations

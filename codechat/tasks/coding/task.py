@@ -1,11 +1,9 @@
 """Code problems: write a function that passes hidden tests.
 
-    tasks.load("micro")                              generated small problems
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-`answer_text` extracts the program of a completion, the sandbox runs it, and `rewards` turns the verdict into a reward. `Score.parts["tiered"]`
-keeps the tiered reward and `Score.tier` the rung in every reward mode. A machine without isolation raises SandboxUnavailable.
+`Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode.
 """
 
 from __future__ import annotations

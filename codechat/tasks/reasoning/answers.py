@@ -1,10 +1,7 @@
-"""Find the answer in a text, and compare it with the gold answer.
+"""Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"), (r"\\frac{1}{2}", "0.5").
 
-    equivalent("$1,234.50", "1234.5")    equivalent(r"\\frac{1}{2}", "0.5")    equivalent("18 apples", "18")
-
-Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points. A
-completion is untrusted text: Python never evaluates it, and its length and the size of its numbers are bounded.
-An unreadable gold answer equals only its own spelling, and an empty one equals nothing. Units are not converted.
+Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points. Python never
+runs a completion, and its length and numbers are bounded. An unreadable gold answer equals only its own spelling.
 """
 
 from __future__ import annotations

@@ -5,11 +5,8 @@
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
-The five functions of "xml" have the names and signatures of a GRPO example on GSM8K (W. Brown, 2025), as TRL passes completions.
-`r1_zero_reward_fn` and `question_only_reward_fn` are those of Dr. GRPO and CS336. docs/tasks.md lists where the rules differ from the originals.
-
-Terms are never negative, and their sum is the reward. Text after the closing tag costs 0.001 per character, at most the value of two tags, so a
-correct answer with a long tail still scores more than a wrong one. A completion truncated before its closing tag has no answer.
+"xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn` are those of Dr. GRPO and CS336. docs/tasks.md lists
+where the rules differ. Text after the closing tag costs 0.001 per character, at most the value of two tags.
 """
 
 from __future__ import annotations

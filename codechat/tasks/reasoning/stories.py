@@ -1,12 +1,8 @@
-"""Generated arithmetic word problems of four levels: reasoning that a small model on a CPU can learn.
+"""Generated arithmetic word problems of four levels (stories.json): reasoning that a small model on a CPU can learn.
 
-    level 1    one step, numbers up to 9         "Mia has 6 shells and finds 3 more. How many shells does Mia have?"
-    level 2    one step, numbers up to 20, times tables and even sharing
-    level 3    two steps; the second uses the result of the first
-    level 4    three steps, and a number without use
-
-The stories are in stories.json. A worked solution has one equation per line. A hash of the question's text decides its part: worked solutions,
-training, `select` and `test` never share a question. They do share sums. `test_hard` has wordings that occur nowhere else.
+Levels: 1 one step, numbers up to 9; 2 one step, numbers up to 20, times tables and even sharing; 3 two steps; 4 three steps and
+a number without use. A hash of the question decides its part: worked solutions, training, `select` and `test` never share a
+question. `test_hard` has wordings that occur nowhere else.
 """
 
 from __future__ import annotations

@@ -1,24 +1,14 @@
 """The reasoning tasks: generated word problems, GSM8K, MMLU, with five prompt templates; and `codechat data reasoning`.
 
-    tasks.load("reasoning:levels=[1,2],template=r1_zero")      generated word problems: no files, no network
-    tasks.load("gsm8k", source="hub")                          or a path; "gsm8k:template=question_only"
-    tasks.load("mmlu")                                         evaluation only
-
-A template makes messages, which are rendered like any other conversation; with tags "raw" they are the text itself, as the papers ran base models.
-A grader scores the completion (`rewards`); without `reward` it is the template's own. `Score.correct` is the answer alone, `Score.tier` the outcome.
-
     xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
     r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
     question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-Rows are {question, answer}, the answer a worked solution that ends in "#### N" (GSM8K), or {question, subject, choices, answer}, the answer the
-number of a choice (MMLU). A file's name gives its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in
-sixteen of its training file, chosen by a hash of the question, is `select`. MMLU has no training split.
-
-`codechat data reasoning` writes worked solutions for SFT (domain "worked") and problems. SFT never sees the questions of the generated problems.
-GSM8K's test file gives problems only. RL and evaluation must set the template of the solutions (--task reasoning:template=r1_zero).
+With tags "raw" a template's messages are the text itself, as the papers ran base models. A grader scores the completion; without `reward` it is
+the template's own. `Score.correct` is the answer alone. A file's name gives its split; MMLU's validation is `select`, and so is one in sixteen of
+GSM8K's training rows, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@
         if total >= 3:               -    if total > 3:
     >>>>>>> REPLACE                  +    if total >= 3:
 
-Both become changes: whole lines that are replaced by others. Lines must match exactly, except for white space at their
-ends. Where they occur several times, a diff's line number chooses; a block must say more.
-
-A repository is a mapping {path: text}. Renames and binary files are not read, nor is text between blocks.
+Both become changes: whole lines replaced by others, which must match except for white space at their ends. Where they occur
+several times, a diff's line number chooses; a block must say more. A repository is a mapping {path: text}.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Repositories with a bug: problems of three levels, with failing and passing tests that decide.
 
-    level 1   3 files: a package of one module, and its tests
-    level 2   6 files: two modules, their tests, a README
-    level 3   9 files: three modules, a facade that calls them, a README; the tests of the facade fail, and the bug is one call away
-
-Tests are chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ, PASS_TO_PASS where
-they agree. Some of both kinds are hidden: no file shows them, so an answer that lists the results of the visible tests is not
-enough. The modules are in `parts.toml`: a documented function each, with constants, and bugs that change a line. Constants
-of a module belong to one split (`test_hard` has modules of its own); every problem shows what one call returns and what it
-should, with arguments that no test has.
+Levels: 1 one module and its tests; 2 two modules and a README; 3 three modules behind a facade, whose tests fail. Tests are
+chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ, PASS_TO_PASS where they agree.
+Some of both kinds are hidden. Modules (`parts.toml`) are documented functions with constants, and bugs that change a line.
+Constants belong to one split (`test_hard` has modules of its own); every problem shows one call that no test has.
 """
 
 from __future__ import annotations

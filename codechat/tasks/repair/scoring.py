@@ -8,10 +8,8 @@
     regressed    0.5    all of them pass, but another test fails
     resolved     1      all of them pass, and all others still do
 
-Below `resolved` the reward is multiplied by the share of passing tests that still pass.
-
-The judge has the tests of the problem, never those of the edited repository. The repository's modules are loaded from memory
-into the sandboxed process of the program, so what they patch, exit from or override stays there.
+Below `resolved` it is multiplied by the share of passing tests that still pass. The modules are loaded from memory into the
+sandboxed process, so what they patch, exit from or override stays there.
 """
 
 from __future__ import annotations
