@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections import deque
 from decimal import Decimal
@@ -17,7 +16,7 @@ from codechat.sandbox.codec import CodecError, decode, encode
 
 EXACT = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
          Decimal, Fraction, deque, type, type(...)}  # fmt: skip
-SAMPLE = [1, -(2**80), 0.5, float("nan"), "a\ud800", b"\xff", (1, [2]), {"k": {1, 2}}, frozenset({3}), 2j, range(3),
+SAMPLE = [1, -(2**80), 0.1, -0.0, 5e-324, 1.7976931348623157e308, float("nan"), "a\ud800", b"\xff", (1, [2]), {"k": {1, 2}}, frozenset({3}), 2j, range(3),
           Decimal("1.5"), Fraction(1, 3), deque([1], 2), None, True, ..., bytearray(b"x"), {(1,): {}}]  # fmt: skip
 
 
@@ -60,9 +59,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
         if choice < 0.3 and out:
             out[min(at, len(out) - 1)] = rng.choice(b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00')
         elif choice < 0.6:
-            out[at:at] = rng.choice(
-                [b"[", b"{", b"}", b"]", b'"', b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"-", b"9" * 30]
-            )
+            out[at:at] = rng.choice([b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"[", b"}", b"9" * 30])
         elif choice < 0.8:
             del out[at : at + rng.randint(1, 9)]
         else:
@@ -74,28 +71,8 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 def grown(rng: random.Random, depth: int = 0) -> Any:
     """JSON in the codec's shapes with wrong contents."""
     if depth > 3 or rng.random() < 0.3:
-        return rng.choice(
-            [
-                None,
-                True,
-                0,
-                -1,
-                2**63,
-                0.5,
-                1e308,
-                "",
-                "0x",
-                "-0x1f",
-                "nan",
-                "int",
-                "1E+99999",
-                "sNaN",
-                "\ud800",
-                "\xff\u0100",
-                [],
-                {},
-            ]
-        )
+        odd = [None, True, 0, -1, 2**63, 0.5, 1e308, [], {}]
+        return rng.choice([*odd, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100"])
     if rng.random() < 0.3:
         return [grown(rng, depth + 1) for _ in range(rng.randint(0, 4))]
     tags = [*codec.UNPACKERS, "h", "k", "?", "__class__"]
@@ -165,11 +142,6 @@ def test_an_object_that_is_not_data_needs_a_reference() -> None:
         with pytest.raises(CodecError):
             encode(value)
     assert type(decode(encode([object()], lambda o: {"h": 5}), refer)[0]) is Mark
-
-
-def test_floats_keep_every_bit() -> None:
-    for x in (0.1, -0.0, 5e-324, 1.7976931348623157e308, math.pi):
-        assert math.copysign(1, decode(encode(x))) == math.copysign(1, x) and decode(encode(x)) == x
 
 
 def test_long_messages_are_errors_before_they_are_read() -> None:

@@ -59,19 +59,6 @@ def failures(pool: Pool, programs: list[Program]) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.slow
-def test_humaneval_references_pass(pool: Pool) -> None:
-    programs = humaneval()
-    assert len(programs) == 164 and failures(pool, programs) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which, rows", [("full", 974), ("sanitized", 427)])
-def test_mbpp_references_pass(which: str, rows: int, pool: Pool, shared_data: Path) -> None:
-    programs = mbpp(shared_data / "mbpp" / which)
-    assert len(programs) == rows and failures(pool, programs) == []
-
-
-@pytest.mark.slow
 def test_wrong_programs_fail(pool: Pool, shared_data: Path) -> None:
     """The same tests with the next row's solution under the name of this one."""
     programs = mbpp(shared_data / "mbpp" / "sanitized")[:100]

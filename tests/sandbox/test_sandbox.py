@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import functools
 import os
@@ -105,11 +104,6 @@ def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
     honest = judged(pool, "def f(): return range(10**12)", "assert sum(f()) == 0", timeout_s=0.3)
     assert (honest.stage, honest.passed) == ("judge", False) and "hung" in honest.reason
     assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-
-
-def test_run_tests_needs_one_call(pool: Pool) -> None:
-    assert run_tests(ADD, ["assert add(1, 2) == 3"]).passed
-    assert not run_tests(ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], timeout_s=3, memory_mb=100).passed
 
 
 # ---- values that cross
@@ -274,12 +268,6 @@ def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("place", ["file.txt", "/tmp/file.txt", "/dev/shm/file.txt", "/proc/self/comm"])
-def test_programs_write_no_file(place: str, pool: Pool) -> None:
-    code = f"def f():\n    try: open({place!r}, 'w').write('1')\n    except OSError: return 'refused'"
-    assert judged(pool, code, "assert f() == 'refused'").passed
-
-
 def test_memory_is_limited_to_the_setting(pool: Pool) -> None:
     code = "def f(mb): return len(bytearray(mb << 20)) >> 20"
     assert judged(pool, code, "assert f(150) == 150", memory_mb=200).passed
@@ -317,25 +305,6 @@ def test_entry_points_come_from_the_reference() -> None:
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
 
 
-def test_names_follow_python_scopes() -> None:
-    found = pool_module.names_of(
-        "import math\ndef check(f):\n    g = f(h)\n    return [g for k in L]\nx: int = h\nclass C:\n    y = z", ""
-    )
-    assert found.used == {"h", "L", "z", "int"} and found.bound == {"math", "check", "x", "C"}
-    assert found.functions == {"check", "C"} and found.imported == {"math"}
-    with raising(DataError, "line 1"):
-        pool_module.names_of("def", "a test")
-
-
-def test_a_long_script_is_read_without_its_syntax_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a megabyte of inputs, as in the extended suites: the tree would take longer than judging the program."""
-    parse, parsed = ast.parse, []
-    monkeypatch.setattr(ast, "parse", lambda source, *more: parsed.append(len(source)) or parse(source, *more))
-    script = f"def check(candidate):\n    assert candidate({[*range(1000)]}) == 0\n"
-    job = pool_module.job_of(Program(code="", tests=script, setup="import math", entry_points=("f",)))
-    assert job["names"] == ["f"] and job["imports"] == "import math" and max(parsed) < 20
-
-
 def test_a_program_defines_only_its_entry_points(pool: Pool) -> None:
     code = "import builtins\ndef abs(x): return 0\nclass math:\n    pi = 0\ndef f(): return 5"
     assert not judged(pool, code, "assert abs(f() - 4) == 0").passed
@@ -363,7 +332,9 @@ def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None
     layers.choose.cache_clear()
     monkeypatch.setattr(pool_module, "_shared", {})
     start = nursery.start_python
-    monkeypatch.setattr(nursery, "start_python", lambda module, *words: start(module, "landlock", "0"))  # it ends at once
+    monkeypatch.setattr(
+        nursery, "start_python", lambda module, *words: start(module, "landlock", "0")
+    )  # it ends at once
     with raising(SandboxUnavailable, "no isolation here", "--sandbox none"):
         Pool(1)
     with pytest.raises(SandboxUnavailable):
@@ -551,20 +522,15 @@ def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) 
         trainer.stdout.close()
 
 
-def test_a_judge_that_is_killed_is_replaced(pool: Pool) -> None:
-    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-    judge = next(iter(pool.judges))
-    judge.process.kill()
-    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-    assert next(iter(pool.judges)) is not judge
-
-
-def test_a_zygote_that_is_killed_is_replaced(pool: Pool) -> None:
-    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-    signal.pidfd_send_signal(next(iter(pool.judges)).zygote, signal.SIGKILL)
-    time.sleep(0.1)
-    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+def test_a_judge_and_a_zygote_that_are_killed_are_replaced(pool: Pool) -> None:
+    for kill in (
+        lambda judge: judge.process.kill(),
+        lambda judge: signal.pidfd_send_signal(judge.zygote, signal.SIGKILL),
+    ):
+        assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+        kill(next(iter(pool.judges)))
+        time.sleep(0.1)
+        assert all(judged(pool, ADD, "assert add(1, 2) == 3").passed for _ in range(2))
 
 
 def test_a_pool_serves_many_threads_and_no_fork(pool: Pool) -> None:

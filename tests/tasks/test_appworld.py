@@ -228,18 +228,6 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: Stub)
 # ------------------------------------------------------------------ servers that fail
 
 
-def test_no_server_and_another_kind_of_server_are_user_errors(stub: Stub) -> None:
-    with pytest.raises(RunError, match="http://127.0.0.1:9"):
-        AppWorldServer("http://127.0.0.1:9").check()
-    for url in ("127.0.0.1:8000", "ftp://x", ""):
-        with pytest.raises(ConfigError):
-            AppWorldServer(url)
-    AppWorldServer(stub.url).check()
-    stub.title = "Apache"
-    with pytest.raises(RunError):
-        AppWorldServer(stub.url).check()
-
-
 def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
     with pytest.raises(RunError, match=r"/initialize.*500.*Internal Server Error"):
         environment(stub).reset(problem("0000000_1"))
@@ -256,19 +244,6 @@ def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
         with pytest.raises(RunError, match=stub.url if text == "not json" else f"/{endpoint}"):
             world.reset(problem())
             world.step(says(DONE))
-
-
-def test_a_server_that_restarts_or_plays_another_episode_is_an_error_and_the_next_episode_plays(stub: Stub) -> None:
-    first, second = environment(stub), environment(stub)
-    first.reset(problem())
-    second.reset(problem("50e1ac9_2"))
-    with pytest.raises(RunError, match="50e1ac9_2"):
-        first.step(says(LOOK))
-    stub.world = ""
-    with pytest.raises(RunError, match="has not been initialized"):
-        second.step(says(LOOK))
-    first.reset(problem())
-    assert first.step(says(DONE))[1] == 1.0
 
 
 # ------------------------------------------------------------------ the task

@@ -249,32 +249,6 @@ def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> N
             BfclTask(source=str(write(tmp_path / "rows.jsonl", *rows[:2], bad, bad)))
 
 
-def test_the_hubs_files_are_requested_by_name_and_no_network_is_a_user_error_at_once(
-    leaderboard: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = []
-
-    def download(name: str, repo_type: str, allow_patterns: list[str]) -> str:
-        requests.append((name, repo_type, set(allow_patterns)))
-        return str(leaderboard)
-
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="embedded"):
-        tasks.load("bfcl:source=hub")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(bfcl, "probe_hub", lambda name, remedy: None)
-    task = tasks.load("bfcl:source=hub,categories=[simple,live_irrelevance]")
-    assert check_reference_solutions(task, task.problems("test")).require().n == 2
-    names = {"BFCL_v3_live_irrelevance.json", "BFCL_v3_simple.json"}
-    names |= {f"possible_answer/{name}" for name in names}
-    assert requests == [("gorilla-llm/Berkeley-Function-Calling-Leaderboard", "dataset", names)]
-
-
-def test_categories_are_named_alone_in_groups_or_together() -> None:
-    sizes = {"all": 11, "live": 6, "non_live": 5, "simple+live": 7, "[simple,parallel]": 2, ("multiple",): 1}
-    assert {words: len(bfcl.categories_of(words)) for words in sizes} == sizes
-
-
 def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves(shared_data: Path) -> None:
     task = BfclTask(source=str(shared_data / "function_calling" / "bfcl_v4" / "all_single_turn.parquet"))
     problems = task.problems("test")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.core.errors import ConfigError, DataError
 from codechat.sandbox import Result, SandboxUnavailable, Verdict, close_all
 from codechat.tasks.base import Problem
 from codechat.tasks.coding import rewards
@@ -162,31 +162,6 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=match):
             tasks.load("mbpp", source=write(tmp_path / "rows.jsonl", row))
-
-
-def test_options_in_the_name_of_a_task_and_missing_sources(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", mbpp_row(2), mbpp_row())
-    assert tasks.load(f"mbpp:source={path},reward=binary,timeout_s=2").reward == "binary"
-    options = (
-        "rewards=binary",
-        "binary",
-        f"source={path},timeout_s=x",
-        "variant=half",
-        "source=embedded",
-        f"source={path},reward=best",
-    )
-    for option in options:
-        with pytest.raises(ConfigError):
-            tasks.load(f"mbpp:{option}")
-    with pytest.raises(MissingFile):
-        tasks.load("mbpp", source="/nowhere/mbpp")
-
-
-@pytest.mark.slow
-def test_an_unreachable_hub_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="mbpp"):
-        tasks.load("mbpp")
 
 
 def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> None:

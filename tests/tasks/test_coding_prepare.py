@@ -10,9 +10,7 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, UserError
-from codechat.data import command, synthetic
-from codechat.tasks.coding.prepare import HUB, with_system
-from codechat.text import chat
+from codechat.data import command
 
 ADD = "def add(a, b):\n    return a + b"
 
@@ -110,15 +108,6 @@ def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
             prepare(tmp_path, *refused)
 
 
-def test_system_prompts_of_code_rows_list_tools_in_the_style_of_the_settings() -> None:
-    rows = [synthetic.row(f"Add {i}.", ADD, "code", asked="code") for i in range(20)]
-    for style in chat.STYLES:
-        written = [with_system(row, 0, 1, style) for row in rows]
-        offered = [row["messages"][0]["content"] for row in written if row["meta"]["tools_present"]]
-        assert len(offered) == 20 and all(map(chat.offered_names, offered))
-        assert {'"parameters"' in text for text in offered} == {style == "json"}
-
-
 def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: Path) -> None:
     rows = [alpaca(f"Add {i} to a number.", f"def add(a):\n    return a + {i}") for i in range(400)]
     written, _ = prepare(tmp_path / "plain", *rows)
@@ -132,18 +121,6 @@ def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: P
     for words in (["--neutral-share", "0.7", "--negatives-share", "0.6"], ["--max-lost", "2"]):
         with pytest.raises(ConfigError, match=words[0][2:].replace("-", ".")):
             command.main(["code", *words])
-
-
-def test_the_hubs_data_sets_are_requested_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[tuple[str, str | None]] = []
-
-    def rows(name: str, *, files: str | None = None, columns: Any = None) -> Any:
-        requested.append((name, files))
-        return iter([alpaca(f"Add for {name}.", f"{ADD}  # {name}")])
-
-    monkeypatch.setattr("codechat.data.sources.hub_rows", rows)
-    command.main(["code", "--source", "hub", "--out", str(tmp_path), "--tokenizer", "bytes"])
-    assert requested == list(HUB.values())
 
 
 @pytest.mark.slow

@@ -10,11 +10,16 @@
 The reward is 1 or 0, and the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable
 one; in live_relevance any readable call of an offered function is correct. A row that no call can satisfy is lost with that
 reason. A score on the embedded cases is not a leaderboard score.
+
+Calls are `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text, with literals given by name. A bare name
+is a variable's text; true, false and null are JSON's. Nothing is run.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +27,7 @@ from typing import Any
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
 from codechat.data.sources import Ledger, local_rows, probe_hub, read_jsonl, require_columns
 from codechat.tasks.base import BaseTask, Problem, Score
-from codechat.tasks.bfcl import rules, syntax
+from codechat.tasks.bfcl import rules
 from codechat.tasks.funcall.sources import conversation, decoded, first_acceptable
 from codechat.tasks.funcall.staircase import ABSENT
 from codechat.text import chat
@@ -39,6 +44,10 @@ ANSWERS = "possible_answer"
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
 NO_CALL = "I have no function for that."
+LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
+FORMS_READ = (*chat.READABLE, "python")
+UNREADABLE = chat.Call(None, None, "bad_python")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
@@ -69,7 +78,7 @@ class BfclTask(BaseTask):
         return self._problems
 
     def score(self, problem: Problem, completion: str) -> Score:
-        calls = syntax.calls_of(completion)
+        calls = calls_of(completion)
         tier = tier_of(calls, problem.gold)
         parts = {"calls": len(calls), "form": calls[0].form if calls else None}
         return Score(float(tier == "full"), tier, parts, tier == "full")
@@ -99,7 +108,7 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
         return "needless_call" if calls else "full"
     if not calls:
         return "no_call"
-    if any(call.form not in syntax.FORMS_READ for call in calls):
+    if any(call.form not in FORMS_READ for call in calls):
         return "unreadable"
     if gold["expect"] == "any":
         return "full" if all(call.name in gold["tools"] for call in calls) else "wrong_name"
@@ -109,6 +118,73 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
 def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
     ways = {k: ways for k, ways in answer["arguments"].items() if ABSENT not in ways or k in tool["required"]}
     return chat.format_call(answer["name"], {k: first_acceptable(values) for k, values in ways.items()})
+
+
+# ------------------------------------------------------------------ calls
+
+
+def calls_of(text: str) -> list[chat.Call]:
+    """Every call of a completion, in order. The form of an unreadable call is not in FORMS_READ."""
+    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text.strip())
+
+
+def _python_calls(text: str) -> list[chat.Call]:
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry
+    (no tool)"."""
+    if not text.endswith((")", ")]")) or len(text) > LONGEST:
+        return []
+    try:
+        with warnings.catch_warnings(action="ignore"):  # an unknown escape in a string
+            tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
+        return []
+    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+    if not all(isinstance(node, ast.Call) for node in nodes):
+        return []
+    calls = [_python_call(node) for node in nodes]
+    return [] if calls == [UNREADABLE] and not isinstance(tree, ast.List) else calls
+
+
+def _python_call(node: ast.Call) -> chat.Call:
+    name = _dotted(node.func)
+    words = [word.arg for word in node.keywords]
+    if name is None or node.args or None in words or len(set(words)) < len(words):
+        return UNREADABLE
+    try:
+        return chat.Call(name, {word.arg: _value(word.value) for word in node.keywords}, "python")
+    except (_NoLiteral, RecursionError):
+        return UNREADABLE
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """The name of a function such as math.gcd, or None for anything else."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else None
+
+
+class _NoLiteral(Exception):
+    """An argument that is more than a literal."""
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    if isinstance(node, ast.Name):
+        return _JSON_NAMES.get(node.id, node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) if key else None for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+        number, sign = node.operand.value, {ast.USub: -1, ast.UAdd: 1}.get(type(node.op))
+        if type(number) in (int, float) and sign:
+            return sign * number
+    raise _NoLiteral
 
 
 # ------------------------------------------------------------------ rows
