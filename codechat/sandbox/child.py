@@ -93,7 +93,10 @@ class Program:
             return codec.encode([number, "ok", self.ops[op](*rest)], self.to_ref)
         # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
         except BaseException as error:
-            return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
+            known = (
+                t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t
+            )  # the nearest builtin exception
+            return codec.encode([number, "raise", next(known).__name__, describe(error)], self.to_ref)
 
     # ---- requests
 
@@ -135,11 +138,6 @@ class Program:
         result = function(*args, **kwargs)
         after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
         return [result, after if any(after) else None]
-
-
-def known_name(error: BaseException) -> str:
-    """The name of the nearest builtin exception."""
-    return next((t.__name__ for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t), "BaseException")
 
 
 def describe(error: BaseException) -> str:

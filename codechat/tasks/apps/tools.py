@@ -113,8 +113,7 @@ def compare(required: Iterable[Change], changes: Iterable[Change]) -> tuple[int,
 
 
 def _key(change: Change) -> tuple[Any, ...]:
-    kind, table, *rest = change
-    return (kind, table, *(tuple(sorted(part.items())) if isinstance(part, dict) else part for part in rest))
+    return tuple(tuple(sorted(part.items())) if isinstance(part, dict) else part for part in change)
 
 
 def describe(change: Iterable[Any]) -> str:

@@ -86,7 +86,8 @@ def _unfenced(text: str, body_is_code: bool) -> str:
     """Code in a text without fences: all of it, or the first run of complete top-level statements in the prose."""
     plain = _plain(text)
     tree = parsed(plain)
-    if tree is not None and not _is_words(tree):
+    words = tree is not None and tree.body and all(isinstance(node, ast.Expr) for node in tree.body)  # such as one word
+    if tree is not None and not words:
         return plain
     if body_is_code and text.startswith((" ", "\t")):
         return text
@@ -94,7 +95,9 @@ def _unfenced(text: str, body_is_code: bool) -> str:
     start = next((i for i, line in enumerate(lines) if _STARTS_CODE.match(line)), None)
     if start is None:
         start = next((i for i, line in enumerate(lines) if _PROMPT.match(line)), None)
-        return _plain("\n".join(lines[start:])) if start is not None else plain if _is_call(tree) else ""
+        if start is not None:
+            return _plain("\n".join(lines[start:]))
+        return plain if tree and any(isinstance(n, ast.Call | ast.Lambda) for n in ast.walk(tree)) else ""
     return _whole_statements(lines[start:])
 
 
@@ -123,15 +126,6 @@ def _error_line(code: str) -> int | None:
         except (ValueError, RecursionError, MemoryError):
             return 1
     return None
-
-
-def _is_words(tree: ast.Module) -> bool:
-    """Whether a text that parses is prose: expressions only, such as one word."""
-    return bool(tree.body) and all(isinstance(node, ast.Expr) for node in tree.body)
-
-
-def _is_call(tree: ast.Module | None) -> bool:
-    return tree is not None and any(isinstance(n, ast.Call | ast.Lambda) for n in ast.walk(tree))
 
 
 def _as_body(code: str) -> str:

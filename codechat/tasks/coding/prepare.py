@@ -49,7 +49,7 @@ MIN_DOC = 20  # characters of a docstring that serves as a request
 MIN_TOKENS = 8  # supervised tokens of an answer
 
 
-def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> Row:
+def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
     """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
@@ -82,14 +82,11 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeConfig(preparation.PreparedConfig):
-    """Instructions and programs -> programs.SPLIT.jsonl."""
+class RowsConfig(preparation.PreparedConfig):
+    """What both preparations share."""
 
-    source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
-    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
-    max_chars: int = opt(4000, "longest program, characters", least=1)
-    neutral_share: float = opt(0.0, "share of the rows that get a neutral system prompt")
-    negatives_share: float = opt(0.0, "share of the rows that offer tools, although the request is for code")
+    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
+    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
@@ -97,6 +94,17 @@ class CodeConfig(preparation.PreparedConfig):
             raise ConfigError("no --source; give embedded, hub, or a path")
         check_shares(self, "max_lost")
         check_shares(self, "neutral_share", "negatives_share", together=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeConfig(RowsConfig):
+    """Instructions and programs -> programs.SPLIT.jsonl."""
+
+    source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
+    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
+    max_chars: int = opt(4000, "longest program, characters", least=1)
+    neutral_share: float = 0.0
+    negatives_share: float = 0.0
 
 
 def prepare_code(cfg: CodeConfig) -> Row:
@@ -109,19 +117,15 @@ def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
         known = name in HUB or name == "embedded"
         ledgers.append(ledger := Ledger(name if known else Path(name).name, cfg.max_lost))
-        rows = _embedded(cfg, ledgers) if name == "embedded" else _programs(name, cfg)
+        rows = _embedded(cfg, ledgers) if name == "embedded" else _public(name, cfg)
         yield from islice(_kept(rows, ledger, cfg, tok, seen), cfg.max_examples)
 
 
-def _programs(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
-    for number, row in enumerate(_raw(name), 1):
-        yield program_of(row, cfg, f"{name}, row {number}")
-
-
-def _raw(name: str) -> Iterator[Row]:
+def _public(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
     hub, files = HUB.get(name, (name, None))
     rows = sources.hub_rows(hub, files=files) if name in HUB else sources.local_rows(Path(name))
-    return reject_benchmark_rows(sources.require_columns(rows, COLUMNS, name), name)
+    for number, row in enumerate(reject_benchmark_rows(sources.require_columns(rows, COLUMNS, name), name), 1):
+        yield program_of(row, cfg, f"{name}, row {number}")
 
 
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
@@ -230,28 +234,24 @@ READERS: dict[str, tuple[Callable[[Row, CodeConfig], Pair], tuple[str, ...], tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig(preparation.PreparedConfig):
+class SftConfig(RowsConfig):
     """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
 
     source: str = opt(
         "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
     )
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
-    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
-    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
         "compact", "how a system prompt lists tools: compact, described (the name after its description), or json"
     )
     talk: bool = opt(False, "also the small talk of small_talk.json (domain chat)")
     short: bool = opt(False, "also short requests for well-known programs, such as `write quicksort` (domain short)")
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
 
     def __post_init__(self) -> None:
+        super(SftConfig, self).__post_init__()
         sources.check_columns(self.columns)
         chat.check_style(self.tools_style)
-        check_shares(self, "max_lost")
-        check_shares(self, "neutral_share", "negatives_share", together=True)
 
 
 def prepare_sft(cfg: SftConfig) -> Row:
