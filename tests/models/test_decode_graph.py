@@ -1,5 +1,4 @@
-"""Decoding with static shapes: the same tokens, few questions to the device, one compilation, prompts run once, and the
-memory that is predicted."""
+"""Decoding with static shapes: the same tokens, few questions to the device, one compilation, predicted memory."""
 
 from __future__ import annotations
 
@@ -66,9 +65,6 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
     assert all(n <= decode_graph.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
 
 
-# ---- compiled
-
-
 @contextmanager
 def compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     @contextmanager
@@ -100,8 +96,7 @@ def dispatched(model: GPT, tokens: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; draws as today's in
-    float32."""
+    """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; the same draws."""
     model = random_model(depth=12, block_size=160)
 
     def run(i: int) -> list[generate.Completion]:
@@ -122,13 +117,11 @@ def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, m
             assert_same(got, want[i])
             assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
     if backend == "inductor":
-        calls = [len(re.findall(r"^\s+(?:cpp_fused\w*|extern_kernels\.\w+|\w+ = torch\.ops\.aten\.[\w.]+)\(", c, re.M)) for c in codes]  # fmt: skip
+        call = re.compile(r"^\s+(?:cpp_fused\w*|extern_kernels\.\w+|\w+ = torch\.ops\.aten\.[\w.]+)\(", re.M)
+        calls = [len(call.findall(code)) for code in codes]
         per_token = calls[0] + 12 * calls[1] + calls[2]
         today = (dispatched(model, 33) - dispatched(model, 1)) / 32
         assert today >= 5 * per_token, (today, calls)
-
-
-# ---- memory
 
 
 @pytest.mark.slow

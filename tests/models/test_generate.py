@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from codechat.core.errors import ConfigError
+from codechat.distributed import sharding
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion, Truncation, sample, stream
@@ -42,26 +43,18 @@ def random_model(scale: float = 0.2, **options: Any) -> GPT:
 def scripted_model(script: Sequence[int], vocab_size: int, block_size: int = 64) -> GPT:
     """A model whose most likely token after position i is script[i], whatever the text says."""
     width = -(-vocab_size // 64) * 64
-    cfg = GPTConfig(
-        depth=1, n_embd=width, n_head=1, block_size=block_size, vocab_size=vocab_size, n_tags=0, pos="learned"
-    )
-    model = GPT(cfg)
+    shape = dict(depth=1, n_embd=width, n_head=1, block_size=block_size, vocab_size=vocab_size, n_tags=0)
+    model = GPT(GPTConfig(**shape, pos="learned"))
     model.wte.weight.data = torch.eye(width)
     model.wpe.weight.data = torch.zeros(block_size, width)
     model.wpe.weight.data[range(len(script)), list(script)] = 100.0
     return model
 
 
-def greedy(
-    script: Sequence[int], stop: Sequence[Sequence[int]], prompt: Sequence[int] = (0,), vocab_size: int = 64
-) -> Completion:
+def greedy(script: Sequence[int], stop: Sequence[Sequence[int]], prompt: Sequence[int] = (0,)) -> Completion:
     """The scripted completion of a prompt: it starts at script[len(prompt) - 1]."""
     n = len(script) - len(prompt) + 1
-    model = scripted_model(script, vocab_size, max(64, len(script) + 1))
-    return sample(model, [prompt], max_new_tokens=n, temperature=0, stop=stop)[0]
-
-
-# ---------------------------------------------------------------- the cache
+    return sample(scripted_model(script, 64), [prompt], max_new_tokens=n, temperature=0, stop=stop)[0]
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
@@ -90,9 +83,8 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
     prefilled = new_cache(model.cfg, 2, 7)
     model(prefix, cache=prefilled, n_new=heads)
     shared, rows = prefilled.share(owner, 10), torch.arange(4)
-    full = [
-        model(torch.cat((prefix[p, : heads[p]], own[row]))[None])[0, heads[p] :] for row, p in enumerate(owner.tolist())
-    ]
+    whole = (torch.cat((prefix[p, : heads[p]], own[row])) for row, p in enumerate(owner.tolist()))
+    full = [model(ids[None])[0, heads[p] :] for ids, p in zip(whole, owner.tolist())]
     got = model(own[:, :5], cache=shared, n_new=tails)
     for row, n in enumerate(tails.tolist()):
         torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
@@ -104,25 +96,18 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
             torch.testing.assert_close(got[i], full[row][at[i]], atol=1e-5, rtol=1e-5)
 
 
-def test_prompts_that_begin_alike_draw_what_they_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_begin_alike_run_their_beginnings_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And draw what they draw alone."""
     model, ran = random_model(), []
     a, b = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
-    prompts = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9]]
-    how = dict(max_new_tokens=10, seed=1, stop=STOPS)
-    want = sample(model, prompts, keys=["p", "q", "r", "s"], **how)
-    hidden = GPT.hidden
+    prompts, how = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9]], dict(max_new_tokens=10, seed=1, stop=STOPS)
+    want, hidden = sample(model, prompts, **how), GPT.hidden
     monkeypatch.setattr(GPT, "hidden", lambda self, ids, **kw: (ran.append(ids.numel()), hidden(self, ids, **kw))[1])
-    got = sample(model, prompts, keys=["p", "q", "r", "s"], prefix_tokens=[8, 8, 3, 8], **how)
+    got = sample(model, prompts, prefix_tokens=[8, 8, 3, 8], **how)
     assert ran[:2] == [2 * 8, 4 * 3], "two beginnings, then what stands behind them"
-    assert [c.ids for c in got] == [c.ids for c in want] and [c.stop for c in got] == [c.stop for c in want]
+    assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in want]
     for mine, theirs in zip(got, want):
         torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(theirs.logprobs), atol=1e-5, rtol=0)
-    ran.clear()
-    few = sample(model, [prompts[0], prompts[2]], prefix_tokens=[8, 3], keys=["p", "r"], **how)
-    assert [c.ids for c in few] == [want[0].ids, want[2].ids] and ran[0] == 2 * 9, "nobody shares: whole prompts"
-
-
-# ---------------------------------------------------------------- log-probabilities
 
 
 def recomputed(model: GPT, prompt: list[int], completion: Completion, temperature: float) -> torch.Tensor:
@@ -181,9 +166,6 @@ def test_truncation_restricts_the_support_and_renormalises() -> None:
         assert len(met) == len(kept) or len(kept) > 20, "every kept token of a small support is met in 400 draws"
 
 
-# ---------------------------------------------------------------- draws
-
-
 def test_draws_follow_the_distribution() -> None:
     model, n = random_model(0.1, vocab_size=8, n_tags=0), 4000
     out = sample(model, [[2, 5, 1]], max_new_tokens=1, seed=7, samples_per_prompt=n)
@@ -194,21 +176,19 @@ def test_draws_follow_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 24.3  # 99.9 % quantile at 7 degrees of freedom
 
 
-@pytest.mark.parametrize("vocab", [64, 411, 4096, 50304])
-def test_a_token_that_cannot_be_drawn_is_not(vocab: int) -> None:
+def test_a_token_that_cannot_be_drawn_is_not() -> None:
     """Every uniform, the ends of the interval included, lands on the token that the plain sum gives."""
-    rng = torch.Generator().manual_seed(0)
-    logits = 4 * torch.randn(16, vocab, generator=rng)
-    logits[:, ::2] = -math.inf
-    u = torch.rand(16, generator=rng, dtype=torch.float64)
-    u[:2], u[2:4] = 0.0, 1 - 2.0**-53
-    ids, logprobs = generate.draw(logits.clone(), Truncation(), u)
-    p = logits.double().softmax(-1)
-    assert (p.gather(1, ids[:, None]) > 0).all()
-    torch.testing.assert_close(logprobs, p.gather(1, ids[:, None])[:, 0].log().float(), atol=1e-5, rtol=0)
-    above = p.cumsum(-1).gather(1, ids[:, None])[:, 0]
-    assert (above >= u - 1e-6).all()
-    assert (above - p.gather(1, ids[:, None])[:, 0] <= u + 1e-6).all()
+    for vocab in (64, 411, 4096, 50304):
+        rng = torch.Generator().manual_seed(0)
+        logits = 4 * torch.randn(16, vocab, generator=rng)
+        logits[:, ::2] = -math.inf
+        u = torch.rand(16, generator=rng, dtype=torch.float64)
+        u[:2], u[2:4] = 0.0, 1 - 2.0**-53
+        ids, logprobs = generate.draw(logits.clone(), Truncation(), u)
+        p = logits.double().softmax(-1)
+        mass, above = (x.gather(1, ids[:, None])[:, 0] for x in (p, p.cumsum(-1)))
+        torch.testing.assert_close(logprobs, mass.log().float(), atol=1e-5, rtol=0)
+        assert (mass > 0).all() and (above >= u - 1e-6).all() and (above - mass <= u + 1e-6).all()
 
 
 def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
@@ -229,9 +209,6 @@ def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
     assert rows() == first != second, "without a seed torch decides"
 
 
-# ---------------------------------------------------------------- neighbours
-
-
 def test_tokens_do_not_depend_on_batch_size_order_or_neighbours() -> None:
     model, how = random_model(), dict(max_new_tokens=20, stop=STOPS, seed=3, samples_per_prompt=4)
     names = ["a", "b", "c", "d"]
@@ -243,11 +220,9 @@ def test_tokens_do_not_depend_on_batch_size_order_or_neighbours() -> None:
     mixed = sample(model, PROMPTS[::-1], keys=names[::-1], **how)
     assert [c.ids for i in (3, 2, 1, 0) for c in mixed[4 * i : 4 * i + 4]] == tokens
     for i, prompt in enumerate(PROMPTS):
-        alone = sample(model, [prompt], keys=[names[i]], **how)
-        assert [c.ids for c in alone] == tokens[4 * i : 4 * i + 4]
-        torch.testing.assert_close(
-            [c.logprobs for c in alone], [c.logprobs for c in whole[4 * i : 4 * i + 4]], atol=1e-5, rtol=0
-        )
+        alone, same = sample(model, [prompt], keys=[names[i]], **how), whole[4 * i : 4 * i + 4]
+        assert [c.ids for c in alone] == [c.ids for c in same]
+        torch.testing.assert_close([c.logprobs for c in alone], [c.logprobs for c in same], atol=1e-5, rtol=0)
 
 
 def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,9 +263,6 @@ def test_stream_yields_what_sample_returns_and_both_leave_the_mode() -> None:
     model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
 
 
-# ---------------------------------------------------------------- stopping
-
-
 def test_stop_sequences() -> None:
     for script, stop, ids, reason in (
         ([1, 1, 1, 2, 5], [(1, 1, 2)], [1, 1, 1, 2], "stop"),  # a matcher that starts over at a mismatch misses this
@@ -302,9 +274,7 @@ def test_stop_sequences() -> None:
     ):
         completion = greedy(script, stop)
         assert (completion.ids, completion.stop, len(completion.logprobs)) == (ids, reason, len(ids))
-    # the prompt does not help to stop
-    assert greedy([0, 0, 3, 4], [(1, 2, 3), (2, 3), (1, 2)], prompt=[9, 1, 2]).ids == [3, 4]
-    assert greedy([0, 0, 3, 1, 2], [(1, 2)], prompt=[9, 1, 2]).ids == [3, 1, 2]
+    assert greedy([0, 0, 3, 4], [(1, 2, 3), (2, 3), (1, 2)], prompt=[9, 1, 2]).ids == [3, 4], "the prompt is no part"
 
 
 def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
@@ -313,9 +283,6 @@ def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
     prompts = [[0], *([0] * n for n in (7, 7, 7, 8, 8, 8, 8))]
     out = sample(model, prompts, max_new_tokens=7, temperature=0, stop=[(2, 3)])
     assert [c.ids for c in out] == [[1, 2, 3]] + [[5, 6, 7, 8, 2, 3]] * 3 + [[6, 7, 8, 2, 3]] * 4
-
-
-# ---------------------------------------------------------------- limits
 
 
 def test_rows_without_an_owner_are_never_sampled() -> None:
@@ -344,16 +311,11 @@ def test_bad_input_raises() -> None:
     model = random_model()
     assert sample(model, [], max_new_tokens=5) == []
     for change in (
-        dict(prompts=[[1], []]),
-        dict(prompts=[[1], [2, 96]]),
-        dict(prompts=[[-1]]),
-        dict(prompts=[[1] * 60]),
-        dict(prompts=[[1] * 65], on_overflow="stop"),
-        *(dict(max_new_tokens=n) for n in (0, 64)),
-        *(dict(temperature=t) for t in (-1.0, math.nan)),
-        *(dict(top_k=0), dict(top_p=0.0), dict(top_p=1.5)),
-        *(dict(stop=[[]]), dict(stop=[7, 8])),
-        *(dict(samples_per_prompt=0), dict(batch_size=0), dict(keys=["a", "b"]), dict(grammars=[None, None])),
+        *(dict(prompts=p) for p in ([[1], []], [[1], [2, 96]], [[-1]], [[1] * 60])),
+        *(dict(max_new_tokens=0), dict(max_new_tokens=64), dict(prompts=[[1] * 65], on_overflow="stop")),
+        *(dict(temperature=-1.0), dict(temperature=math.nan), dict(top_k=0), dict(top_p=0.0), dict(top_p=1.5)),
+        *(dict(stop=[[]]), dict(stop=[7, 8]), dict(samples_per_prompt=0), dict(batch_size=0)),
+        *(dict(keys=["a", "b"]), dict(grammars=[None, None])),
         *(dict(prompts=[[1, 2]], prefix_tokens=n) for n in ([1, 1], [2], [0])),
     ):
         with pytest.raises(ConfigError):
@@ -361,8 +323,7 @@ def test_bad_input_raises() -> None:
 
 
 def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
-    """A row with a grammar writes a readable call from a random model; its neighbours sample as if it were not
-    there."""
+    """A row with a grammar writes a readable call from a random model; its neighbours sample as without it."""
     tok = tokenizer.load("gpt2:512")
     model = random_model(vocab_size=tok.n_vocab, block_size=160)
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
@@ -377,3 +338,42 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
         assert all(math.isfinite(lp) and lp <= 0 for lp in done.logprobs)
     alone = list(stream(model, PROMPTS[1], key=1, grammar=grammar, stop=stop, **how))
     assert [token for token, _ in alone] == mixed[1].ids
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+@torch.no_grad()
+def test_transposed_copies_give_the_products_of_the_weights(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a head that oneDNN packs."""
+    monkeypatch.setattr(generate, "PACKED_HEAD", large)
+    for options in ({}, dict(qkv_bias=True, mlp="swiglu"), dict(attention="mla")):
+        for rows in (1, generate.FEW_ROWS, generate.FEW_ROWS + 1):
+            model, ids = random_model(**options), torch.arange(rows)[:, None]
+            expected = model(ids)[:, 0]
+            with generate.transposed(model) as logits_of:
+                logits = logits_of(model.hidden(ids)[:, 0])
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_only_few_rows_without_gradient_read_a_copy_while_the_context_is_open() -> None:
+    model = random_model()
+    layer = model.blocks[0].mlp.up
+    few, many = torch.randn(1, 32), torch.randn(generate.FEW_ROWS + 1, 32)
+    old = layer.weight.detach().clone()
+    with pytest.raises(KeyError), generate.transposed(model):
+        layer.weight.data.mul_(2)  # shows which of the two is read
+        with torch.no_grad():
+            torch.testing.assert_close(layer(few), few @ old.T)
+            torch.testing.assert_close(layer(many), 2 * many @ old.T)
+        torch.testing.assert_close(layer(few), 2 * few @ old.T)
+        layer(few).sum().backward()
+        raise KeyError
+    assert layer.weight.grad is not None and not any("forward" in vars(m) for m in model.blocks.modules())
+    torch.testing.assert_close(layer(few), 2 * few @ old.T)
+
+
+def test_a_copy_for_reading_shares_weights_that_have_its_dtype() -> None:
+    plain = random_model()
+    same, narrow = (sharding.plain_copy(plain, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert same.blocks[1].mlp.up.weight.data_ptr() == plain.blocks[1].mlp.up.weight.data_ptr()
+    assert narrow.blocks[1].mlp.up.weight.dtype == torch.bfloat16
+    assert narrow.norm.weight.data_ptr() == plain.norm.weight.data_ptr()

@@ -47,22 +47,11 @@ def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(90, shape, generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------- counts
-
-
 def test_parameter_count_equals_the_real_one() -> None:
     for cfg in (*(config(**options) for options in OPTIONS), *(GPTConfig(**shape) for shape in PRESETS.values())):
         with torch.device("meta"):
             model = GPT(cfg)
         assert model.cfg.n_params == sum(p.numel() for p in model.parameters())
-
-
-def test_the_large_presets_keep_their_sizes() -> None:
-    """12 x depth x width^2 in the blocks and 50304 rows of embedding: what the names promise."""
-    for name, depth, width, heads in (("2b", 32, 2560, 20), ("3b", 32, 3072, 24), ("8b", 40, 4096, 32)):
-        cfg = GPTConfig(**PRESETS[name])
-        assert (cfg.depth, cfg.n_embd, cfg.n_head, cfg.padded_vocab) == (depth, width, heads, 50304)
-        assert cfg.n_params == 12 * depth * width**2 + 50304 * width + (2 * depth + 1) * width
 
 
 def test_flops_against_a_count_by_hand() -> None:
@@ -89,17 +78,16 @@ def test_latent_attention_counts_rotated_columns_and_caches_a_latent_and_a_rotar
 
 
 def test_impossible_shapes_raise() -> None:
-    sizes = [dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95)]
-    scaling = [dict(rope_scaling=(0.5, 1.0, 4.0, 8192)), dict(rope_scaling=(2.0, 4.0, 4.0, 8192))]
-    latent = [dict(n_kv_head=2), dict(qk_norm=True), dict(qkv_bias=True), dict(pos="learned"), dict(kv_rank=-1)]
-    for change in (*sizes, *scaling, *(dict(attention="mla") | change for change in (*latent, dict(head_width=6)))):
+    latent = [dict(n_kv_head=2), dict(qk_norm=True), dict(qkv_bias=True), dict(pos="learned"), dict(head_width=6)]
+    for change in (
+        *(dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95), dict(kv_rank=-1)),
+        *(dict(rope_scaling=(0.5, 1.0, 4.0, 8192)), dict(rope_scaling=(2.0, 4.0, 4.0, 8192))),
+        *(dict(attention="mla") | change for change in latent),
+    ):
         with pytest.raises(ConfigError):
             config(**change)
     with pytest.raises(ConfigError):
         GPT(config())(random_ids(1, 25))  # beyond the block
-
-
-# ---------------------------------------------------------------- who sees whom
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -141,57 +129,50 @@ def test_rotary_positions_are_relative() -> None:
     assert (stretched - model(ids)).abs().max() > 1e-3
 
 
-# ---------------------------------------------------------------- options against their definitions
+def rotated(y: torch.Tensor) -> torch.Tensor:
+    """The rotation of complex numbers, whose parts are the halves of y (T, E)."""
+    half = y.shape[1] // 2
+    angle = torch.arange(len(y))[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    turned = torch.complex(y[:, :half], y[:, half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).mT.flatten(1)
+
+
+def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf).softmax(-1)
+
+
+def attended(model: GPT, x: torch.Tensor) -> torch.Tensor:
+    """What the first block's output projection reads for the states x (T, D)."""
+    seen: list[torch.Tensor] = []
+    model.blocks[0].attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.blocks[0].attn_norm = torch.nn.Identity()
+    model.wte.weight.data[: len(x)] = x
+    model(torch.arange(len(x))[None])
+    return seen[0][0]
 
 
 @torch.no_grad()
 def test_attention_by_hand() -> None:
-    """One head of a block: softmax(q k / sqrt(E)) v over the past, with the rotation of complex numbers."""
-    model = random_model(depth=1, n_head=1, n_embd=8)
-    attention, x = model.blocks[0].attn, torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
-    q, k, v = (x[0] @ attention.qkv.weight.T).split(8, dim=-1)
-    angle = torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
-    turn = torch.polar(torch.ones_like(angle), angle)
-
-    def rotated(y: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(torch.complex(y[:, :4], y[:, 4:]) * turn).mT.flatten(1)
-
-    scores = rotated(q) @ rotated(k).T / math.sqrt(8)
-    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf).softmax(-1)
-    seen: list[torch.Tensor] = []
-    attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model.blocks[0].attn_norm = torch.nn.Identity()
-    model.wte.weight.data[:5] = x[0]
-    model(torch.arange(5)[None])
-    torch.testing.assert_close(seen[0][0], weights @ v, atol=1e-5, rtol=1e-5)
+    """One head of a block: softmax(q k / sqrt(E)) v over the past."""
+    model, x = random_model(depth=1, n_head=1, n_embd=8), torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    q, k, v = (x @ model.blocks[0].attn.qkv.weight.T).split(8, dim=-1)
+    weights = causal_softmax(rotated(q) @ rotated(k).T / math.sqrt(8))
+    torch.testing.assert_close(attended(model, x), weights @ v, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_latent_attention_by_hand() -> None:
     """Eq. 9-18 of DeepSeek-V2 with a loop over heads and positions as complex numbers."""
-    model = random_model(attention="mla", kv_rank=6)
-    attn, x = model.blocks[0].attn, torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
-    H, E, R, C = 4, 8, 4, 6
-    angle = torch.arange(7)[:, None] * 10000.0 ** (-torch.arange(R // 2) / (R // 2))
-    turn = torch.polar(torch.ones_like(angle), angle)
-
-    def rotated(y: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(torch.complex(y[:, : R // 2], y[:, R // 2 :]) * turn).mT.flatten(1)
-
-    down = x[0] @ attn.compress.weight.T
+    model, x = random_model(attention="mla", kv_rank=6), torch.randn(7, 32, generator=torch.Generator().manual_seed(2))
+    attn, (H, E, R, C) = model.blocks[0].attn, (4, 8, 4, 6)
+    down = x @ attn.compress.weight.T
     c = down[:, :C] / (down[:, :C].square().mean(-1, keepdim=True) + 1e-5).sqrt() * attn.kv_norm.weight
-    query, kv = (x[0] @ attn.query.weight.T).view(7, H, E + R), (c @ attn.expand.weight.T).view(7, H, 2 * E)
+    query, kv = (x @ attn.query.weight.T).view(7, H, E + R), (c @ attn.expand.weight.T).view(7, H, 2 * E)
     heads = []
     for h in range(H):
         scores = query[:, h, :E] @ kv[:, h, :E].T + rotated(query[:, h, E:]) @ rotated(down[:, C:]).T
-        scores = (scores / math.sqrt(E + R)).masked_fill(torch.ones(7, 7).triu(1).bool(), -math.inf)
-        heads.append(scores.softmax(-1) @ kv[:, h, E:])
-    seen: list[torch.Tensor] = []
-    attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model.blocks[0].attn_norm = torch.nn.Identity()
-    model.wte.weight.data[:7] = x[0]
-    model(torch.arange(7)[None])
-    torch.testing.assert_close(seen[0][0], torch.cat(heads, dim=-1), atol=2e-5, rtol=1e-4)
+        heads.append(causal_softmax(scores / math.sqrt(E + R)) @ kv[:, h, E:])
+    torch.testing.assert_close(attended(model, x), torch.cat(heads, dim=-1), atol=2e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -218,9 +199,6 @@ def test_grouped_queries_equal_repeated_keys_and_values() -> None:
     torch.testing.assert_close(many(ids), few(ids), atol=1e-5, rtol=1e-5)
 
 
-# ---------------------------------------------------------------- initialisation
-
-
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
     model = GPT(config(), seed=3)
     torch.randn(10)
@@ -237,9 +215,6 @@ def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
     x = model.wte(ids)
     torch.testing.assert_close(model(ids), F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T, atol=1e-5, rtol=1e-5)
     assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
-
-
-# ---------------------------------------------------------------- losses
 
 
 class CountProducts(TorchDispatchMode):

@@ -28,6 +28,17 @@ def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, of))
 
 
+def everything(mixed: bool) -> list[Tensor]:
+    """Losses, log-probabilities, entropies and gradients; one row has no target."""
+    hidden, weight, targets = inputs(torch.float32)
+    holes = targets.masked_fill(torch.arange(N) == 3, -100)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        loss = head.cross_entropy(hidden, weight, holes)
+        found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True)
+    up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
+    return [loss, *found, *gradients(loss + (up[0] * found[0]).sum() + (up[1] * found[1]).sum(), hidden, weight)]
+
+
 @pytest.fixture(params=[(5, False), (16, False), (1000, False), (5, True), (1000, True)], ids="rows, kept={}".format)
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     rows, kept = request.param
@@ -63,12 +74,8 @@ def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperatur
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(
-    kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: int) -> None:
     """Only the logits and the last products are bfloat16: the expected logit was summed in it, 0.03 nats off."""
-    monkeypatch.setattr(head, "KEEP_BYTES", 1 << 30 if kept else 0)
     rng = torch.Generator().manual_seed(0)
     hidden = (3 * torch.randn(64, 32, generator=rng)).requires_grad_()
     weight = torch.randn(2048, 32, generator=rng).requires_grad_()
@@ -102,13 +109,11 @@ def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
     full = ids.numel() * model.cfg.padded_vocab * 4
     monkeypatch.setattr(head, "KEEP_BYTES", full // 2)
     head_gradient = model.wte.weight.numel() * 4
-    largest = 0
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model.loss(ids, ids).backward()
         logprobs, _ = model.token_logprobs(ids, ids)
         logprobs.sum().backward()
-    for event in profile.events():
-        largest = max(largest, event.cpu_memory_usage)
+    largest = max(event.cpu_memory_usage for event in profile.events())
     assert 0 < largest < max(full / 4, 3 * head_gradient)
 
 
@@ -126,39 +131,23 @@ def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch)
     def body(fn: Any, device: torch.device) -> Any:
         return torch.compile(fn, backend=noted, fullgraph=True)
 
-    def run() -> list[Tensor]:
-        hidden, weight, targets = inputs(torch.float32)
-        holes = targets.masked_fill(torch.arange(N) == 3, -100)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = head.cross_entropy(hidden, weight, holes)
-            found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True)
-        total = loss + (found[0] * torch.arange(N)).sum() + found[1].sum()
-        return [loss, *found, *gradients(total, hidden, weight)]
-
     monkeypatch.setattr(head, "CHUNK_BYTES", V * 4 * (N // 2 + 1))
-    expected = run()
+    expected = everything(mixed=True)
     monkeypatch.setattr(head, "_body", body)
     monkeypatch.setattr(packed_attention, "DENSE", ())
-    run()
+    everything(mixed=True)
     first = len(graphs)
-    for a, b in zip(run(), expected):
+    for a, b in zip(everything(mixed=True), expected):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     assert 3 <= len(graphs) == first <= 6
 
 
 def test_blocks_within_a_chunk_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done to logits is done to each row alone, so where rows are cut decides about speed only."""
-    up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
     for mixed in (False, True):
         values = []
         for rows in (1, 5, 1000):
             monkeypatch.setattr(head, "BLOCK_BYTES", rows * V * 4)
-            hidden, weight, targets = inputs(torch.float32)
-            holes = targets.masked_fill(torch.arange(N) == 3, -100)
-            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-                loss = head.cross_entropy(hidden, weight, holes)
-                found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True)
-            total = loss + (up[0] * found[0]).sum() + (up[1] * found[1]).sum()
-            values.append([loss, *found, *gradients(total, hidden, weight)])
+            values.append(everything(mixed))
         for other in values[1:]:
             assert all(torch.equal(a, b) for a, b in zip(values[0], other))

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
-from raising import raising
 
 from codechat import cli, sft
-from codechat.core.errors import CheckpointError, ConfigError, DataError, RunError, UserError
+from codechat.core.errors import CheckpointError, ConfigError, RunError, UserError
 from codechat.models import export, generate, hf_format, import_weights, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -48,9 +47,7 @@ CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in 
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    found = pytest.importorskip(
-        "transformers", reason="parity is measured against transformers: pip install -e '.[bench]'"
-    )
+    found = pytest.importorskip("transformers", reason="parity is measured against it: pip install -e '.[bench]'")
     found.utils.logging.set_verbosity_error()
     found.utils.logging.disable_progress_bar()
     return found
@@ -67,17 +64,16 @@ def randomise(model: torch.nn.Module, scale: float = 0.2) -> torch.nn.Module:
 def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: Any) -> GPT:
     """A random model, saved as the run `name`."""
     tok = tokenizer.load(spec)
-    model = randomise(
-        GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab) | options)))
-    )
+    shape = dict(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab) | options
+    model = randomise(GPT(GPTConfig(**shape)))
     run = Run.create(name, {}, kind="test", overwrite=paths.exists(name))
     checkpoint.save(run.path, 1, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
     run.finish()
     return model
 
 
-def resave(model: GPT, tok: Any = None, tags: str = "reserved") -> None:
-    meta = {"tokenizer": (tok or tokenizer.load(SPEC)).to_dict(), "tags": tags}
+def resave(model: GPT, tok: Any, tags: str) -> None:
+    meta = {"tokenizer": tok.to_dict(), "tags": tags}
     checkpoint.save(paths.find_run("r"), 2, model=model, meta=meta)
 
 
@@ -91,9 +87,6 @@ def ids_below(n: int, *shape: int) -> torch.Tensor:
 
 def left_behind(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name != "runs")
-
-
-# ---------------------------------------------------------------- export: logits
 
 
 @pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
@@ -113,20 +106,6 @@ def test_transformers_computes_the_same_logits_from_the_same_ids(
     assert all(their_tok(text)["input_ids"] == tok.encode(text) for text in AWKWARD)
 
 
-@torch.no_grad()
-def test_padding_rows_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
-    model = saved()
-    model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far
-    resave(model)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
-    assert torch.equal(theirs.model.embed_tokens.weight, model.wte.weight) and len(model.wte.weight) == 448
-    assert theirs.generation_config.suppress_tokens == list(range(406, 448))
-    prompt = torch.tensor([chat.prompt([{"role": "user", "content": "hi"}], tokenizer.load(SPEC))])
-    found = theirs.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-    (ours,) = generate.sample(model, prompt.tolist(), max_new_tokens=20, temperature=0)
-    assert found[0, prompt.shape[1] :].tolist() == ours.ids and max(ours.ids) < 406
-
-
 REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé 漢字"]
 
 
@@ -142,6 +121,7 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
     (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
     model.wte.weight[stop[0][-1]] *= 3
     model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]  # both make some answers end
+    model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far, never generated
     resave(model, tok, tags)
     out = exported(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
@@ -149,22 +129,15 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
     assert type(theirs).__name__ == "Qwen3ForCausalLM"
     ours = generate.sample(model, prompts, max_new_tokens=40, temperature=0, stop=stop)
     for text, prompt, expected in zip(REQUESTS, prompts, ours, strict=True):
-        given = reader.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
+        turn = turns(("user", text))
+        given = reader.apply_chat_template(turn, add_generation_prompt=True, return_dict=True, return_tensors="pt")
         assert given["input_ids"].tolist() == [prompt]
-        torch.testing.assert_close(theirs(**given).logits, model(given["input_ids"]), atol=1e-4, rtol=1e-4)
+        logits = (x[..., : model.cfg.n_ids] for x in (theirs(**given).logits, model(given["input_ids"])))
+        torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
         ends = {} if tags == "reserved" else dict(stop_strings=[chat.END_TAG], tokenizer=reader)
         found = theirs.generate(**given, max_new_tokens=40, do_sample=False, **ends)[0, len(prompt) :].tolist()
         assert found == expected.ids
     assert {c.stop for c in ours} == {"stop", "length"}, "some answers end, and some are cut"
-
-
-# ---------------------------------------------------------------- export: ids and conversations
-
-
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
-# the dtype of a sum or how attention is computed, and the last need attention mla.
 
 
 AWKWARD = ["", "\n", "  ", "\n\n  def f():\n    return 1\n", "a<b | c>", ")\n\n)", "'s 'll\t\t x  ", "12345 67"]
@@ -214,10 +187,7 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
     assert ids(turns(("tool", "7"))) == ids(turns(("function", "7")))
 
 
-# ---------------------------------------------------------------- export: errors
-
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory, the dtype of a sum and how
-# attention is computed are no matter of results, and the last needs attention mla.
+# Fields that config.json need not know: tags are in the tokenizer's files, and the last needs attention mla.
 ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products", "kv_rank"}
 NEEDED = {"attention": {"qk_norm": False}}
 
@@ -239,20 +209,13 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
 
         changed = about(replace(base, **{field: other})) != about(base)
         assert other != value and changed == (field not in ELSEWHERE), field
-
-
-def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path) -> None:
-    for options, named in (
-        (dict(pos="learned", mlp="gelu"), ["pos learned", "mlp gelu"]),
-        (dict(qkv_bias=True), ["qkv_bias True"]),
-        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), ["qkv_bias True"]),
-        (dict(mlp="swiglu", n_embd=30, head_width=8), ["n_embd 30"]),
+    for options in (
+        dict(qkv_bias=True),
+        dict(mlp="swiglu", qkv_bias=True, qk_norm=True),
+        dict(n_embd=30, head_width=8),
     ):
-        saved(**options)
-        with raising(ConfigError, *(f"model.{word}" for word in named)) as caught:
-            exported(tmp_path)
-        assert str(caught.value).count("model.") == len(named), "only what does not fit"
-        assert left_behind(tmp_path) == []
+        with pytest.raises(ConfigError):
+            hf_format.family_of(GPTConfig(**dict(n_embd=32, n_head=4) | options))
 
 
 def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,14 +226,13 @@ def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for error, kind in ((full, RunError), (lambda *_: exec("raise KeyboardInterrupt"), KeyboardInterrupt)):
-        with monkeypatch.context() as patch:
-            patch.setattr(hf_format, "save", error)
-            for place in (out, tmp_path / "other"):
-                with pytest.raises(kind):
-                    exported(tmp_path, overwrite=True, out=place)
-        assert left_behind(tmp_path) == ["out"] and {p.name: p.read_bytes() for p in out.iterdir()} == before
-    with raising(ConfigError, "--overwrite"):
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_format, "save", full)
+        for place in (out, tmp_path / "other"):
+            with pytest.raises(RunError):
+                exported(tmp_path, overwrite=True, out=place)
+    assert left_behind(tmp_path) == ["out"] and {p.name: p.read_bytes() for p in out.iterdir()} == before
+    with pytest.raises(ConfigError):
         exported(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "mine").mkdir()
@@ -286,19 +248,11 @@ def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypa
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work" and sorted(other.rglob("*")) == files
 
 
-# ---------------------------------------------------------------- import: logits
-
-
 CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{%- endif %}
 {%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-TRIMMING = (
-    "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' }}"
-    "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
-)
 
 
 SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4)
@@ -421,62 +375,22 @@ def test_llama3_frequencies_by_hand() -> None:
     torch.testing.assert_close(rope_frequencies(cfg, torch.device("cpu")), torch.tensor(expected), rtol=1e-5, atol=0)
 
 
-# ---------------------------------------------------------------- import: ids and conversations
-
-
-def as_theirs(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [m | {"role": "tool"} if m["role"] == "function" else m for m in messages]
-
-
 TALK = turns(("user", "user a"), ("assistant", "assistant"), ("function", "7\n"), ("assistant", "so: 7 "))
 
 
-@pytest.mark.parametrize("template", [CHATML, TRIMMING], ids=["chatml", "trimming"])
-def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Path, template: str) -> None:
-    foreign(transformers, tmp_path / "in", template=template)
+def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in")
     tok, theirs = imported(tmp_path / "in").tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
-    for text in AWKWARD:
-        assert tok.encode(text) == theirs(text)["input_ids"]
-        assert b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
-    rendered = chat.render(TALK, tok, "template")
-    assert rendered.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
-    seven, last = (r"7\n", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
+    assert all(tok.encode(text) == theirs(text)["input_ids"] for text in AWKWARD)
+    rendered, how = chat.render(TALK, tok, "template"), dict(add_generation_prompt=True, return_dict=True)
+    as_theirs = [m | {"role": "tool"} if m["role"] == "function" else m for m in TALK]
+    assert rendered.ids == theirs.apply_chat_template(as_theirs, return_dict=True)["input_ids"]
     learned = tok.decode([i for i, m in zip(rendered.ids, rendered.loss_mask) if m])
-    assert learned == f"assistant<|im_end|>{last}<|im_end|>"
-    bodies = [(s.role, tok.decode(rendered.ids[s.body_start : s.body_end])) for s in rendered.spans]
-    assert bodies == [("user", "user a"), ("assistant", "assistant"), ("function", seven), ("assistant", last)]
-    starts, ends = ([getattr(s, name) for s in rendered.spans] for name in ("start", "end"))
-    assert starts == [0, *ends[:-1]] and ends[-1] == len(rendered.ids)
+    assert learned == "assistant<|im_end|>so: 7 <|im_end|>" and chat.stop_sequences(tok, "template") == ((2,),)
     prompt = chat.prompt(TALK[:3], tok, "template")
-    begun = theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert prompt == rendered.ids[: rendered.spans[3].body_start] == begun
-    assert chat.stop_sequences(tok, "template") == ((2,),)
+    assert prompt == rendered.ids[: len(prompt)] == theirs.apply_chat_template(as_theirs[:3], **how)["input_ids"]
     opened = chat.prompt(TALK[:1], tok, "template") + chat.completion_ids("assistant", tok, "template")
     assert opened + chat.between_turns(TALK[2:3], tok, "template") == prompt
-    if template is CHATML:  # a prompt is a prefix: joined, its line end and the answer's would be one token
-        for content in [*AWKWARD, last]:
-            whole = chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template")
-            start, answer = chat.prompt(TALK[:1], tok, "template"), chat.completion_ids(content, tok, "template")
-            assert whole.ids[: len(start + answer)] == start + answer
-            assert chat.completion_text(answer, tok, "template") == content
-            assert [i for i, m in zip(whole.ids, whole.loss_mask) if m] == answer
-
-
-def test_templates_that_cannot_be_masked_raise(transformers: Any, tmp_path: Path) -> None:
-    foreign(transformers, tmp_path / "in")
-    tok = imported(tmp_path / "in").tokenizer
-    for role in ("user", "assistant"):
-        with pytest.raises(DataError):
-            chat.render([*turns((role, "x<|im_end|>")), *TALK], tok, "template")
-    for template in (
-        "{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
-        "{% for m in messages[-2:] %}{{ m.content + '<|im_end|>' }}{% endfor %}",
-        "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}",
-        *("{{ raise_exception('only haiku') }}", "{% for %}", "{{ messages.x.y }}"),
-    ):
-        other = tokenizer.from_dict(tok.to_dict() | {"template": template})
-        with pytest.raises(DataError):
-            chat.render([TALK[0] | {"content": "a</think>b"}, *TALK[1:]], other, "template")
 
 
 def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
@@ -490,35 +404,25 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     assert not paths.exists("other")
 
 
-# ---------------------------------------------------------------- import: errors
-
-
 def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     foreign(transformers, folder)
     path = folder / "config.json"
     about = json.loads(path.read_text())
-    for change, named in (
-        (dict(model_type="gpt2"), "gpt2"),
-        (dict(model_type="qwen3", hidden_act="gelu"), "gelu"),
-        (dict(attention_bias=True, model_type="qwen3"), "attention_bias"),
-        (dict(use_sliding_window=True), "use_sliding_window"),
-        (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
-        (dict(quantization_config={"bits": 4}), "quantization_config"),
-        (dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
-        (dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "low_freq_factor"),
-        (dict(rope_parameters=None, rope_scaling="linear"), "linear"),
-        (dict(rope_parameters=None, rope_theta=None), "NoneType"),
-        (dict(num_hidden_layers=None), "NoneType"),
-        (dict(vocab_size=300), "300"),
-        (dict(num_hidden_layers=3), "layers.2."),
-        (dict(num_hidden_layers=1), "layers.1."),
-        (dict(intermediate_size=60), "down_proj.weight"),
+    for change in (
+        *(dict(model_type="gpt2"), dict(model_type="qwen3", hidden_act="gelu"), dict(use_sliding_window=True)),
+        *(dict(attention_bias=True, model_type="qwen3"), dict(layer_types=["full_attention", "sliding_attention"])),
+        *(dict(quantization_config={"bits": 4}), dict(rope_parameters={"rope_type": "yarn", "factor": 4.0})),
+        *(
+            dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}),
+            dict(rope_parameters=None, rope_scaling="linear"),
+        ),
+        *(dict(rope_parameters=None, rope_theta=None), dict(num_hidden_layers=None), dict(vocab_size=300)),
+        *(dict(num_hidden_layers=3), dict(num_hidden_layers=1), dict(intermediate_size=60)),
     ):
         path.write_text(json.dumps(about | change))
-        with raising(UserError) as caught:
+        with pytest.raises((ConfigError, CheckpointError)):
             imported(folder)
-        assert named in str(caught.value)
     path.write_text(json.dumps(about))
     shards, index = sorted(folder.glob("*.safetensors")), folder / hf_format.INDEX
     outside = index.read_text().replace(shards[1].name, "../elsewhere.safetensors")
@@ -531,13 +435,9 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
         ((folder / "config.json").unlink, "config.json"),
     ):
         spoil()
-        with raising(UserError) as caught:
+        with pytest.raises(UserError, match=named):
             imported(folder)
-        assert named in str(caught.value)
     assert not paths.exists("theirs")
-
-
-# ---------------------------------------------------------------- commands
 
 
 def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

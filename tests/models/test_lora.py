@@ -1,5 +1,4 @@
-"""LoRA: nothing changes at the start, only adapters learn, merging is exact, PEFT's files say what its documentation
-says."""
+"""LoRA: only adapters learn, merging is exact, PEFT's files say what its documentation says."""
 
 from __future__ import annotations
 
@@ -115,18 +114,19 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
     assert plain.abs().max() > 0
     torch.testing.assert_close(change(use_rslora=True), 2 * plain)  # alpha / sqrt(4) for alpha / 4
     for settings in NOT_PLAIN:
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError):
             change(**settings)
-        assert "\n" not in str(caught.value)
     for text in ("{}", "[]", "{"):
         path.write_text(text)
         with pytest.raises(CheckpointError):
             lora.load_peft(made(), tmp_path)
     path.write_text(json.dumps(about))
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    save_file(tensors | {"base_model.model.lm_head.bias": torch.ones(3)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match="lm_head.bias"):
-        lora.load_peft(made(), tmp_path)
+    tensors, path = load_file(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_model.safetensors"
+    elsewhere = {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}
+    for foreign in (tensors | {"base_model.model.lm_head.bias": torch.ones(3)}, elsewhere):
+        save_file(foreign, path)
+        with pytest.raises(CheckpointError):
+            lora.load_peft(made(), tmp_path)
 
 
 @torch.no_grad()
@@ -147,22 +147,14 @@ def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
         tensors | {k: tensors[k] + 1 for k in gates},
     ):
         save_file(other, path)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError):
             lora.load_peft(made(shape), tmp_path)
-        assert "gate_proj" in str(caught.value) and "up_proj" in str(caught.value)
 
 
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         lora.save_peft(made(), tmp_path)
     with pytest.raises(MissingFile):
-        lora.load_peft(made(), tmp_path)
-    lora.save_peft(lora.attach(made(), 2), tmp_path)
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    save_file(
-        {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}, tmp_path / "adapter_model.safetensors"
-    )
-    with pytest.raises(CheckpointError):
         lora.load_peft(made(), tmp_path)
     with pytest.raises(CheckpointError):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))

@@ -27,14 +27,8 @@ GPT2_NAMES = {
 }
 GPT2_NAMES |= {"ln1": "ln_1", "ln2": "ln_2", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj"}
 GPT2_NAMES |= {"mlp.fc": "mlp.c_fc", "mlp.proj": "mlp.c_proj", "ln_f": "transformer.ln_f"}
-BLOCK = {
-    "ln1": (16,),
-    "attn.qkv": (48, 16),
-    "attn.proj": (16, 16),
-    "ln2": (16,),
-    "mlp.fc": (64, 16),
-    "mlp.proj": (16, 64),
-}
+BLOCK = {"ln1": (16,), "attn.qkv": (48, 16), "attn.proj": (16, 16), "ln2": (16,)}
+BLOCK |= {"mlp.fc": (64, 16), "mlp.proj": (16, 64)}
 
 
 def original(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -91,16 +85,11 @@ def test_it_computes_what_it_computed(tmp_path: Path, naming: str) -> None:
     torch.testing.assert_close(logits_there[..., :257], expected, atol=1e-4, rtol=1e-4)
     assert logits_there.shape[-1] == 320 and not logits_there[..., 257:].any(), "padding rows are zero"
     assert (loaded.meta["step"], loaded.tags, loaded.model.cfg.n_tags) == (70, "text", 0)
-
-
-@torch.no_grad()
-def test_norms_use_the_epsilon_of_torch(tmp_path: Path) -> None:
-    """On activations near zero: an epsilon of 1e-5 would give other logits."""
-    state, ids = original(), torch.arange(20)[None]
-    state["tok_emb.weight"].mul_(1e-3)
-    state["pos_emb.weight"].mul_(1e-3)
-    found = imported(write(tmp_path / "a.pt", state)).model(ids)[..., :257]
-    torch.testing.assert_close(found, logits(state, ids), atol=1e-7, rtol=1e-4)
+    if naming == "original":  # on activations near zero an epsilon of 1e-5 would give other logits
+        for name in ("tok_emb.weight", "pos_emb.weight"):
+            state[name].mul_(1e-3)
+        small = imported(write(tmp_path / "a.pt", state), overwrite=True).model(ids)[..., :257]
+        torch.testing.assert_close(small, logits(state, ids), atol=1e-7, rtol=1e-4)
 
 
 class Bomb:
@@ -110,20 +99,14 @@ class Bomb:
 
 def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for change, named in (
-        (dict(cfg=None), "cfg"),
-        (dict(cfg={"n_layer": 2}), "vocab_size"),
-        (dict(cfg=CFG | {"depth": 3}), "blocks.2.attn"),
-        (dict(cfg=CFG | {"depth": 1}), "blocks.1."),
-        (dict(cfg=CFG | {"n_embd": 32}), "blocks.0."),
-        (dict(cfg=CFG | {"vocab_size": 200}), "--tokenizer"),
-        (dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), "blocks.0.ln1.bias"),
-        (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "head"),
-        (dict(model=Bomb()), "a.pt"),
+    for change in (
+        *(dict(cfg=cfg) for cfg in (None, {"n_layer": 2}, *(CFG | {k: v} for k, v in (("depth", 3), ("depth", 1))))),
+        *(dict(cfg=CFG | {"n_embd": 32}), dict(cfg=CFG | {"vocab_size": 200}), dict(model=Bomb())),
+        dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}),
+        dict(model=original() | {"head.weight": torch.zeros(257, 16)}),
     ):
-        with pytest.raises((CheckpointError, ConfigError)) as caught:
+        with pytest.raises((CheckpointError, ConfigError)):
             imported(write(tmp_path / "a.pt", **change))
-        assert named in str(caught.value)
     assert not paths.exists("old") and not (tmp_path / "exploded").exists()
     (tmp_path / "a.pt").write_bytes(b"PK\x03\x04 half a file")
     torch.save([1], tmp_path / "d.pt")

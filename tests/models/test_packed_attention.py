@@ -3,7 +3,6 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,36 +32,33 @@ SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
 
 
-def packed_rollouts() -> rollout.Packed:
-    """Two groups of three completions, some without an advantage."""
-    rng = torch.Generator().manual_seed(0)
+def rollouts(rng: torch.Generator, prompts: list[int], lengths: list[int], rewards: list[float]) -> RolloutBatch:
+    """Groups of completions of random ids, with so many tokens each."""
 
     def ids(n: int) -> list[int]:
         return torch.randint(300, (n,), generator=rng).tolist()
 
-    completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in (7, 31, 5, 12, 20, 1)]
-    problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(2)]
-    batch = RolloutBatch(
-        problems, [ids(11), ids(40)], completions, [""] * 6, [Score(0.0, "x", {}, False)] * 6, 3
-    )  # fmt: skip
+    completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in lengths]
+    problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(len(prompts))]
+    scores, starts = [Score(x, "x", {}, False) for x in rewards], [ids(n) for n in prompts]
+    return RolloutBatch(problems, starts, completions, [""] * len(scores), scores, len(scores) // len(prompts))
+
+
+def packed_rollouts() -> rollout.Packed:
+    batch = rollouts(torch.Generator().manual_seed(0), [11, 40], [7, 31, 5, 12, 20, 1], [0.0] * 6)
     (packed,) = rollout.pack(batch, row_tokens=128, rows=4)
     return packed
 
 
 def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
-    packed, masks = packed_rollouts(), []
-    for _ in masks_of_both_devices():
-        masks.append([conversations.packed_mask(DOCS), packed.where()["mask"]])
-    for dense, block in zip(*masks):
-        B, _, T, _ = dense.mask.shape
-        assert not isinstance(block, (Tensor, packed_attention.Documents))
-        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), dense.mask)
-
-
-def masks_of_both_devices() -> Iterator[None]:
-    yield
+    packed = packed_rollouts()
+    dense = [conversations.packed_mask(DOCS), packed.where()["mask"]]
     with on_gpu.as_on_a_gpu():
-        yield
+        blocks = [conversations.packed_mask(DOCS), packed.where()["mask"]]
+    for seen, block in zip(dense, blocks):
+        B, _, T, _ = seen.mask.shape
+        assert not isinstance(block, (Tensor, packed_attention.Documents))
+        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), seen.mask)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -1,5 +1,4 @@
-"""A run to give away: the weights alone, which every command reads as it reads another run; and those that come with
-the package."""
+"""A run to give away: the weights alone, which every command reads; and those that come with the package."""
 
 from __future__ import annotations
 
@@ -73,10 +72,7 @@ def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(tr
     assert checkpoint.resolve("released/nano").is_relative_to(paths.runs_dir().resolve())
 
 
-SHIPPED_NAMES = sorted(p.name for p in SHIPPED.glob("*") if p.is_dir())
-
-
-@pytest.mark.parametrize("name", SHIPPED_NAMES)
+@pytest.mark.parametrize("name", sorted(LIMITS))
 def test_a_shipped_model_is_small_whole_and_described(name: str, runs_root: Path) -> None:
     loaded = loading.load_model(f"released/{name}")
     size = sum(p.stat().st_size for p in (SHIPPED / name).rglob("*") if p.is_file())
@@ -87,7 +83,7 @@ def test_a_shipped_model_is_small_whole_and_described(name: str, runs_root: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED_NAMES)
+@pytest.mark.parametrize("name", sorted(LIMITS))
 def test_a_shipped_model_answers_the_examples_of_the_page(
     name: str, runs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,8 +105,7 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
 
 @pytest.mark.slow
 def test_mini_greets_and_tells_the_weather_of_the_example(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's request, for a function that training never had: it is called for the city, and the answer is its
-    result."""
+    """For a function that training never had."""
     tools = Path(__file__).parents[2] / "examples" / "my_tools.py"
     command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]
     cli.main([*command, "What is the weather in Beijing?"])
