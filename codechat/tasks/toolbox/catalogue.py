@@ -1,28 +1,19 @@
-"""All tools by name, the editions of the catalogue, how to run a tool, and which tools could serve the same request.
-
-An edition is a pool of tools and says which of them it holds out. A tool flagged `held_out` is held out by the edition
-that adds it; later editions train on it. So data of an older edition stays the same when tools are added.
-"""
+"""All tools by name, how to run one, and which tools could serve the same request."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from codechat.core.errors import ConfigError
 from codechat.tasks.toolbox import functions, unseen_functions
 from codechat.tasks.toolbox.tool import Tool, ToolError
 
-# Edition -> the tools that it adds.
-_ADDED: dict[int, dict[str, Tool]] = {
-    1: {t.name: t for t in functions.TOOLS},
-    2: {t.name: t for t in unseen_functions.TOOLS},
-}
-EDITIONS = tuple(_ADDED)
-# Of all editions.
-TOOLS: dict[str, Tool] = {name: t for added in _ADDED.values() for name, t in added.items()}
+SEEN: tuple[Tool, ...] = functions.TOOLS
+HELD_OUT: tuple[Tool, ...] = unseen_functions.TOOLS  # in test_hard only, not even as distractors elsewhere
+TOOLS: dict[str, Tool] = {t.name: t for t in (*SEEN, *HELD_OUT)}
 # Tools that could serve the same request are never offered together: the correct call would be ambiguous.
 FAMILIES: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
@@ -51,13 +42,21 @@ FAMILIES: tuple[frozenset[str], ...] = tuple(
 
 
 @lru_cache
-def tools_of(edition: int = 1, held_out: bool | None = None) -> tuple[Tool, ...]:
-    """The tools of an edition. held_out: only those that it holds out (True) or trains on (False). ConfigError for an
-    unknown edition."""
-    if edition not in EDITIONS:
-        raise ConfigError(f"edition {edition} of the toolbox; it must be one of {', '.join(map(str, EDITIONS))}")
-    pool = (t for number in EDITIONS if number <= edition for t in _ADDED[number].values())
-    return tuple(t for t in pool if held_out in (None, t.held_out and t.name in _ADDED[edition]))
+def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
+    """The tools that a split may offer, or those of a level."""
+    tools = (*SEEN, *HELD_OUT) if split == "test_hard" else SEEN
+    return tuple(t for t in tools if level in (None, t.level))
+
+
+def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:
+    """k tools that could not serve a request for any of `tools`, nor for one another."""
+    taken, others = frozenset().union(*(family(t.name) for t in tools)), []
+    while len(others) < k:
+        other = rng.choice(tools_of(split))
+        if other.name not in taken:
+            others.append(other)
+            taken |= family(other.name)
+    return others
 
 
 def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

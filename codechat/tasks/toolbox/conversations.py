@@ -1,29 +1,30 @@
-"""Requests, dialogues, problems and behaviour probes generated from the tools.
+"""Conversations that call tools, and how their requests, lists and names are drawn.
 
-Each (purpose, split, seed) has its own generator, so a shorter list is the start of a longer one. A prompt offers the
-gold tool and up to three others that could not serve the request. Negatives teach when not to call: the fitting tool is
-missing, there are no tools, or the user only chats.
-
-Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give their
-system prompts), and requests for two calls at once.
+A share of the conversations renames its tools and arguments, some tools are composed or invented (`generated`), every
+request with an unfitting list has a twin whose list fits, and some requests need two calls, the second with the first
+one's result. So the list has to be read; with the default `Mix` each tool has its one name. A conversation of a split
+and seed is the same however many are drawn.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codechat.core.errors import ConfigError
-from codechat.tasks.base import Message, Problem, check_levels, check_split
-from codechat.tasks.toolbox.catalogue import execute, family, respond, tools_of
-from codechat.tasks.toolbox.tool import LEVELS, Tool
+from codechat.core.config import opt
+from codechat.data import synthetic
+from codechat.data.prepared import check_shares
+from codechat.tasks.base import Message, check_split
+from codechat.tasks.toolbox import everyday, generated
+from codechat.tasks.toolbox.catalogue import HELD_OUT, SEEN, draw_others, execute, family, response, tools_of
+from codechat.tasks.toolbox.tool import Tool, ToolError, say
+from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
 from codechat.text import chat
 
-MAX_DISTRACTORS = 3
-SECOND_REQUEST_SHARE = 0.3
+LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
+MAX_OTHERS = 3  # tools on offer beside the requested one
 NEUTRAL = (
     "You are a helpful assistant.",
     "You are CodeChat.",
@@ -48,10 +49,66 @@ SMALL_TALK = (
     ("What is your name?", "I am CodeChat."),
     ("Nice work.", "Thank you!"),
 )
-# Kinds of negatives. Repetition sets the share of a kind.
-NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
-# What a probe asks for, and the tools on offer: with the fitting one, only others, none.
-CELLS = (("tool", "tools"), ("tool", "other"), ("tool", "none"), ("code", "tools"), ("code", "none"))
+CHAIN = ("{first} Then: {second}", "{first} Then take the result. {second}", "{first} After that: {second}")
+RESULT = ("the result", "that", "the answer")
+# what can be said after any call: true of a function that nobody knows, too
+PLAIN_ANSWERS = (
+    "The result is {result}.",
+    "The answer is {result}.",
+    "The function says {result}.",
+    "Here is the result: {result}.",
+)
+KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Shares of the conversations. What remains is single calls."""
+
+    multi_turn: float = opt(0.2, "share of conversations that continue after the call")
+    series: float = opt(
+        0.0, "share of conversations with several requests, each for another tool of one list or for none"
+    )
+    chained: float = opt(
+        0.0, "share of conversations whose request needs two calls, the second with the first's result"
+    )
+    unfitting: float = opt(0.1, "share of conversations whose tools do not fit the request")
+    no_tools: float = opt(0.05, "share of conversations that ask for a tool where none is offered")
+    small_talk: float = opt(0.05, "share of conversations that only chat while tools are offered")
+    renamed: float = opt(0.0, "share of conversations whose tools and arguments have other names")
+    composed: float = opt(0.0, "share of requests for composed tools")
+    invented: float = opt(0.0, "share of requests for invented tools")
+    renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name")
+    renamed_arguments: float = opt(0.35, "share of its arguments that have another name")
+    unserved: float = opt(0.5, "share of the series with a request that none of its tools serves")
+    informal: float = opt(0.0, "share of the requests that are put as people chat")
+    services: float = opt(0.0, "share of requests for services of everyday life")
+    wordings: float = opt(
+        0.0,
+        "share of requests for the catalogue's tools in further wordings, and of small talk in that of small_talk.json",
+    )
+    rare_words: float = opt(
+        0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200"
+    )
+    varied_values: float = opt(
+        0.0,
+        "share of the words and names in requests and copying drills that are real, compounds or letters in any order, not invented by a grammar",
+    )
+    plain_answers: float = opt(
+        0.0,
+        "share of the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
+    )
+
+    @property
+    def declines(self) -> bool:
+        """Whether some conversations need no call."""
+        return self.unfitting + self.no_tools + self.small_talk > 0
+
+    def __post_init__(self) -> None:
+        check_shares(self, *KINDS, together=True)
+        check_shares(self, "composed", "invented", "services", together=True)
+        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal")
+        check_shares(self, "wordings", "rare_words", "varied_values", "plain_answers")
 
 
 @dataclass(frozen=True)
@@ -62,95 +119,72 @@ class Request:
     tool: Tool
     arguments: dict[str, Any]
     text: str
-    hard: str | None
+    hard: str | None = None
 
 
-def dialogues(
-    split: str,
-    n: int,
-    seed: int = 0,
-    *,
-    multi_turn_share: float = 0.25,
-    negatives_share: float = 0.15,
-    levels: Sequence[int] = LEVELS,
-    edition: int = 1,
-) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain", "meta"}. A repeated level is sampled more often.
+@dataclass(frozen=True)
+class Names:
+    """The names under which one conversation offers its tools; a tool that is not in it keeps its own.
 
-    meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind
-    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split, level or edition."""
-    rng = generator("dialogues", split, seed, levels)
-    for i in range(n):
-        draw = rng.random()
-        if draw < negatives_share:
-            messages, meta = _negative(rng, split, levels, edition)
-        elif draw < negatives_share + multi_turn_share * (1 - negatives_share):
-            messages, meta = _multi_turn(rng, split, levels, edition)
-        else:
-            request, offered, messages = _positive(rng, split, levels, edition)
-            messages.append(_call(request))
-            meta = _meta(offered, request, "call")
-        yield {"id": f"toolbox-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+    tools: own name -> name on offer. arguments: (tool's own name, argument) -> name on offer."""
+
+    tools: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def schema(self, tool: Tool) -> dict[str, Any]:
+        """The tool's schema under its names on offer."""
+        shown = {key: self.arguments.get((tool.name, key), key) for key in tool.slots}
+        parameters = tool.schema["parameters"]
+        properties = {shown[key]: schema for key, schema in parameters["properties"].items()}
+        return tool.schema | {
+            "name": self.tools.get(tool.name, tool.name),
+            "parameters": parameters | {"properties": properties, "required": list(properties)},
+        }
+
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """{"name", "arguments"} of a call, under the names on offer."""
+        given = {self.arguments.get((tool.name, key), key): value for key, value in arguments.items()}
+        return {"name": self.tools.get(tool.name, tool.name), "arguments": given}
 
 
-def problems(
-    split: str,
-    n: int,
-    seed: int = 0,
-    *,
-    levels: Sequence[int] = LEVELS,
-    negatives_share: float = 0.0,
-    edition: int = 1,
-) -> list[Problem]:
-    """n single requests. gold: {"name", "arguments"}, or None where no call is correct."""
-    rng = generator("problems", split, seed, levels)
-    made = []
-    for i in range(n):
-        if rng.random() < negatives_share:
-            messages, meta = _negative(rng, split, levels, edition)
-            gold = None
-            messages = messages[:-1]
-        else:
-            request, offered, messages = _positive(rng, split, levels, edition)
-            gold = {"name": request.tool.name, "arguments": request.arguments}
-            meta = _meta(offered, request, "call")
-        made.append(Problem(f"toolbox-{split}-{seed}-p{i}", messages, gold, split, meta))
-    return made
+@dataclass(frozen=True)
+class Scene:
+    """A request, the tools on offer (the fitting ones first), and their names. second: the request that takes the
+    first one's result."""
+
+    request: Request
+    offered: list[Tool]
+    names: Names = Names()
+    second: Request | None = None
+
+    def system(self, rng: random.Random) -> Message:
+        order = rng.sample(self.offered, len(self.offered))
+        return message("system", chat.tools_prompt([self.names.schema(t) for t in order], "compact"))
+
+    def calls(self) -> list[dict[str, Any]]:
+        requests = [self.request, *([self.second] if self.second else [])]
+        return [self.names.call(r.tool, r.arguments) for r in requests]
+
+    def meta(self, kind: str) -> dict[str, Any]:
+        tool = self.request.tool
+        return {
+            "tools_present": bool(self.offered),
+            "asked": "tool",
+            "tools": [self.names.tools.get(t.name, t.name) for t in self.offered],
+            "level": tool.level,
+            "kind": kind,
+            "hard": self.request.hard,
+            "tool": tool.name,
+            "renamed": bool(self.names.tools),
+        }
 
 
-def probes(split: str, n: int, seed: int, code_requests: Sequence[str], edition: int = 1) -> list[dict[str, Any]]:
-    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in
-    turn. A call is correct only where the fitting tool is on offer."""
-    rng = generator("probes", split, seed, LEVELS)
-    if n and not code_requests:
-        raise ConfigError("probes got 0 code requests; at least one is required; pass some")
-    rows = []
-    for i in range(n):
-        asked, tools = CELLS[i % len(CELLS)]
-        request, offered, messages = _positive(rng, split, LEVELS, edition)
-        if asked == "code":
-            messages[1] = message("user", rng.choice(code_requests))
-            offered = rng.sample(pool(split == "test_hard", edition=edition), rng.randint(1, 1 + MAX_DISTRACTORS))
-        elif tools == "other":
-            offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS), edition)
-        messages[0] = message("system", neutral_system(rng) if tools == "none" else _offer(offered))
-        rows.append(
-            {
-                "messages": messages,
-                "asked": asked,
-                "tools_present": tools != "none",
-                "suitable": (asked, tools) == ("tool", "tools"),
-            }
-        )
-    return rows
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
-def tools_system(
-    rng: random.Random, k: int | None = None, split: str = "train", edition: int = 1, style: str = "compact"
-) -> str:
-    """A system prompt that offers k tools of the split. Default: 1 to 4 tools. style: of `chat.tools_prompt`."""
-    known = pool(split == "test_hard", edition=edition)
-    return _offer(rng.sample(known, k or rng.randint(1, 1 + MAX_DISTRACTORS)), style)
+def call_message(call: Mapping[str, Any]) -> Message:
+    return message("assistant", chat.format_call(call["name"], call["arguments"]))
 
 
 def neutral_system(rng: random.Random) -> str:
@@ -158,131 +192,280 @@ def neutral_system(rng: random.Random) -> str:
     return rng.choice(NEUTRAL)
 
 
-def generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> random.Random:
-    check_split(split)
-    check_levels(levels, LEVELS)
-    return random.Random(f"{purpose} {split} {seed}")
-
-
-@lru_cache
-def pool(hard: bool, level: int | None = None, held_out: bool = False, edition: int = 1) -> tuple[Tool, ...]:
-    """Tools of a level. hard: held-out tools too. held_out: held-out tools alone."""
-    tools = tools_of(edition, True if held_out else None if hard else False)
-    return tuple(t for t in tools if level in (None, t.level))
-
-
-def draw_request(
-    rng: random.Random,
-    split: str,
-    levels: Sequence[int],
-    edition: int,
-    among: Sequence[Tool] | None = None,
-    hard: str | None = None,
-    varied: float = 0.0,
-) -> Request:
-    """A request for one of the tools `among` (default: of the split's).
-
-    hard: "tool" needs a held-out tool, "phrasing" asks for a known one in new words; default in test_hard: either.
-    varied: share of its words and names from further afield (`values.Slot`)."""
-    level = rng.choice(levels)
-    if split == "test_hard" and hard is None:
-        hard = rng.choice(("tool", "phrasing"))
-    tool = rng.choice(among or pool(False, level, hard == "tool", edition))
-    arguments = tool.sample(rng, split, varied)
-    return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
-
-
-def _positive(
-    rng: random.Random, split: str, levels: Sequence[int], edition: int
-) -> tuple[Request, list[Tool], list[Message]]:
-    """A request, the tools on offer, and the prompt."""
-    request = draw_request(rng, split, levels, edition)
-    offered = [request.tool, *others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS), edition)]
-    rng.shuffle(offered)
-    return request, offered, [message("system", _offer(offered)), message("user", request.text)]
-
-
-def others(rng: random.Random, split: str, tools: Sequence[Tool], k: int, edition: int) -> list[Tool]:
-    """k tools that could not serve a request for any of `tools`, nor for one another."""
-    taken, found = set().union(*(family(t.name) for t in tools)), []
-    while len(found) < k:
-        other = rng.choice(pool(split == "test_hard", edition=edition))
-        if other.name not in taken:
-            found.append(other)
-            taken |= family(other.name)
-    return found
-
-
-def _multi_turn(
-    rng: random.Random, split: str, levels: Sequence[int], edition: int
-) -> tuple[list[Message], dict[str, Any]]:
-    """Request, call, response, answer; sometimes a second request for a tool on offer."""
-    request, offered, messages = _positive(rng, split, levels, edition)
-    meta = _meta(offered, request, "multi_turn")
-    messages += _served(request)
-    if rng.random() < SECOND_REQUEST_SHARE:
-        among = offered if split != "test_hard" else [request.tool]
-        second = draw_request(rng, split, levels, edition, among)
-        messages += [message("user", second.text), *_served(second)]
-    return messages, meta
-
-
-def _negative(
-    rng: random.Random, split: str, levels: Sequence[int], edition: int
-) -> tuple[list[Message], dict[str, Any]]:
-    """A conversation in which no call is correct."""
-    kind, offered = rng.choice(NEGATIVES), []
-    request = draw_request(rng, split, levels, edition)
-    text, answer = request.text, rng.choice(NO_FUNCTION)
-    if kind == "absent":
-        system, answer = neutral_system(rng), rng.choice(NO_TOOLS)
-    else:
-        offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS), edition)
-        system = _offer(offered)
-    if kind == "chat":
-        text, answer = rng.choice(SMALL_TALK)
-    messages = [message("system", system), message("user", text), message("assistant", answer)]
-    meta = {
-        "tools_present": bool(offered),
-        "asked": "chat" if kind == "chat" else "tool",
-        "tools": [t.name for t in offered],
-        "level": 0,
-        "hard": request.hard,
-        "kind": kind,
-    }
-    return messages, meta
-
-
-def _served(request: Request) -> list[Message]:
-    """The call, the tool's response, and the answer."""
-    name, arguments = request.tool.name, request.arguments
-    result = execute(name, arguments)["result"]
-    return [
-        _call(request),
-        message("function", respond(name, arguments)),
-        message("assistant", request.tool.report(arguments, result)),
-    ]
-
-
-def _call(request: Request) -> Message:
-    return message("assistant", chat.format_call(request.tool.name, request.arguments))
-
-
-def _offer(tools: Sequence[Tool], style: str = "compact") -> str:
+def tools_system(rng: random.Random, split: str = "train", style: str = "compact") -> str:
+    """A system prompt that offers 1 to 4 tools of the split. style: of `chat.tools_prompt`."""
+    tools = rng.sample(tools_of(split), rng.randint(1, 1 + MAX_OTHERS))
     return chat.tools_prompt([t.schema for t in tools], style)
 
 
-def message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+# ---------------------------------------------------------------- how people write
+
+OPENINGS = (
+    "hey",
+    "hi",
+    "ok so",
+    "pls",
+    "please",
+    "quick one",
+    "quick question",
+    "so",
+    "hello there",
+    "one more thing",
+    "just wondering",
+    "for a friend",
+    "my teacher asks",
+    "we were arguing about this",
+    "need this for work",
+    "sorry to bother you",
+    "next one",
+    "can you help me here",
+)
+ENDINGS = (
+    "pls",
+    "please",
+    "thanks",
+    "thx",
+    "quickly",
+    "if you can",
+    "for me",
+    "would be great",
+    "no idea myself",
+)
 
 
-def _meta(offered: Sequence[Tool], request: Request, kind: str) -> dict[str, Any]:
-    return {
-        "tools_present": True,
-        "asked": "tool",
-        "tools": [t.name for t in offered],
-        "level": request.tool.level,
-        "hard": request.hard,
-        "kind": kind,
-        "tool": request.tool.name,
-    }
+def informally(rng: random.Random, text: str) -> str:
+    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it is."""
+    if text[:2].istitle():
+        text = text[0].lower() + text[1:]
+    if rng.random() < 0.7:
+        text = text.rstrip(".?! ")
+    if rng.random() < 0.6:
+        text = rng.choice(OPENINGS) + rng.choice((", ", ": ", " ", " - ")) + text
+    if rng.random() < 0.4:
+        text += rng.choice((" ", ", ")) + rng.choice(ENDINGS)
+    elif rng.random() < 0.1:
+        text += "!!"
+    return text
+
+
+# ---------------------------------------------------------------- one scene
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws requests, lists of tools and their names, of one split and mix."""
+
+    rng: random.Random
+    split: str
+    mix: Mix = Mix()
+
+    def request(self, hard: str | None = None) -> Request:
+        """For a tool of the catalogue. hard: "tool" needs a held-out one, "phrasing" asks for another in new words."""
+        level = self.rng.choice(LEVELS)
+        unseen = [t for t in HELD_OUT if t.level == level]
+        tool = self.rng.choice(unseen if hard == "tool" else tools_of("train", level))
+        arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
+        return Request(tool, arguments, tool.ask(self.rng, arguments, hard == "phrasing"), hard)
+
+    def others(self, tools: Sequence[Tool], k: int) -> list[Tool]:
+        return draw_others(self.rng, self.split, tools, k)
+
+    def scene(self, *, fits: bool = True) -> Scene:
+        """A request with 1 to 4 tools. fits: the requested tool is among them."""
+        rng, mix, draw = self.rng, self.mix, self.rng.random()
+        if draw < mix.invented:
+            tool, *others = generated.invented_offer(
+                rng, self.split, rng.randint(0 if fits else 1, MAX_OTHERS), mix.rare_words
+            )
+            if mix.plain_answers and rng.random() < mix.plain_answers:
+                tool = everyday.with_drawn_results(rng, tool, rng.choice(PLAIN_ANSWERS))
+        elif draw < mix.invented + mix.composed:
+            tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + MAX_OTHERS))
+        elif draw < mix.invented + mix.composed + mix.services:
+            tool, *others = everyday.draw_services(rng, self.split, rng.randint(1 if fits else 2, 1 + MAX_OTHERS))
+            if rng.random() < 0.5:
+                others = self.others([], len(others))
+        else:
+            request = self.request()
+            if mix.wordings and rng.random() < mix.wordings:
+                request = replace(request, text=everyday.ask(rng, request.tool, request.arguments))
+            others = self.others([request.tool], rng.randint(0 if fits else 1, MAX_OTHERS))
+            return self.named(request, [request.tool, *others] if fits else others)
+        arguments = tool.sample(rng, self.split, mix.varied_values)
+        return self.named(Request(tool, arguments, tool.ask(rng, arguments)), [tool, *others] if fits else others)
+
+    def named(self, request: Request, offered: list[Tool], second: Request | None = None) -> Scene:
+        """The scene, in a share of the draws under other names."""
+        known = list({t.name: t for t in (*offered, request.tool)}.values())
+        return Scene(request, offered, self.draw_names(known), second)
+
+    def draw_names(self, tools: Sequence[Tool]) -> Names:
+        return self.new_names(tools) if self.rng.random() < self.mix.renamed else Names()
+
+    def new_names(self, tools: Sequence[Tool], every: bool = False) -> Names:
+        """New names for some of the tools (all: `every`) and of their arguments: one to three words, or an invented one
+        of this split."""
+        rng, mix, names, arguments = self.rng, self.mix, {}, {}
+        taken = {t.name for t in tools}
+        for tool in tools:
+            words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or list(COMMON)
+            if every or rng.random() < mix.renamed_tools:
+                names[tool.name] = self._new_name(words, taken)
+                taken.add(names[tool.name])
+            for key in tool.slots:
+                if rng.random() < mix.renamed_arguments:
+                    arguments[tool.name, key] = draw_word(rng, mix.rare_words)
+            shown = [arguments.get((tool.name, key), key) for key in tool.slots]
+            if len(set(shown)) < len(shown):  # two arguments of one name: keep the tool's own
+                arguments = {at: new for at, new in arguments.items() if at[0] != tool.name}
+        return Names(names, arguments)
+
+    def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
+        rng, rare = self.rng, self.mix.rare_words
+        while True:
+            draw = rng.random()
+            if draw < 0.3:
+                name = "_".join(rng.sample(description, min(len(description), rng.choice((1, 2)))))
+            elif draw < 0.7:
+                count = rng.choice((1, 1, 2, 2, 3))
+                name = "_".join([draw_word(rng, rare) for _ in range(count)] if rare else rng.choices(COMMON, k=count))
+            else:
+                name = invent(rng)
+            if name not in taken and allowed(name, self.split):
+                return name
+
+    def chain(self) -> Scene:
+        """A request that needs two calls: the second tool takes the result of the first."""
+        second = None
+        while second is None:
+            first = self.request()
+            second = self._following(first.tool, execute(first.tool.name, first.arguments)["result"])
+        text = self.rng.choice(CHAIN).format(first=first.text, second=second.text)
+        both = [first.tool, second.tool]
+        others = self.others(both, self.rng.randint(0, MAX_OTHERS - 1))
+        return self.named(replace(first, text=text), [*both, *others], second)
+
+    def _following(self, first: Tool, result: Any) -> Request | None:
+        """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such
+        value."""
+        rng = self.rng
+        tool = rng.choice(SEEN)
+        kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
+        free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
+        if not free or tool.name in family(first.name):
+            return None
+        key, arguments = rng.choice(free), tool.sample(rng, self.split, self.mix.varied_values)
+        arguments[key] = result
+        try:
+            tool.call(arguments)
+        except ToolError:
+            return None
+        spoken = {k: tool.slots[k].say(rng, v) for k, v in arguments.items()} | {key: rng.choice(RESULT)}
+        return Request(tool, arguments, rng.choice(tool.asks).format(**spoken))
+
+    def tools(self, k: int) -> list[Tool]:
+        """k tools of one kind, none of which could serve another's request."""
+        rng, mix, draw = self.rng, self.mix, self.rng.random()
+        if draw < mix.invented:
+            return generated.invented_offer(rng, self.split, k - 1, mix.rare_words)
+        if draw < mix.invented + mix.composed:
+            return rng.sample(generated.composed(), k)
+        if draw < mix.invented + mix.composed + mix.services:
+            return everyday.draw_services(rng, self.split, k)
+        first = rng.choice(tools_of("train", rng.choice(LEVELS)))
+        return [first, *self.others([first], k - 1)]
+
+    def said(self, text: str) -> Message:
+        """The user's message; informal in a share of the draws."""
+        informal = self.mix.informal and self.rng.random() < self.mix.informal
+        return message("user", informally(self.rng, text) if informal else text)
+
+    def ask(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        if self.mix.wordings and self.rng.random() < self.mix.wordings:
+            return everyday.ask(self.rng, tool, arguments)
+        return tool.ask(self.rng, arguments)
+
+    def answer(self, scene: Scene, request: Request, result: Any) -> str:
+        """The tool's own sentence, or one that only states the result. After a name that says nothing the tool's own
+        sentence would have to be guessed, so plain ones are twice as frequent there."""
+        share = self.mix.plain_answers if request.tool.name in scene.names.tools else self.mix.plain_answers / 2
+        if share and self.rng.random() < share:
+            return self.rng.choice(PLAIN_ANSWERS).format(result=say(result))
+        return request.tool.report(request.arguments, result)
+
+    def served(self, scene: Scene, user: Message) -> list[Message]:
+        """The request, its calls with the tools' responses, and the answer."""
+        messages = [scene.system(self.rng), user]
+        requests = [scene.request, *([scene.second] if scene.second else [])]
+        for request, call in zip(requests, scene.calls(), strict=True):
+            result = request.tool.call(request.arguments)
+            messages += [call_message(call), message("function", response(result))]
+        return [*messages, message("assistant", self.answer(scene, requests[-1], result))]
+
+
+# ---------------------------------------------------------------- conversations
+
+Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
+
+
+def dialogues(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools (names
+    on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same request with
+    a list that fits."""
+    check_split(split)
+    sampler, twin = Sampler(random.Random(f"reading {split} {seed}"), split, mix), None
+    for i in range(n):
+        if twin:
+            (messages, meta), twin = twin, None
+        else:
+            (messages, meta), twin = _conversation(sampler)
+        yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+
+
+def _conversation(sampler: Sampler) -> tuple[Drawn, Drawn | None]:
+    """A conversation of a kind drawn by the mix, and the twin of an unfitting one."""
+    rng, mix = sampler.rng, sampler.mix
+    kinds = {k: getattr(mix, k) for k in KINDS}
+    kind = rng.choices([*kinds, "call"], [*kinds.values(), 1 - sum(kinds.values())])[0]
+    if kind == "series":
+        return _series(sampler), None
+    if kind == "chained":
+        scene = sampler.chain()
+        return (sampler.served(scene, sampler.said(scene.request.text)), scene.meta(kind)), None
+    scene = sampler.scene(fits=kind != "unfitting")
+    user = sampler.said(scene.request.text)
+    if kind == "call":
+        return ([scene.system(rng), user, call_message(scene.calls()[0])], scene.meta(kind)), None
+    if kind == "multi_turn":
+        return (sampler.served(scene, user), scene.meta(kind)), None
+    if kind == "small_talk":
+        further = mix.wordings and rng.random() < mix.wordings
+        said, answer = rng.choice(synthetic.small_talk() if further else SMALL_TALK)
+        messages = [scene.system(rng), message("user", said), message("assistant", answer)]
+        return (messages, scene.meta("chat") | {"asked": "chat"}), None
+    if kind == "no_tools":
+        system, answer = message("system", neutral_system(rng)), rng.choice(NO_TOOLS)
+        meta = scene.meta("absent") | {"tools_present": False, "tools": []}
+        return ([system, user, message("assistant", answer)], meta), None
+    answer = message("assistant", rng.choice(NO_FUNCTION))
+    fitting = replace(scene, offered=[scene.request.tool, *scene.offered[1:]])
+    twin = [fitting.system(rng), user, call_message(fitting.calls()[0])], fitting.meta("call")
+    return ([scene.system(rng), user, answer], scene.meta("unsuitable")), twin
+
+
+def _series(sampler: Sampler) -> Drawn:
+    """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them. Only
+    the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
+    rng, mix = sampler.rng, sampler.mix
+    tools = sampler.tools(rng.randint(3, 5))
+    missing = tools.pop()
+    names = sampler.draw_names([*tools, missing])
+    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
+    scene = Scene(Request(order[0], {}, ""), tools, names)
+    messages = [scene.system(rng)]
+    for tool in rng.sample(order, len(order)):
+        arguments = tool.sample(rng, sampler.split, mix.varied_values)
+        messages.append(sampler.said(sampler.ask(tool, arguments)))
+        none = message("assistant", rng.choice(NO_FUNCTION))
+        messages.append(none if tool is missing else call_message(names.call(tool, arguments)))
+    return messages, scene.meta("series") | {"level": 0}

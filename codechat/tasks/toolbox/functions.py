@@ -1,4 +1,4 @@
-"""The tools of the first edition: what each computes, and its parameters; tools.json has their words."""
+"""The tools that training has: what each computes, and its parameters; tools.json has their words."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, check_shares, require_kind, write
 from codechat.data.sources import Ledger
-from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
-from codechat.tasks.toolbox import reading
-from codechat.tasks.toolbox.conversations import NO_FUNCTION
+from codechat.tasks.toolbox import conversations, problems
+from codechat.tasks.toolbox.copying import copy_dialogues
+from codechat.tasks.toolbox.lookups import STEPS, lookup_dialogues
 from codechat.tasks.toolbox.values import is_shared
 from codechat.text import chat
 
@@ -50,32 +51,21 @@ class CallsConfig:
     )
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves")
     problems: int = opt(4000, "training problems of the toolbox", least=0)
-    no_call_share: float = opt(
-        0.25, "share of the training problems in which no call is correct; 0.4 of these ask for code"
-    )
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
-    multi_turn_share: float = opt(0.25, "share of the toolbox conversations that continue after the call")
-    negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
-    levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
-    edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out")
     tools_style: str = opt(
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox")
-    reading: reading.Mix | None = opt(
-        None,
-        "shares of conversations that only reading the tools solves; none = each tool under its one name",
-    )
+    mix: conversations.Mix = opt(conversations.Mix(), "shares of the toolbox's conversations")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
     preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
-        check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost", "lookups_missing")
-        toolbox.tools_of(self.edition)  # an unknown edition is an error
+        check_shares(self, "max_lost", "lookups_missing")
         chat.check_style(self.tools_style)
         if self.tools_style == "json" and self.source == "embedded":
             raise ConfigError(
@@ -103,7 +93,7 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
 
 def _declining(row: Row) -> Row:
     """The row, in which an answer that has no function calls `chat.NOTHING`, as a described list offers it."""
-    turns = [m | {"content": chat.DECLINE} if m["content"] in NO_FUNCTION else m for m in row["messages"]]
+    turns = [m | {"content": chat.DECLINE} if m["content"] in conversations.NO_FUNCTION else m for m in row["messages"]]
     return row | {"messages": turns}
 
 
@@ -153,73 +143,36 @@ def _parts(value: Any) -> list[str]:
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    ledger = Ledger("toolbox")
+    ledger, mix = Ledger("toolbox"), cfg.mix
     ledgers.append(ledger)
-    files: dict[str, list[Row]] = {}
     held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
-    shares = {"multi_turn_share": cfg.multi_turn_share, "negatives_share": cfg.negatives_share}
-    conversations = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
-    for split, n in {"train": conversations, **held_out}.items():
-        known = dict(levels=cfg.levels, edition=cfg.edition)
-        if cfg.reading:
-            made = reading.dialogues(split, n, cfg.seed, mix=cfg.reading, **known)
-        else:
-            made = toolbox.dialogues(split, n, cfg.seed, **known, **shares)
-        files[f"calls.{split}"] = list(ledger.counted(made))
-    varied = cfg.reading.varied_values if cfg.reading else 0.0
+    n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
+    domains = {"calls": (n_train, partial(conversations.dialogues, mix=mix))}
     if cfg.copies:
-        for split, n in {"train": cfg.copies, **held_out}.items():
-            files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed, varied=varied)))
-    for step in toolbox.lookups.STEPS if cfg.lookups else ():
-        for split, n in {"train": cfg.lookups, **held_out}.items():
-            rare = cfg.reading.rare_words if cfg.reading else 0.0
-            made = toolbox.lookup_dialogues(split, n, cfg.seed, step=step, missing=cfg.lookups_missing, rare_words=rare)
-            files[f"lookup_{step}.{split}"] = list(ledger.counted(made))
-    if cfg.reading:
-        return files | _reading_problems(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
-    files["funcall.train"] = _training_problems(cfg)
-    for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
-        made = toolbox.problems(split, n, cfg.seed, levels=cfg.levels, edition=cfg.edition)
-        files[f"funcall.{split}"] = list(map(row_of, made))
-    return files
+        domains["copy"] = (cfg.copies, partial(copy_dialogues, varied=mix.varied_values))
+    for step in STEPS if cfg.lookups else ():
+        drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
+        domains[f"lookup_{step}"] = (cfg.lookups, drill)
+    files = {
+        f"{domain}.{split}": list(ledger.counted(dialogues(split, n, cfg.seed)))
+        for domain, (n_train, dialogues) in domains.items()
+        for split, n in {"train": n_train, **held_out}.items()
+    }
+    return files | _problem_files(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
 
 
-def _reading_problems(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, list[Row]]:
-    """Problems of every split by strata. Only the training problems have renamed, composed and invented tools beside the trained ones."""
-    shares = {split: reading.SHARES[split].get("code", 0) for split in counts}
-    requests = _code_requests({split: round(share * counts[split]) for split, share in shares.items() if share})
+def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, list[Row]]:
+    """Problems of every split by strata. Only the training problems have renamed, composed and invented tools beside
+    the trained ones."""
+    shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
+    requests = _code_requests({s: round(shares[s]["code"] * n) for s, n in counts.items() if "code" in shares[s]})
     files = {}
     for split, n in counts.items():
-        mix = cfg.reading if split == "train" else None
-        how = dict(levels=cfg.levels, edition=cfg.edition, code_requests=requests.get(split, ()))
-        files[f"funcall.{split}"] = list(map(row_of, reading.problems(split, n, cfg.seed, mix=mix, **how)))
+        mix = cfg.mix if split == "train" else conversations.Mix()
+        how = dict(shares=shares[split], mix=mix, code_requests=requests.get(split, ()))
+        files[f"funcall.{split}"] = list(map(row_of, problems.problems(split, n, cfg.seed, **how)))
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
-
-
-def _training_problems(cfg: CallsConfig) -> list[Row]:
-    """Requests for tools, some without a fitting tool, and code questions. On calls alone the policy learns to always
-    call."""
-    n_code = round(0.4 * cfg.no_call_share * cfg.problems)
-    no_tool_share = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
-    mix = {"levels": cfg.levels, "negatives_share": no_tool_share, "edition": cfg.edition}
-    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, **mix)
-    rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(row_of, calls))
-    for i, request in enumerate(_code_requests({"train": n_code})["train"]):
-        present = rng.random() < 0.5
-        system = toolbox.tools_system(rng, edition=cfg.edition) if present else toolbox.neutral_system(rng)
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
-        rows.append(
-            {
-                "id": f"code-train-{cfg.seed}-{i}",
-                "messages": messages,
-                "gold": None,
-                "split": "train",
-                "meta": {"asked": "code", "tools_present": present},
-            }
-        )
-    rng.shuffle(rows)
-    return rows
 
 
 def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
@@ -255,6 +208,6 @@ def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
         return {}
     requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
     return {
-        f"probes.{split}": toolbox.probes(split, 5 * cfg.probes, cfg.seed, found, cfg.edition)
+        f"probes.{split}": problems.probes(split, 5 * cfg.probes, cfg.seed, found)
         for split, found in requests.items()
     }

@@ -30,9 +30,7 @@ class ToolError(ValueError):
 @dataclass(frozen=True)
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also
-    knows {result}. held_out: in the edition that adds the tool it occurs in test_hard only, not even as a distractor
-    elsewhere; later editions train on it (`catalogue.tools_of`). adjust: (rng, arguments) -> arguments that depend
-    on one another."""
+    knows {result}. adjust: (rng, arguments) -> arguments that depend on one another."""
 
     name: str
     description: str
@@ -41,7 +39,6 @@ class Tool:
     asks: tuple[str, ...]
     hard_asks: tuple[str, ...]
     answer: str
-    held_out: bool = False
     adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
 
     @cached_property
@@ -163,5 +160,4 @@ def made(
     """A function whose parameters are `slots` as the Tool of this name, described in tools.json."""
     text = _texts()[name]
     asks, hard = tuple(text["asks"]), tuple(text["hard"])
-    held_out = text.get("held_out", False)
-    return Tool(name, text["description"], slots, run, asks, hard, text["answer"], held_out, adjust)
+    return Tool(name, text["description"], slots, run, asks, hard, text["answer"], adjust)

@@ -1,4 +1,4 @@
-"""Tools that the second edition of the catalogue holds out: domains and words of names that no other tool has.
+"""Tools that are held out of training: domains and words of names that no other tool has.
 
 Composed tools and services share no word of a name with them either. Renamed and invented tools of training draw their names from common words, and
 six of these (back, body, heart, left, light, team) stand in one name each here, too.

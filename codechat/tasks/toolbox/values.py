@@ -22,7 +22,7 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-# words.txt: a thousand everyday words for names, invented tools and values, none of them in a tool of the second edition;
+# words.txt: a thousand everyday words for names, invented tools and values, none of them in a held-out tool;
 # names of people and places for values. Names made of a few common one-token words teach a model those by heart (LOG.md).
 _SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
 WORDS, NAMES, PLACES = (section.split()[1:] for section in _SECTIONS)
