@@ -9,7 +9,7 @@ from typing import Any, Literal
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.models.config import PRESETS, GPTConfig
-from codechat.tasks import toolbox  # its modules are read where a function is named
+from codechat.tasks.toolbox.catalogue import TOOLS
 
 OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functions of the toolbox
 
@@ -188,9 +188,8 @@ class ConstrainBench:
                 f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
                 f"{self.model.block_size}; lower them or set --model.block-size"
             )
-        known = toolbox.TOOLS
-        if unknown := [name for name in self.tools if name not in known]:
-            raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], known)}")
+        if unknown := [name for name in self.tools if name not in TOOLS]:
+            raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], TOOLS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from codechat.distributed import dist, hardware
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.tasks import toolbox
+from codechat.tasks.toolbox import dialogues
 from codechat.text import tokenizer
 
 STEPS = 4  # of a turn
@@ -39,7 +39,7 @@ def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
     """(the shape with the tokenizer's vocabulary, the packed rows of STEPS steps)."""
     tok = tokenizer.load(cfg.tokenizer)
     ledger = Ledger("toolbox", 1.0)
-    rows = toolbox.conversations.dialogues("train", DRAWN, edition=2)
+    rows = dialogues.draw("train", DRAWN)
     examples = conversations.encode_all(rows, tok, "reserved", cfg.seq_len, ledger)
     loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)
     return replace(cfg.model, vocab_size=tok.n_vocab), [loader.next() for _ in range(STEPS)]

@@ -60,7 +60,8 @@ from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
 from codechat import DataError
-from codechat.tasks import toolbox
+from codechat.tasks.toolbox import catalogue, copying, dialogues
+from codechat.tasks.toolbox.problems import draw
 from codechat.tasks.toolbox.values import is_shared
 
 torch.set_num_threads(1)  # models this small only wait for a second one
@@ -130,9 +131,9 @@ accounts.fillna("")
 
 # %%
 made = {
-    "calls": list(toolbox.dialogues("train", rows, seed)),
+    "calls": list(dialogues.draw("train", rows, seed)),
     "code": list(islice(synthetic.code_rows(texts, sources.Ledger("functions")), rows // 4)),
-    "copy": list(toolbox.copy_dialogues("train", rows // 4, seed)),
+    "copy": list(copying.copy_dialogues("train", rows // 4, seed)),
     "chat": list(islice(synthetic.chat_rows(), rows // 6)),
 }
 fit = sources.Ledger("conversations", limits=conversations.LIMITS)
@@ -254,7 +255,7 @@ def held_out_values(problems):
     """Argument values that may not appear in two splits."""
     found = set()
     for problem in problems:
-        slots = toolbox.TOOLS[problem.gold["name"]].slots
+        slots = catalogue.TOOLS[problem.gold["name"]].slots
         for key, value in problem.gold["arguments"].items():
             parts = (value if isinstance(value, list) else [value]) if slots[key].unseen else []
             found |= {str(part).lower() for part in parts if not is_shared(part)}
@@ -262,7 +263,8 @@ def held_out_values(problems):
 
 
 sizes = {"train": 2000, "select": 500, "test": 500, "test_hard": 500}
-problems = {split: toolbox.problems(split, n, seed) for split, n in sizes.items()}
+shares = dict.fromkeys(sizes, {"call": 1}) | {"test_hard": {"tool": 0.5, "phrasing": 0.5}}
+problems = {split: draw(split, n, seed, shares=shares[split]) for split, n in sizes.items()}
 values = {split: held_out_values(found) for split, found in problems.items()}
 
 # %%

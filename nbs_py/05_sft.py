@@ -46,7 +46,7 @@ from codechat import GPT, GPTConfig, behaviour_probes, chat, comparisons, conver
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
-from codechat.tasks import toolbox
+from codechat.tasks.toolbox import copying, dialogues
 
 # %%
 metrics, evals = (frozen_rows.rows(source, "sft", table) for table in ("metrics", "evals"))
@@ -79,7 +79,7 @@ pd.Series({f"{cell.replace('_', ' ')}: {expected} expected": f"{round(n * evals[
 # and the tag that ends its turn. It must not learn to write the user's lines or the function's.
 
 # %%
-found = [row for row in toolbox.dialogues("train", 200, seed) if row["meta"]["kind"] == "multi_turn"]
+found = [row for row in dialogues.draw("train", 200, seed) if row["meta"]["kind"] == "multi_turn"]
 messages = min(found, key=lambda row: sum(len(m["content"]) for m in row["messages"]))["messages"]
 masked = xray_mask(messages, tok, tags)
 HTML(masked.html())
@@ -106,7 +106,7 @@ print(inspect.getsource(chat.render))
 
 # %%
 small = GPT(GPTConfig(depth=2, n_embd=64, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=seed)
-taught = {"calls": [conversations.encode(row, tok, tags, 512) for row in toolbox.dialogues("train", 200, seed + 1)]}
+taught = {"calls": [conversations.encode(row, tok, tags, 512) for row in dialogues.draw("train", 200, seed + 1)]}
 loader, optimizers = conversations.PackedLoader(taught, None, batch=4, T=512, seed=seed), optim.build(small, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(toy_steps):
     batch = loader.next()
@@ -141,7 +141,7 @@ HTML(xray_values(rendered.ids, shares["embedding"], tok, "gradient", masked.role
 # $$L = -\frac{1}{\sum_{i,t} m_{i,t}} \sum_{i,t} m_{i,t} \ln p(x_{i,t} \mid x_{i,<t}), \qquad m_{i,t} = 1 \text{ on supervised tokens}$$
 
 # %%
-rows = [*toolbox.dialogues("train", 40, seed), *toolbox.copy_dialogues("train", 40, seed)]
+rows = [*dialogues.draw("train", 40, seed), *copying.copy_dialogues("train", 40, seed)]
 encoded = {"calls": [], "copy": []}
 for row in rows:
     encoded[row["domain"]].append(conversations.encode(row, tok, tags, 512))

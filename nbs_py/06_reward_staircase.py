@@ -163,7 +163,7 @@ fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
 fig
 
 # %%
-task, rewards = tasks.load("funcall", negatives_share=0.0), Staircase()
+task, rewards = tasks.load("funcall", shares={"call": 1}), Staircase()
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
 
 # %% [markdown]

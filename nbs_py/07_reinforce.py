@@ -49,7 +49,8 @@ from codechat.models.generate import Completion
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
 from codechat.reports.token_attribution import gradient_share, xray_values
-from codechat.tasks import load, toolbox
+from codechat.tasks import load
+from codechat.tasks.toolbox import dialogues, problems
 
 # %%
 metrics, evals, samples = (frozen_rows.rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
@@ -81,7 +82,7 @@ pd.Series({
 # minus the mean of the group: it tells which answers were better than average *for this request*.
 
 # %%
-found = (p for p in toolbox.problems("train", 100, seed) if len(p.gold["arguments"]) == 2)
+found = (p for p in problems.draw("train", 100, seed, shares={"call": 1}) if len(p.gold["arguments"]) == 2)
 problem = min(found, key=lambda p: len(p.messages[0]["content"]))
 name, arguments = problem.gold["name"], problem.gold["arguments"]
 key, gold = list(arguments)[-1], task.gold(problem)
@@ -129,7 +130,7 @@ pd.DataFrame(shown, ["the group above", "all correct", "all wrong"])
 
 # %%
 shape = GPTConfig(depth=2, n_embd=96, n_head=3, block_size=512, vocab_size=tok.n_vocab)
-policy, calls = GPT(shape, seed=seed), toolbox.dialogues("train", 400, seed)
+policy, calls = GPT(shape, seed=seed), dialogues.draw("train", 400, seed)
 examples = {"calls": [conversations.encode(row, tok, "reserved", 512) for row in calls]}
 loader = conversations.PackedLoader(examples, None, batch=4, T=512, seed=seed)
 optimizers = optim.build(policy, lr=1e-2, optimizer="muon", weight_decay=0.0)

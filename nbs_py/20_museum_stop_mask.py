@@ -52,7 +52,8 @@ from torch.nn.utils.rnn import pad_sequence
 from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, rollout, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.reports.token_attribution import gradient_share, xray_values
-from codechat.tasks import load, toolbox
+from codechat.tasks import load
+from codechat.tasks.toolbox.problems import draw
 
 tok, task = tokenizer.load("gpt2"), load("funcall")
 
@@ -95,7 +96,7 @@ HTML(xray_values(ids, [float(k) for k in kept], tok, "mask", ["answer"] * len(id
 # the contents.
 
 # %%
-problems = [p for p in toolbox.problems("train", 200, seed) if len(p.gold["arguments"]) == 1][:groups]
+problems = [p for p in draw("train", 200, seed, shares={"call": 1}) if len(p.gold["arguments"]) == 1][:groups]
 policy = GPT(GPTConfig(depth=1, n_embd=48, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=seed)
 taught = [p.messages + [{"role": "assistant", "content": task.gold(p)}] for p in problems]
 examples = {"calls": [conversations.encode({"messages": m, "domain": "calls"}, tok, "text", 512) for m in taught]}

@@ -52,7 +52,8 @@ import pandas as pd
 from codechat import DataError, chat
 from codechat.data.chat_formats import glaive_turns
 from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
-from codechat.tasks import check_reference_solutions, load, toolbox
+from codechat.tasks import check_reference_solutions, load
+from codechat.tasks.toolbox.problems import draw
 from codechat.tasks.funcall import staircase
 
 
@@ -70,7 +71,7 @@ def glaive_row(request, name, arguments):
     return {"system": f"SYSTEM: You have these functions - {json.dumps(schema)}", "chat": f"USER: {request}\n\n\nASSISTANT: {call} <|endoftext|>"}
 
 
-asked = toolbox.problems("train", n_rows - without_arguments, seed)
+asked = draw("train", n_rows - without_arguments, seed, shares={"call": 1})
 rows = [glaive_row(p.messages[-1]["content"], p.gold["name"], p.gold["arguments"]) for p in asked]
 rows += [glaive_row(f"Give me quote number {i}.", "get_random_quote", {}) for i in range(without_arguments)]
 print(rows[0]["chat"])

@@ -7,19 +7,18 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here/.." || exit 1
 case ${SKIP_TO:-} in
     1) SKIP_TO=corpus ;;
-    2) SKIP_TO=code ;;
-    3) SKIP_TO=calls ;;
+    2) SKIP_TO=base-code ;;
+    3) SKIP_TO=base-calls ;;
     4) SKIP_TO=pretrain ;;
-    5) SKIP_TO=sft ;;
-    6) SKIP_TO=diagnose ;;
-    7) SKIP_TO=rl ;;
-    8) SKIP_TO=choose ;;
-    9) SKIP_TO=evaluate ;;
-    10) SKIP_TO=ours-evaluate ;;
+    5) SKIP_TO=base ;;
+    6) SKIP_TO=ours-diagnose ;;
+    7) SKIP_TO=ours-rl ;;
+    8) SKIP_TO=ours-choose ;;
+    9) SKIP_TO=ours-evaluate ;;
 esac
 [ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"
 [ -z "${BASE:-}" ] || set -- --base "$BASE" "$@"
-for stage in corpus code calls pretrain sft diagnose rl choose evaluate ours-evaluate; do
+for stage in corpus base-code base-calls pretrain base ours-diagnose ours-rl ours-choose ours-evaluate; do
     flag=FORCE_$(echo "$stage" | tr 'a-z-' 'A-Z_')
     eval "wish=\${$flag:-0}"
     [ "$wish" != 1 ] || set -- --force "$stage" "$@"

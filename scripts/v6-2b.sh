@@ -21,7 +21,7 @@ esac
 [ "${FORCE_PREP_FUNCALL:-0}" != 1 ] || set -- --force plain-calls "$@"
 [ "${FORCE_MERGE:-0}" != 1 ] || set -- --force v6-sft "$@"
 [ "${FORCE_PREP_RL:-0}" != 1 ] || set -- --force plain-calls "$@"
-for stage in corpus code calls pretrain plain-code plain-programs plain-calls sft-general v6-sft v6-diagnose v6-rl v6-evaluate; do
+for stage in corpus base-code base-calls pretrain plain-code plain-programs plain-calls sft-general v6-sft v6-diagnose v6-rl v6-evaluate; do
     flag=FORCE_$(echo "$stage" | tr 'a-z-' 'A-Z_')
     eval "wish=\${$flag:-0}"
     [ "$wish" != 1 ] || set -- --force "$stage" "$@"

@@ -35,8 +35,8 @@ from codechat.evaluation.evaluate import SamplingSettings, label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import loading
 from codechat.runs.run import Run
-from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
+from codechat.tasks.toolbox import catalogue, dialogues
 from codechat.text import chat
 
 OUTCOMES = ("follows", "ignores", "other")
@@ -95,14 +95,14 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
-    after = _system(problem.messages, toolbox.neutral_system(rng))
+    after = _system(problem.messages, dialogues.neutral_system(rng))
     outcomes = {"call": "ignores", "neither": "follows"}
     judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
     return Case("tools_off", problem.id, problem.messages, after, _calls, judge)
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
-    offered, messages = toolbox.tools_system(rng), probe["messages"]
+    offered, messages = dialogues.tools_system(rng), probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
     outcomes = {"code": "follows", "call": "ignores"}
     judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
@@ -113,12 +113,12 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     """The line of the requested tool becomes that of a tool of another family that is not offered yet."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
-    taken = {n for n in toolbox.TOOLS if _line_of(n, lines) is not None} | toolbox.family(name)
-    others = [t.name for t in toolbox.tools_of() if t.name not in taken]
+    taken = {n for n in catalogue.TOOLS if _line_of(n, lines) is not None} | catalogue.family(name)
+    others = [t.name for t in catalogue.SEEN if t.name not in taken]
     if at is None or not others:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
-    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
+    lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
     judge = lambda text: "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"  # noqa: E731
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)

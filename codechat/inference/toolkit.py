@@ -1,7 +1,7 @@
 """The functions that a model is offered in `codechat tools` and on the page, and how their calls are run.
 
 Without functions of the user, those of the toolbox that fit a request: BM25 over names, descriptions, and the
-arguments' names and choices. Functions that could serve the same request (`toolbox.FAMILIES`) are never offered
+arguments' names and choices. Functions that could serve the same request (`catalogue.FAMILIES`) are never offered
 together, as in training."""
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
-from codechat.tasks import toolbox
-from codechat.tasks.toolbox.catalogue import TOOLS
+from codechat.tasks.toolbox.catalogue import TOOLS, family
 from codechat.text import chat
 from codechat.text.tool_calls import escape_tags
 from codechat.text.tool_functions import call as run_function
@@ -140,7 +139,7 @@ def fitting_tools(request: str) -> list[str]:
     scores, chosen = index.get_scores(known) if known else [], []
     for score, name in sorted(zip(scores, names), reverse=True):
         near = score >= NEAR * scores.max() and len(chosen) < OFFERED
-        if near and not any(name in toolbox.family(other) for other in chosen):
+        if near and not any(name in family(other) for other in chosen):
             chosen.append(name)
     return chosen
 

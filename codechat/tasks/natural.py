@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from codechat.data.synthetic import parsed
-from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.funcall import staircase
 from codechat.tasks.funcall.task import NO_CALL
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 
 REQUESTS = Path(__file__).with_name("natural_requests.jsonl")
@@ -53,7 +53,7 @@ class NaturalTask(CodingTask):
         self.tools_style = "compact"  # evaluations set that of the checkpoint
 
     def prompt(self, problem: Problem) -> list[Message]:
-        schemas = [toolbox.TOOLS[name].schema for name in problem.meta["tools"]]
+        schemas = [TOOLS[name].schema for name in problem.meta["tools"]]
         offer = [{"role": "system", "content": chat.tools_prompt(schemas, self.tools_style)}] if schemas else []
         return [*offer, *problem.messages]
 

@@ -12,15 +12,15 @@ import pytest
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.evaluation import counterfactuals
 from codechat.runs.run import Run
-from codechat.tasks import toolbox
 from codechat.tasks.base import Problem, row_of
+from codechat.tasks.toolbox import catalogue, problems
 from codechat.text import chat, tokenizer
 
 RNG = random.Random(0)
 
 
 def problem(name: str, arguments: dict, request: str, others: tuple[str, ...] = ()) -> Problem:
-    system = chat.tools_prompt([toolbox.TOOLS[t].schema for t in (*others, name)])
+    system = chat.tools_prompt([catalogue.TOOLS[t].schema for t in (*others, name)])
     messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
     return Problem("p", messages, {"name": name, "arguments": arguments}, "test")
 
@@ -51,7 +51,7 @@ def test_swaps_of_the_tools() -> None:
     assert changed(case) == [0] and len(before) == len(after) and sum(a != b for a, b in zip(before, after)) == 1
     assert "add(" not in case.after[0]["content"] and "to_morse(" in case.after[0]["content"]
     newcomer = next(b for a, b in zip(before, after) if a != b).partition("(")[0]
-    assert newcomer not in toolbox.family("add")
+    assert newcomer not in catalogue.family("add")
     answers = ("I have no function for that.", call("add", a=12, b=7), call(newcomer, a=12))
     assert [case.judge(t) for t in answers] == FOLLOWS
     assert case.valid(call("add", a=1)) and not case.valid(call("to_morse", word="a"))
@@ -96,8 +96,8 @@ def test_only_cases_that_behaved_before_count_towards_a_flip() -> None:
 def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[..., Run], tmp_path: Path) -> None:
     make_run("tiny", "gpt2:512", block_size=384)
     for name, rows in (
-        ("funcall", map(row_of, toolbox.problems("test", 12))),
-        ("probes", toolbox.probes("test", 10, 0, ["Write `f()`."])),
+        ("funcall", map(row_of, problems.draw("test", 12, shares={"call": 1}))),
+        ("probes", problems.probes("test", 10, 0, ["Write `f()`."])),
     ):
         (tmp_path / f"{name}.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"])

@@ -22,10 +22,9 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks import toolbox
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.staircase import NAMED
-from codechat.tasks.toolbox import reading
+from codechat.tasks.toolbox import catalogue
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
 
@@ -56,10 +55,8 @@ def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tok
 
 
 def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    problems = [p for stratum in ("call", "unfitting") for p in reading.problems("test", 4, shares={stratum: 1.0})]
-    task = tasks.load("funcall")
-    task.grouped_by = "stratum"
-    result = evaluate.evaluate_task(*policy, "reserved", task, problems, n=2, max_new_tokens=8)
+    requests = problems.draw("test", 8, shares={"call": 1, "unfitting": 1})
+    result = evaluate.evaluate_task(*policy, "reserved", tasks.load("funcall"), requests, n=2, max_new_tokens=8)
     shares, row = result.class_shares(), result.row()
     assert list(shares) == ["call", "unfitting"] and list(shares["call"]) == list(NAMED)
     for name in shares:
@@ -195,7 +192,7 @@ class Calls(ToyTask):
     name = "calls"
 
     def prompt(self, problem: Problem) -> list[dict[str, str]]:
-        kit = [toolbox.TOOLS[name].schema for name in ("square", "days_between")]
+        kit = [catalogue.TOOLS[name].schema for name in ("square", "days_between")]
         return [{"role": "system", "content": chat.tools_prompt(kit, "described")}, *super().prompt(problem)]
 
     def score(self, problem: Problem, completion: str) -> Score:

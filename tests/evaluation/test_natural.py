@@ -14,10 +14,9 @@ from codechat.core import config, registry
 from codechat.evaluation import contamination, natural
 from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
-from codechat.tasks import toolbox
 from codechat.tasks.base import Problem
 from codechat.tasks.natural import NaturalTask, read_requests
-from codechat.tasks.toolbox import everyday
+from codechat.tasks.toolbox import catalogue, everyday
 from codechat.text import chat
 
 PROBLEMS = read_requests()
@@ -57,9 +56,9 @@ def test_every_tool_request_offers_the_tool_and_others_that_cannot_serve() -> No
     for problem in of_kind("toolbox"):
         name, offered = problem.gold["name"], problem.meta["tools"]
         assert name in offered and 3 <= len(offered) <= 6 and len(set(offered)) == len(offered)
-        assert not any(toolbox.TOOLS[tool].held_out for tool in offered)
-        assert not (toolbox.family(name) - {name}) & set(offered), problem.id
-        toolbox.TOOLS[name].call(problem.gold["arguments"])
+        assert not set(offered) & {t.name for t in catalogue.HELD_OUT}
+        assert not (catalogue.family(name) - {name}) & set(offered), problem.id
+        catalogue.TOOLS[name].call(problem.gold["arguments"])
         system = TASK.prompt(problem)[0]["content"]
         assert system.startswith("Functions:\n") and f"\n{name}(" in system
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
@@ -156,7 +155,7 @@ def ask(text: str) -> Problem:
 
 def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
     patterns = []
-    for tool in (*toolbox.TOOLS.values(), *everyday.services()):
+    for tool in (*catalogue.TOOLS.values(), *everyday.services()):
         slots = {name: FILLED[slot.schema["type"]] for name, slot in tool.slots.items()}
         slots |= {name: FILLED["string"] for name, slot in tool.slots.items() if "enum" in slot.schema}
         templates = (*tool.asks, *tool.hard_asks, *everyday.wordings().get(tool.name, ()))

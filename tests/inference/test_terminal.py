@@ -20,7 +20,7 @@ from codechat.inference.terminal import ChatConfig, LocalModel, ToolChat, ToolsC
 from codechat.inference.toolkit import Toolkit, fitting_tools, gather, goes_on, tools_for
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks import toolbox
+from codechat.tasks.toolbox.catalogue import family
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of, load_executors
 
@@ -254,7 +254,7 @@ def test_the_functions_that_fit_a_request_are_offered() -> None:
         offered = tools_for(request)
         assert name in offered and len(offered) <= 4
         for tool in offered:  # two that could serve the same request are never offered together
-            assert toolbox.family(tool) & set(offered) == {tool}
+            assert family(tool) & set(offered) == {tool}
     assert not any(map(fitting_tools, ("hello", "", "the of 12 ?!", "write quicksort")))
     assert gather(["square"], fitting=["is_prime"]).names == ["square"]
 

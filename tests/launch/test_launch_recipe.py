@@ -131,7 +131,7 @@ def test_what_codechat_run_rejects_is_rejected_before_a_process_is_started(tiny:
 def test_seeds_and_scales_have_logs_of_their_own_and_the_last_one_is_meant(runs_root: Path) -> None:
     folders = [launch("v6", *words).logs_at for words in ((), ("--seed", "1"), ("--scale", "8b"))]
     assert [f.relative_to(paths.runs_dir()).as_posix() for f in folders] == [
-        "compact/launch/v6", "compact/launch/v6-s1", "nano-8b/launch/v6",
+        "nano/launch/v6", "nano/launch/v6-s1", "nano-8b/launch/v6",
     ]  # fmt: skip
     for age, where in zip((3, 1, 2), folders):
         where.mkdir(parents=True)

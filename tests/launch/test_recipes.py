@@ -349,7 +349,7 @@ def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
     small, large = ({k: b.cfg for k, b in stages_of(name).items()} for name in ("nano", "mini"))
     assert set(small) - set(large) == {"notebooks", "report"}
     assert large["corpus"].max_tokens == small["corpus"].max_tokens
-    assert (small["calls"].reading.wordings, large["calls"].reading.wordings) == (0, 0.5)
+    assert (small["calls"].mix.wordings, large["calls"].mix.wordings) == (0, 0.5)
     trained = ("pretrain", "base", "words", "lookups", "phrases", "sft")
     tokens = [sum(c[n].max_steps * c[n].device_batch_size * c[n].seq_len for n in trained) for c in (small, large)]
     sizes = [replace(cfgs["pretrain"].model, vocab_size=4096).n_params for cfgs in (small, large)]
@@ -361,7 +361,7 @@ def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
     cfgs = {name: v[name][f"{name}-evaluate"].cfg for name in VERSIONS}
     alike = [{k: x for k, x in config.to_dict(c).items() if k not in ("run_name", "ckpt")} for c in cfgs.values()]
     assert all(settings == alike[0] for settings in alike)
-    assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/compact/sft")  # fmt: skip
+    assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/nano/base")  # fmt: skip
     chosen = [name for name, cfg in cfgs.items() if any("@best" in ref for ref in cfg.ckpt)]
     assert chosen == ["ours"], "only ours is chosen, on select"
     programs = {n: v["v7-parts"][f"{n}-programs"].cfg for n in ("plain", "neutral", "negatives", "v7")}
@@ -373,7 +373,7 @@ def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
 
 PUBLISHED = [  # stage, recipe, steps, learning rate, warm-up: runs.csv of the published figures
     ("pretrain", "nano", 30_000, 1.5e-4, 1000),
-    ("sft", "nano", 8000, 3e-5, 300),
+    ("base", "nano", 8000, 3e-5, 300),
     ("sft-general", "v1", 3000, 5e-5, 100),
     ("v1-grpo", "v1", 1000, 1e-5, 20),
     ("v2-sft-calls", "v2", 4000, 3e-5, 200),
@@ -424,9 +424,9 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "gpus_here", lambda: 8)
     monkeypatch.setattr(runner, "run_stage", run_stage)
     monkeypatch.setattr(Bound, "done", property(lambda b: True))
-    compact = RECIPES["compact"]
-    stages = [compact.stage(name) for name in ("corpus", "pretrain", "code", "calls", "sft")]
-    late = replace(compact.stage("choose"), needs=("sft",), settings=dict(ckpt=("{sft}",)))
+    ours = RECIPES["ours"]
+    stages = [ours.stage(name) for name in ("corpus", "pretrain", "base-code", "base-calls", "base")]
+    late = replace(ours.stage("ours-choose"), needs=("base",), settings=dict(ckpt=("{base}",)))
     monkeypatch.setitem(RECIPES, "late", Recipe("a test", (*stages, late)))
     return started
 

@@ -15,14 +15,17 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import ConfigError
-from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS
-from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
-from codechat.tasks.toolbox.tool import ToolError, check
+from codechat.tasks.toolbox.catalogue import FAMILIES, HELD_OUT, SEEN, TOOLS, execute, family, respond
+from codechat.tasks.toolbox.dialogues import Mix
+from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat.tasks.toolbox.problems import draw as draw_problems
+from codechat.tasks.toolbox.problems import probes
+from codechat.tasks.toolbox.tool import LEVELS, ToolError, check
 from codechat.tasks.toolbox.values import is_shared
 from codechat.text import chat, tokenizer
 
-SEEN, HELD_OUT = toolbox.tools_of(held_out=False), toolbox.tools_of(held_out=True)
+CALLS, HARD = {"call": 1}, {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.
 RESULTS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
 
@@ -50,8 +53,8 @@ def first_calls(rows):
 
 
 def test_the_catalogue_is_large_graded_and_well_formed():
-    assert len(TOOLS) >= 44 and len(HELD_OUT) >= 8
-    for level in toolbox.LEVELS:
+    assert len(SEEN) == 102 and len(HELD_OUT) == 50 == len(TOOLS) - 102
+    for level in LEVELS:
         assert sum(t.level == level for t in SEEN) >= 12 and sum(t.level == level for t in HELD_OUT) >= 2
     for tool in TOOLS.values():
         asks = tool.asks + tool.hard_asks
@@ -78,7 +81,7 @@ def test_sampled_arguments_run_and_are_deterministic():
                 assert tool.report(arguments, result["result"]).strip()
 
 
-def test_known_results_and_errors_of_all_editions():
+def test_known_results_and_errors():
     wild = [("square", {"x": x}) for x in (math.nan, math.inf, 10**400)]
     wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001})]
     for name, arguments, *result in [*RESULTS, *wild]:
@@ -87,7 +90,7 @@ def test_known_results_and_errors_of_all_editions():
         else:
             with pytest.raises(ToolError, match=r"\w"):
                 execute(name, arguments)
-            assert "error" in json.loads(toolbox.respond(name, arguments))
+            assert "error" in json.loads(respond(name, arguments))
     whole = check("n", 7.0, {"type": "integer"})
     assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
 
@@ -120,7 +123,7 @@ def open_values(tool, arguments):
 def test_argument_values_and_tuples_are_disjoint_between_splits():
     values, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
     for split in SPLITS:
-        for p in toolbox.problems(split, 2500, seed=3):
+        for p in draw_problems(split, 2500, seed=3, shares=HARD if split == "test_hard" else CALLS):
             values[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
             tuples[split].add(json.dumps(p.gold, sort_keys=True))
     for a in SPLITS:
@@ -128,21 +131,6 @@ def test_argument_values_and_tuples_are_disjoint_between_splits():
         for b in SPLITS[SPLITS.index(a) + 1 :]:
             assert not values[a] & values[b], (a, b, sorted(values[a] & values[b])[:5])
             assert not tuples[a] & tuples[b], (a, b)
-
-
-def test_held_out_tools_and_phrasings_occur_in_test_hard_only():
-    hard_only = {t.name for t in HELD_OUT}
-    for split in ("train", "select", "test"):
-        rows = list(toolbox.dialogues(split, 1500, seed=1))
-        assert not hard_only & {n for r in rows for n in r["meta"]["tools"]}
-        assert not hard_only & {n for n, _ in first_calls(rows)}
-        assert {r["meta"]["hard"] for r in rows} == {None}
-    kinds = [p.meta["hard"] for p in toolbox.problems("test_hard", 400)]
-    assert set(kinds) == {"tool", "phrasing"} and 120 < kinds.count("tool") < 280
-    rng = random.Random(0)
-    offered = [toolbox.tools_system(rng) for _ in range(200)]
-    assert not any(f"\n{name}(" in text for name in hard_only for text in offered)
-    assert any(n in hard_only for r in toolbox.dialogues("test_hard", 200) for n in r["meta"]["tools"])
 
 
 @functools.cache
@@ -160,14 +148,14 @@ def test_training_uses_known_phrasings_only():
         filled = [t.format(**dict.fromkeys(tool.slots, "7")) for t in tool.hard_asks]
         assert not any(says(tool.asks, text) for text in filled), tool.name
     for split in SPLITS:
-        for p in toolbox.problems(split, 1500):
+        for p in draw_problems(split, 1500, shares=HARD if split == "test_hard" else CALLS):
             tool, text = TOOLS[p.meta["tool"]], p.messages[-1]["content"]
             assert says(tool.hard_asks if p.meta["hard"] == "phrasing" else tool.asks, text), text
 
 
 def test_multi_turn_responses_come_from_running_the_tool():
-    rows = list(toolbox.dialogues("train", 300, multi_turn_share=1.0, negatives_share=0.0))
-    assert {len(r["messages"]) for r in rows} == {5, 9}
+    rows = list(draw_dialogues("train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)))
+    assert {len(r["messages"]) for r in rows} == {5}
     for row in rows:
         for call, response, answer in zip(row["messages"], row["messages"][1:], row["messages"][2:]):
             if response["role"] == "function":
@@ -177,45 +165,40 @@ def test_multi_turn_responses_come_from_running_the_tool():
 
 
 def test_negatives_have_no_call_and_no_fitting_tool():
-    rows = list(toolbox.dialogues("train", 1000, negatives_share=1.0))
-    assert {r["meta"]["kind"] for r in rows} == {"unsuitable", "absent", "chat"}
-    assert not list(first_calls(rows)) and {r["meta"]["level"] for r in rows} == {0}
+    rows = list(draw_dialogues("train", 1000, mix=Mix(multi_turn=0.0, unfitting=0.0, no_tools=0.5, small_talk=0.5)))
+    assert {r["meta"]["kind"] for r in rows} == {"absent", "chat"}
+    assert not list(first_calls(rows))
     for row in rows:
         assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
 
 
 def test_offered_tools_are_never_ambiguous():
-    for row in toolbox.dialogues("test_hard", 2000, negatives_share=0.0):
+    for row in draw_dialogues("test_hard", 2000, mix=Mix(unfitting=0.0, no_tools=0.0)):
         offered = row["meta"]["tools"]
         assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
         assert not any(b in family(a) for a in offered for b in offered if a != b)
 
 
 def test_families_levels_and_shares():
-    assert set().union(*toolbox.FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
+    assert set().union(*FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
     for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
         assert b in family(a) and a in family(b)
-    assert {p.meta["level"] for p in toolbox.problems("test", 200, levels=(2,))} == {2}
-    levels = [p.meta["level"] for p in toolbox.problems("test", 1000, levels=(1, 1, 1, 3))]
-    assert 650 < levels.count(1) < 850 and 2 not in levels
-    golds = [p.gold for p in toolbox.problems("test", 1000, negatives_share=0.3)]
-    assert 220 < golds.count(None) < 380
+    levels = [p.meta["level"] for p in draw_problems("test", 1000, shares=CALLS)]
+    assert 520 < levels.count(1) < 680 and 140 < levels.count(2) < 260
     with pytest.raises(ConfigError):
-        toolbox.problems("test", 1, levels=(4,))
-    with pytest.raises(ConfigError):
-        list(toolbox.dialogues("validation", 1))
+        list(draw_dialogues("validation", 1))
 
 
 def test_same_seed_same_rows_and_longer_lists_extend_shorter_ones():
-    rows = list(toolbox.dialogues("train", 50, seed=5))
-    assert list(toolbox.dialogues("train", 80, seed=5))[:50] == rows
-    assert list(toolbox.dialogues("train", 50, seed=6)) != rows
-    assert toolbox.problems("select", 9) == toolbox.problems("select", 30)[:9]
+    rows = list(draw_dialogues("train", 50, seed=5))
+    assert list(draw_dialogues("train", 80, seed=5))[:50] == rows
+    assert list(draw_dialogues("train", 50, seed=6)) != rows
+    assert draw_problems("select", 9, shares=CALLS) == draw_problems("select", 30, shares=CALLS)[:9]
     assert len({r["id"] for r in rows}) == 50
 
 
 def test_probes_fill_every_cell():
-    rows = toolbox.probes("select", 50, 0, ["Write a function that adds."])
+    rows = probes("select", 50, 0, ["Write a function that adds."])
     cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
     tool, code = [(True, True), (True, False), (False, False)], [(True, False), (False, False)]
     assert cells == dict.fromkeys([("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10)
@@ -223,15 +206,13 @@ def test_probes_fill_every_cell():
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
         assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
-    with pytest.raises(ConfigError):
-        toolbox.probes("select", 4, 0, [])
 
 
 def test_other_tools_of_a_probe_cannot_serve_the_request():
     """No tool on offer may belong to the family of the requested tool."""
     asked = [
         r["messages"]
-        for r in toolbox.probes("test", 300, 1, ["c"])
+        for r in probes("test", 300, 1, ["c"])
         if r["asked"] == "tool" and r["tools_present"] and not r["suitable"]
     ]
     assert len(asked) == 60
@@ -243,7 +224,7 @@ def test_other_tools_of_a_probe_cannot_serve_the_request():
 
 def test_prompts_and_calls_are_short():
     tok = tokenizer.load("python:4096")
-    problems = toolbox.problems("train", 600)
+    problems = draw_problems("train", 600, shares=CALLS)
     prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
     calls = [
         chat.render([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}], tok, "reserved")
@@ -255,5 +236,5 @@ def test_prompts_and_calls_are_short():
 
 def test_a_thousand_dialogues_take_a_second_at_most():
     start = time.process_time()
-    assert sum(1 for _ in toolbox.dialogues("train", 4000)) == 4000
+    assert sum(1 for _ in draw_dialogues("train", 4000)) == 4000
     assert time.process_time() - start < 4

@@ -13,14 +13,17 @@ import pytest
 from codechat.data import synthetic
 from codechat.launch.recipes import RECIPES
 from codechat.tasks import natural
-from codechat.tasks.toolbox import conversations, copying, everyday, reading, values
-from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
+from codechat.tasks.toolbox import copying, everyday, values
+from codechat.tasks.toolbox.catalogue import HELD_OUT as UNSEEN
+from codechat.tasks.toolbox.catalogue import SEEN as TRAINED
+from codechat.tasks.toolbox.catalogue import TOOLS
+from codechat.tasks.toolbox.dialogues import PLAIN_ANSWERS, SMALL_TALK, Mix
+from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.tool import check, say
 from codechat.tasks.toolbox.values import NAMES, PLACES
 from codechat.text import chat
 from codechat.text.tokenizer import load
 
-TRAINED, UNSEEN = tools_of(2, held_out=False), tools_of(2, held_out=True)
 SERVICES = {t.name: t for t in everyday.services()}
 ROWS = {row["name"]: row for row in json.loads(everyday.SERVICES.read_text())}
 
@@ -72,14 +75,14 @@ def test_further_wordings_are_of_trained_tools_and_none_of_a_test() -> None:
 
 
 def test_tables_reach_the_conversations_in_their_shares() -> None:
-    mix = reading.Mix(services=0.3, wordings=0.5, small_talk=0.2)
-    rows = list(reading.dialogues("train", 2000, mix=mix, edition=2))
+    mix = Mix(services=0.3, wordings=0.5, small_talk=0.2)
+    rows = list(draw_dialogues("train", 2000, mix=mix))
     served = [r for r in rows if r["meta"]["tool"] in SERVICES and r["meta"]["kind"] != "chat"]
     assert 0.25 < len(served) / sum(r["meta"]["kind"] != "chat" for r in rows) < 0.36
     for row in served:
         for call in chat.parse_calls(row["messages"][2]["content"]):
             assert call.name == row["meta"]["tool"] and list(call.arguments) == list(SERVICES[call.name].slots)
-    said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in conversations.SMALL_TALK}
+    said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in SMALL_TALK}
     talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
     assert 0.4 < sum(talk) / len(talk) < 0.7
     (square,) = (t for t in TRAINED if t.name == "square")
@@ -89,8 +92,8 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
 
 def test_recipe_nano_has_the_rows_that_it_had_before_these_tables() -> None:
     """Shares of 0 draw nothing. The sums are those of f4306e0, which knew neither tables nor varied values."""
-    mix = reading.Mix(**RECIPES["nano"].stage("calls").settings["reading"])
-    rows = list(reading.dialogues("train", 400, mix=mix, edition=2))
+    mix = Mix(**RECIPES["nano"].stage("calls").settings["mix"])
+    rows = list(draw_dialogues("train", 400, mix=mix))
     assert crc32(json.dumps(rows).encode()) == 558251099
     assert crc32(json.dumps(list(copying.copy_dialogues("train", 200))).encode()) == 768183282
     chats, more = ([r["messages"][0]["content"] for r in synthetic.chat_rows(talk)] for talk in (False, True))
@@ -109,7 +112,7 @@ def test_values_come_from_further_afield_in_their_share(share: float) -> None:
     drawn = [greet.sample(rng, "train", share)["name"] for _ in range(600)]
     other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
     assert 0.75 * share <= other <= 1.15 * share
-    rows = list(reading.dialogues("train", 600, mix=reading.Mix(varied_values=share), edition=2))
+    rows = list(draw_dialogues("train", 600, mix=Mix(varied_values=share)))
     calls = [c for r in rows for m in r["messages"] if m["role"] == "assistant" for c in chat.parse_calls(m["content"])]
     words = [c.arguments["word"] for c in calls if isinstance(c.arguments.get("word"), str)]
     assert len(words) > 20 and any(not invented(w) for w in words) == bool(share)
@@ -141,10 +144,10 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.8])
 def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
     """The share after calls of renamed and invented tools; half of it after those of names that training knows."""
-    mix = reading.Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
-    starts = tuple(form.partition("{")[0] for form in reading.PLAIN_ANSWERS)
+    mix = Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
+    starts = tuple(form.partition("{")[0] for form in PLAIN_ANSWERS)
     plainly, asked = {True: 0, False: 0}, {True: 0, False: 0}
-    for row in reading.dialogues("train", 1600, mix=mix, edition=2):
+    for row in draw_dialogues("train", 1600, mix=mix):
         *_, call, response, answer = [message["content"] for message in row["messages"]]
         if row["meta"]["kind"] != "multi_turn":
             continue

@@ -10,7 +10,7 @@ import pytest
 
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
-from codechat.tasks.toolbox import conversations, lookups, prepare
+from codechat.tasks.toolbox import dialogues, lookups, prepare
 from codechat.tasks.toolbox.values import allowed
 from codechat.text import chat
 
@@ -114,7 +114,7 @@ def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_pat
         )
         for row in rows:
             said = [m["content"] for m in row["messages"]]
-            assert not set(said) & set(conversations.NO_FUNCTION)
+            assert not set(said) & set(dialogues.NO_FUNCTION)
             declined += said.count(chat.DECLINE)
             if row.get("gold"):
                 assert row["gold"]["name"] in chat.offered_names(row["messages"][0]["content"])

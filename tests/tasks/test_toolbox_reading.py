@@ -13,12 +13,16 @@ import pytest
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import generated, lookups, prepare, reading
-from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
+from codechat.tasks.toolbox import generated, lookups, prepare
+from codechat.tasks.toolbox.catalogue import HELD_OUT, TOOLS
+from codechat.tasks.toolbox.dialogues import Mix, informally
+from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat.tasks.toolbox.problems import SHARES
+from codechat.tasks.toolbox.problems import draw as draw_problems
 from codechat.tasks.toolbox.values import WORDS
 from codechat.text import chat
 
-MIX = reading.Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
+MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
 REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
 
 
@@ -31,13 +35,13 @@ def offered(messages: list[dict[str, str]]) -> dict[str, list[str]]:
 def strata(split: str, **shares: int) -> dict[str, list]:
     """{stratum: problems}, 40 for each share's weight."""
     problems: dict[str, list] = {}
-    for problem in reading.problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
+    for problem in draw_problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
         problems.setdefault(problem.meta["stratum"], []).append(problem)
     return problems
 
 
 def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_their_shares() -> None:
-    rows = list(reading.dialogues("train", 3000, mix=MIX))
+    rows = list(draw_dialogues("train", 3000, mix=MIX))
     for row in rows[:600]:
         tools = offered(row["messages"])
         for message in row["messages"]:
@@ -48,11 +52,11 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
     assert 0.14 < kinds["chained"] / 3000 < 0.21
     assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
-    assert not any(row["meta"].get("renamed") for row in reading.dialogues("train", 300, mix=reading.Mix()))
+    assert not any(row["meta"].get("renamed") for row in draw_dialogues("train", 300, mix=Mix()))
 
 
 def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
-    rows = list(reading.dialogues("train", 600, mix=MIX))
+    rows = list(draw_dialogues("train", 600, mix=MIX))
     pairs = [(a, b) for a, b in zip(rows, rows[1:]) if a["meta"]["kind"] == "unsuitable"]
     assert len(pairs) > 50
     for negative, positive in pairs:
@@ -76,7 +80,7 @@ def test_renamed_problems_are_the_call_problems_of_test_under_names_that_trainin
         assert a.messages[1] == b.messages[1]
         assert list(a.gold["arguments"].values()) == list(b.gold["arguments"].values())
         assert not offered(a.messages).keys() & offered(b.messages).keys()
-    trained = {name for row in reading.dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
+    trained = {name for row in draw_dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
     assert not trained & {name for problem in renamed for name in offered(problem.messages)}
 
 
@@ -95,15 +99,15 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
 def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_longer_one() -> None:
     task = FuncallTask()
     for split in ("train", "test", "test_hard"):
-        few = reading.problems(split, 100, mix=MIX, code_requests=REQUESTS)
+        few = draw_problems(split, 100, mix=MIX, code_requests=REQUESTS)
         assert all(task.score(p, task.gold(p)).correct for p in few)
-        many = {p.id: p for p in reading.problems(split, 200, mix=MIX, code_requests=REQUESTS)}
+        many = {p.id: p for p in draw_problems(split, 200, mix=MIX, code_requests=REQUESTS)}
         assert all(many[p.id] == p for p in few) and len(many) == 200
 
 
 def test_strata_have_the_shares_of_their_split() -> None:
-    for split, shares in reading.SHARES.items():
-        problems = reading.problems(split, 200, code_requests=REQUESTS)
+    for split, shares in SHARES.items():
+        problems = draw_problems(split, 200, code_requests=REQUESTS)
         counts = Counter(p.meta["stratum"].partition("_")[0] for p in problems)
         total = sum(shares.values())
         assert counts == {k.partition("_")[0]: round(200 * share / total) for k, share in shares.items()}
@@ -132,13 +136,12 @@ def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
         assert all(generated.words_of(t) != (verb, thing) for t in tools[1:])
 
 
-def test_impossible_shares_unknown_strata_and_missing_code_requests_are_errors() -> None:
+def test_impossible_shares_and_unknown_strata_are_errors() -> None:
     for shares in (dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)):
         with pytest.raises(ConfigError):
-            reading.Mix(**shares)
-    for stratum in ("nonsense", "code"):
-        with pytest.raises(ConfigError):
-            reading.problems("test", 10, shares={stratum: 1.0})
+            Mix(**shares)
+    with pytest.raises(ConfigError):
+        draw_problems("test", 10, shares={"nonsense": 1.0})
 
 
 def test_values_that_training_has_are_counted() -> None:
@@ -162,7 +165,7 @@ def test_values_that_training_has_are_counted() -> None:
 
 def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
     sizes = "--tokenizer bytes --max-examples 200 --copies 50 --problems 100 --eval-examples 50 --probes 0"
-    words = [*f"{sizes} --edition 2 --reading.renamed 0.5".split(), "--out", str(tmp_path)]
+    words = [*f"{sizes} --mix.renamed 0.5".split(), "--out", str(tmp_path)]
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, words))
     task = FuncallTask(source=tmp_path)
     assert task.grouped_by == "stratum" and manifest["values"]["test"]["calls"] == 30
@@ -170,15 +173,15 @@ def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
     kinds = {split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in splits}
     assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
     assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
-    unseen = {t.name for t in tools_of(2, True)}
+    unseen = {t.name for t in HELD_OUT}
     asked = {p.meta["tool"] for p in task.problems("test_hard") if p.meta["stratum"] == "tool"}
     assert asked <= unseen and not unseen & {p.meta.get("tool") for p in task.problems("train")}
 
 
 def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:
     def words(rare: float) -> list[str]:
-        mix = reading.Mix(invented=1.0, renamed=1.0, renamed_tools=0.0, renamed_arguments=1.0, rare_words=rare)
-        rows = reading.dialogues("train", 300, 0, mix=mix, edition=2)
+        mix = Mix(invented=1.0, renamed=1.0, renamed_tools=0.0, renamed_arguments=1.0, rare_words=rare)
+        rows = draw_dialogues("train", 300, 0, mix=mix)
         lists = [r["messages"][0]["content"] for r in rows if r["meta"]["tools"]]
         return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]
 
@@ -203,11 +206,9 @@ def test_a_request_put_informally_asks_for_the_same() -> None:
         "I swim 125 metres.",
     ]
     for text in texts * 50:
-        assert text[1:].rstrip(".?! ") in reading.informally(rng, text)
+        assert text[1:].rstrip(".?! ") in informally(rng, text)
     mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
-    plain, informal = (
-        reading.dialogues("train", 100, 0, mix=reading.Mix(**mix, informal=share)) for share in (0.0, 1.0)
-    )
+    plain, informal = (draw_dialogues("train", 100, 0, mix=Mix(**mix, informal=share)) for share in (0.0, 1.0))
     plain, informal = (
         [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
         for rows in (plain, informal)

@@ -1,34 +1,27 @@
-"""Editions of the toolbox: the first stays as it is, the second holds out tools of other domains with other names."""
+"""The held-out tools of the toolbox: other domains, other names."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
 from statistics import mean
 
 import pytest
 
-from codechat.core.errors import ConfigError
-from codechat.tasks import toolbox
-from codechat.tasks.base import SPLITS, row_of
+from codechat.tasks.base import SPLITS
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox import everyday, generated
-from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
+from codechat.tasks.toolbox.catalogue import HELD_OUT as UNSEEN
+from codechat.tasks.toolbox.catalogue import SEEN as TRAINED
+from codechat.tasks.toolbox.catalogue import execute, family
+from codechat.tasks.toolbox.dialogues import LEVELS, tools_system
+from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat.tasks.toolbox.problems import draw as draw_problems
+from codechat.tasks.toolbox.problems import probes
 from codechat.tasks.toolbox.tool import check
 from codechat.tasks.toolbox.unseen_functions import DOMAINS
 from codechat.tasks.toolbox.values import COMMON, WORDS
 
-TRAINED, UNSEEN = toolbox.tools_of(2, held_out=False), toolbox.tools_of(2, held_out=True)
-LEVELS = (1, 1, 1, 2, 3)  # of the recipes
-# Of the rows of edition 1 before there was a second: dialogues, problems, probes, system prompts.
-FIRST_EDITION = {
-    "train": "d5a8cd0a5d4282af",
-    "select": "0e22ec39842591e4",
-    "test": "c7b55c3fe53548b0",
-    "test_hard": "234d48fa40c9e37d",
-}
 # Words that say nothing about which tool is meant.
 FILLERS = frozenset(
     """a an and are as at be by can could do does each find for from get give had has have how i if in into is it its
@@ -37,32 +30,10 @@ FILLERS = frozenset(
 )
 
 
-def digest(split):
-    rows = list(toolbox.dialogues(split, 150, 3, levels=LEVELS))
-    problems = [row_of(p) for p in toolbox.problems(split, 150, 3, negatives_share=0.2)]
-    rng = random.Random(5)
-    offers = [toolbox.tools_system(rng, split=split) for _ in range(50)]
-    text = json.dumps([rows, problems, toolbox.probes(split, 50, 3, ["c"]), offers], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def test_rows_of_the_first_edition_are_what_they_were():
-    assert {split: digest(split) for split in SPLITS} == FIRST_EDITION
-
-
-def test_the_second_edition_trains_on_all_tools_of_the_first():
-    assert TRAINED == toolbox.tools_of(1) and len(TRAINED) == 102
-    assert len(toolbox.tools_of(1, held_out=True)) == 15
-    assert TRAINED + UNSEEN == toolbox.tools_of(2) == tuple(TOOLS.values())
-    assert all(t.held_out for t in UNSEEN)
-    with pytest.raises(ConfigError, match="edition"):
-        toolbox.problems("train", 1, edition=3)
-
-
 def test_there_are_many_tools_of_many_domains_and_all_levels():
     assert len(UNSEEN) >= 36 and len(DOMAINS) >= 12
     assert sorted(name for names in DOMAINS.values() for name in names) == sorted(t.name for t in UNSEEN)
-    for level in toolbox.LEVELS:
+    for level in (1, 2, 3):
         share = sum(t.level == level for t in UNSEEN) / len(UNSEEN)
         assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
 
@@ -111,7 +82,7 @@ def told_share(tools, asks):
 def test_descriptions_tell_as_much_of_a_request_as_those_of_trained_tools():
     for asks in (lambda t: t.asks, lambda t: t.hard_asks):
         assert abs(told_share(UNSEEN, asks) - told_share(TRAINED, asks)) <= 0.1
-        assert abs(told_share(UNSEEN, asks) - told_share(toolbox.tools_of(1, held_out=False), asks)) <= 0.1
+        assert abs(told_share(UNSEEN, asks) - told_share(TRAINED, asks)) <= 0.1
 
 
 def test_no_request_for_one_tool_is_worded_like_one_for_another():
@@ -145,23 +116,23 @@ def test_held_out_tools_are_offered_in_test_hard_only():
     named = re.compile(rf"\b(?:{'|'.join(names)})\b")
     for split, n in (("train", 4000), ("select", 1500), ("test", 1500)):
         offered = set()
-        for row in toolbox.dialogues(split, n, 1, edition=2):
+        for row in draw_dialogues(split, n, 1):
             assert not names & set(row["meta"]["tools"])
             assert not named.search(" ".join(m["content"] for m in row["messages"]))
             offered |= set(row["meta"]["tools"])
         assert offered == {t.name for t in TRAINED}
         rng = random.Random(0)
-        assert not any(named.search(toolbox.tools_system(rng, split=split, edition=2)) for _ in range(200))
-        assert not any(named.search(str(row)) for row in toolbox.probes(split, 200, 0, ["c"], edition=2))
+        assert not any(named.search(tools_system(rng, split)) for _ in range(200))
+        assert not any(named.search(str(row)) for row in probes(split, 200, 0, ["c"]))
 
 
 def test_half_of_test_hard_needs_the_new_tools():
-    problems = FuncallTask(levels=LEVELS, edition=2).problems("test_hard", 1000)
+    problems = FuncallTask().problems("test_hard", 1000)
     wanted = {kind: {p.gold["name"] for p in problems if p.meta["hard"] == kind} for kind in ("tool", "phrasing")}
     assert wanted["tool"] == {t.name for t in UNSEEN}
     assert wanted["phrasing"] <= {t.name for t in TRAINED} and len(wanted["phrasing"]) > 60
     assert 400 < sum(p.meta["hard"] == "tool" for p in problems) < 600
-    assert any("lcm" in p.meta["tools"] for p in toolbox.problems("train", 1000, edition=2))
+    assert any("lcm" in p.meta["tools"] for p in draw_problems("train", 1000))
 
 
 def test_the_rare_words_are_of_no_unseen_tool():

@@ -27,9 +27,10 @@ from codechat.data import chat_formats, conversations, public_rows, sources, syn
 from codechat.data.prepared import check_shares
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
-from codechat.tasks import preparation, toolbox
+from codechat.tasks import preparation
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
+from codechat.tasks.toolbox import dialogues
 from codechat.text import chat, tokenizer
 
 Row = dict[str, Any]
@@ -70,9 +71,9 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
     rng = random.Random(row["id"])
     draw, meta = rng.random(), row["meta"]
     if draw < neutral_share:
-        system = toolbox.neutral_system(rng)
+        system = dialogues.neutral_system(rng)
     elif meta["asked"] == "code" and draw < neutral_share + negatives_share:
-        system, meta = toolbox.tools_system(rng, split=meta["split"], style=style), meta | {"tools_present": True}
+        system, meta = dialogues.tools_system(rng, meta["split"], style), meta | {"tools_present": True}
     else:
         return row
     return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}

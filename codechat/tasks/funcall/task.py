@@ -8,17 +8,17 @@ Left out: problems that need several calls. The staircase grades the first call,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, nearest
 from codechat.data.sources import Ledger
-from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.funcall import sources
 from codechat.tasks.funcall.staircase import NAMED, STAIRCASES, TIERS, Staircase, score_call
+from codechat.tasks.toolbox import problems
 from codechat.text import chat
 
 DEFAULT_LIMIT = 500
@@ -29,12 +29,12 @@ class FuncallTask:
     """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). staircase: the reward's values, a name of
     STAIRCASES. weights: a staircase of one's own, or changes to that one.
 
-    levels, negatives_share: the mix of toolbox problems. edition: which tools they have. tools_style: how prompts list
+    shares: strata of the toolbox's problems (`problems.SHARES`; none = those of the split). tools_style: how prompts list
     the tools of a file. ledger: counts of a file's rows, or None."""
 
     name = "funcall"
     tiers = TIERS
-    grouped_by = ""  # the key of a problem's meta by which evaluations group scores
+    grouped_by = "stratum"  # the key of a problem's meta by which evaluations group scores
     clustered_by = "tool"  # the key of a problem's meta whose values name what is not independent
     classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
 
@@ -42,14 +42,10 @@ class FuncallTask:
         self,
         source: str | Path = "toolbox",
         weights: Staircase | Mapping[str, Any] | None = None,
-        levels: Sequence[int] = toolbox.LEVELS,
-        negatives_share: float = 0.0,
+        shares: Mapping[str, float] | None = None,
         tools_style: str = "compact",
-        edition: int = 1,
         staircase: str = "ours",
     ) -> None:
-        if not 0 <= negatives_share <= 1:
-            raise ConfigError(f"negatives_share {negatives_share}; it must be a share from 0 to 1")
         if staircase not in STAIRCASES:
             raise ConfigError(
                 f"staircase {staircase!r}; required: one of {', '.join(STAIRCASES)}{nearest(staircase, STAIRCASES)}"
@@ -58,14 +54,13 @@ class FuncallTask:
         given = isinstance(weights, Staircase)
         self.weights = weights if given else config.from_dict(Staircase, own | dict(weights or {}))
         self.max_reward = self.weights.full
-        toolbox.tools_of(edition)  # an unknown edition is an error
-        self.levels, self.negatives_share, self.edition = tuple(levels), negatives_share, edition
+        self.shares = shares
         self.ledger: Ledger | None = None
         self._rows: list[Problem] | None = None
         if str(source) != "toolbox":
             self._rows, self.ledger = sources.read(Path(source), tools_style)
-            if any("stratum" in row.meta for row in self._rows):
-                self.grouped_by = "stratum"
+            if not any("stratum" in row.meta for row in self._rows):
+                self.grouped_by = ""
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a
@@ -73,8 +68,7 @@ class FuncallTask:
         check_split(split)
         if self._rows is None:
             n = DEFAULT_LIMIT if limit is None else limit
-            mix = {"levels": self.levels, "negatives_share": self.negatives_share, "edition": self.edition}
-            return toolbox.problems(split, n, seed, **mix)
+            return shuffled(problems.draw(split, n, seed, shares=self.shares), n, seed)
         return shuffled((p for p in self._rows if p.split == split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:

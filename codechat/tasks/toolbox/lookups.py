@@ -19,7 +19,7 @@ from typing import Any
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import check_split
 from codechat.tasks.toolbox.catalogue import response
-from codechat.tasks.toolbox.conversations import CHAIN, RESULT, message
+from codechat.tasks.toolbox.dialogues import CHAIN, RESULT, message
 from codechat.tasks.toolbox.values import COMMON, WORDS, allowed, invent
 from codechat.text import chat
 

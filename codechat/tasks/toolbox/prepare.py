@@ -20,7 +20,7 @@ from codechat.data.prepared import SPLITS, check_shares, require_kind, write
 from codechat.data.sources import Ledger
 from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
-from codechat.tasks.toolbox import conversations, problems
+from codechat.tasks.toolbox import dialogues, problems
 from codechat.tasks.toolbox.copying import copy_dialogues
 from codechat.tasks.toolbox.lookups import STEPS, lookup_dialogues
 from codechat.tasks.toolbox.values import is_shared
@@ -58,7 +58,7 @@ class CallsConfig:
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox")
-    mix: conversations.Mix = opt(conversations.Mix(), "shares of the toolbox's conversations")
+    mix: dialogues.Mix = opt(dialogues.Mix(), "shares of the toolbox's conversations")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
     preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
@@ -93,7 +93,7 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
 
 def _declining(row: Row) -> Row:
     """The row, in which an answer that has no function calls `chat.NOTHING`, as a described list offers it."""
-    turns = [m | {"content": chat.DECLINE} if m["content"] in conversations.NO_FUNCTION else m for m in row["messages"]]
+    turns = [m | {"content": chat.DECLINE} if m["content"] in dialogues.NO_FUNCTION else m for m in row["messages"]]
     return row | {"messages": turns}
 
 
@@ -147,15 +147,15 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     ledgers.append(ledger)
     held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
-    domains = {"calls": (n_train, partial(conversations.dialogues, mix=mix))}
+    domains = {"calls": (n_train, partial(dialogues.draw, mix=mix))}
     if cfg.copies:
         domains["copy"] = (cfg.copies, partial(copy_dialogues, varied=mix.varied_values))
     for step in STEPS if cfg.lookups else ():
         drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
         domains[f"lookup_{step}"] = (cfg.lookups, drill)
     files = {
-        f"{domain}.{split}": list(ledger.counted(dialogues(split, n, cfg.seed)))
-        for domain, (n_train, dialogues) in domains.items()
+        f"{domain}.{split}": list(ledger.counted(draw(split, n, cfg.seed)))
+        for domain, (n_train, draw) in domains.items()
         for split, n in {"train": n_train, **held_out}.items()
     }
     return files | _problem_files(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
@@ -168,9 +168,9 @@ def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, lis
     requests = _code_requests({s: round(shares[s]["code"] * n) for s, n in counts.items() if "code" in shares[s]})
     files = {}
     for split, n in counts.items():
-        mix = cfg.mix if split == "train" else conversations.Mix()
+        mix = cfg.mix if split == "train" else dialogues.Mix()
         how = dict(shares=shares[split], mix=mix, code_requests=requests.get(split, ()))
-        files[f"funcall.{split}"] = list(map(row_of, problems.problems(split, n, cfg.seed, **how)))
+        files[f"funcall.{split}"] = list(map(row_of, problems.draw(split, n, cfg.seed, **how)))
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
 
@@ -208,6 +208,5 @@ def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
         return {}
     requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
     return {
-        f"probes.{split}": problems.probes(split, 5 * cfg.probes, cfg.seed, found)
-        for split, found in requests.items()
+        f"probes.{split}": problems.probes(split, 5 * cfg.probes, cfg.seed, found) for split, found in requests.items()
     }

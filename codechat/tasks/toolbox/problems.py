@@ -23,7 +23,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import Message, Problem, check_split
-from codechat.tasks.toolbox.conversations import (
+from codechat.tasks.toolbox.dialogues import (
     MAX_OTHERS,
     Mix,
     Sampler,
@@ -128,7 +128,7 @@ STRATA: dict[str, Callable[[Draw], Drawn]] = {
 }
 
 
-def problems(
+def draw(
     split: str,
     n: int,
     seed: int = 0,

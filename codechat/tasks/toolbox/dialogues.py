@@ -408,7 +408,7 @@ class Sampler:
 Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 
 
-def dialogues(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
+def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools (names
     on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same request with
     a list that fits."""
