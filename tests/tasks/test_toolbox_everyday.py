@@ -6,12 +6,10 @@ import json
 import random
 import re
 from string import Formatter
-from zlib import crc32
 
 import pytest
 
 from codechat.data import synthetic
-from codechat.launch.recipes import RECIPES
 from codechat.tasks import natural
 from codechat.tasks.toolbox import copying, everyday, values
 from codechat.tasks.toolbox.catalogue import HELD_OUT as UNSEEN
@@ -88,16 +86,6 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
     (square,) = (t for t in TRAINED if t.name == "square")
     asked = [everyday.ask(random.Random(i), square, {"x": 7}) for i in range(200)]
     assert len(set(asked)) == 16 and all("7" in text for text in asked)
-
-
-def test_recipe_nano_has_the_rows_that_it_had_before_these_tables() -> None:
-    """Shares of 0 draw nothing. The sums are those of f4306e0, which knew neither tables nor varied values."""
-    mix = Mix(**RECIPES["nano"].stage("calls").settings["mix"])
-    rows = list(draw_dialogues("train", 400, mix=mix))
-    assert crc32(json.dumps(rows).encode()) == 558251099
-    assert crc32(json.dumps(list(copying.copy_dialogues("train", 200))).encode()) == 768183282
-    chats, more = ([r["messages"][0]["content"] for r in synthetic.chat_rows(talk)] for talk in (False, True))
-    assert more == chats + [said for said, _ in synthetic.small_talk()]
 
 
 def invented(value: str) -> bool:
