@@ -24,7 +24,7 @@ from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.staircase import NAMED
-from codechat.tasks.toolbox import catalogue
+from codechat.tasks.toolbox import catalogue, problems
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
 

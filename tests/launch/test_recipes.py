@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
         ("tiny.toml", dict(from_stage="frist"), "'first'"),
         ("nona", {}, "'nano'"),
         ("none.toml", {}, "none.toml"),
-        ("mini", dict(scale="8b", yes=True), "no scale 8b"),
+        ("mini", dict(scale="9b", yes=True), "no scale"),
         ("nano", dict(scale="9b"), "'9b'"),
     ):
         with pytest.raises(UserError) as error:
@@ -450,7 +450,7 @@ def test_a_larger_scale_prints_its_plan_and_asks(
     monkeypatch.setattr("builtins.input", lambda question: "y")
     runner.run_recipe(cfg)
     runner.run_recipe(cfg)  # finished: neither asked nor launched again
-    assert planned_8b == ["corpus", "code", "calls", "pretrain", "sft", "choose"]
+    assert planned_8b == ["corpus", "base-code", "base-calls", "pretrain", "base", "ours-choose"]
 
 
 def test_what_needs_no_gpu_runs_before_gpus_are_required(
@@ -460,7 +460,7 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     monkeypatch.setattr(runner, "gpus_here", lambda: 2)
     with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
         runner.run_recipe(RecipeConfig(recipe="late", scale="8b", yes=True))
-    assert planned_8b == ["corpus", "code", "calls"]
+    assert planned_8b == ["corpus", "base-code", "base-calls"]
 
 
 TWO = """
