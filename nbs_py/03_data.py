@@ -263,8 +263,8 @@ def held_out_values(problems):
 
 
 sizes = {"train": 2000, "select": 500, "test": 500, "test_hard": 500}
-shares = dict.fromkeys(sizes, {"call": 1}) | {"test_hard": {"tool": 0.5, "phrasing": 0.5}}
-problems = {split: draw(split, n, seed, shares=shares[split]) for split, n in sizes.items()}
+strata = dict.fromkeys(sizes, {"call": 1}) | {"test_hard": {"tool": 0.5, "phrasing": 0.5}}
+problems = {split: draw(split, n, seed, shares=strata[split]) for split, n in sizes.items()}
 values = {split: held_out_values(found) for split, found in problems.items()}
 
 # %%

@@ -34,7 +34,6 @@ small = {
     "evaluate": dict(limit=60, probe_examples=1, max_new_tokens=4),
 }
 small["base-code"], small["base"] = small["code"], small["sft"]
-small |= dict.fromkeys(("words", "lookups", "phrases"), dict(max_steps=2, device_batch_size=2, compile=False))
 nano = RECIPES["nano"]
 stages = tuple(replace(s, settings={**s.settings, **small.get(s.name, {})}) for s in nano.stages)
 RECIPES["nano"] = replace(nano, stages=stages)

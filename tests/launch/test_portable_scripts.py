@@ -103,8 +103,8 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
         stages = dataclasses.replace(cfg, base=None)
         runner.pending(stages.bound, runner.Ledger(tmp_path), stages)  # all stages that a script names exist
     stages = list(json.loads((written / "ours-2b.json").read_text()))
-    words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("rl") + 1))
-    assert words[-2:] == ["--from", "rl"], "numbers of other recipes are places"
+    words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("ours-rl") + 1))
+    assert words[-2:] == ["--from", "ours-rl"], "numbers of other recipes are places"
 
 
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:

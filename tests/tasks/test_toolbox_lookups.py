@@ -20,7 +20,7 @@ def turns(row: dict) -> tuple[dict[str, str], list[tuple[str, str]]]:
     system, *rest = [m["content"] for m in row["messages"]]
     *lines, last = system.splitlines()[1:]
     assert last == "Nothing fits: none()"
-    entries = [line.rpartition(": ") if "(" not in line else line.partition(": ") for line in lines]
+    entries = [line.partition(": ") for line in lines]
     said = {m["content"]: m["role"] for m in row["messages"]}
     asked = [(a, b) for a, b in zip(rest, rest[1:]) if said[a] == "user" and not chained(a)]
     return {name.partition("(")[0]: text.lower() for text, _, name in entries}, asked
@@ -31,7 +31,7 @@ def chained(request: str) -> bool:
 
 
 def name_of(answer: str) -> str:
-    return chat.parse_calls(answer)[0].name if chat.CALL_TAG in answer else answer
+    return chat.parse_calls(answer)[0].name
 
 
 @pytest.mark.parametrize("step", lookups.STEPS)
@@ -47,8 +47,7 @@ def test_the_answer_is_the_name_of_the_line_that_holds_the_words(step: str) -> N
             shared = {name: len(set(words) & set(text.split())) for name, text in entries.items()}
             assert shared[name_of(answer)] == max(shared.values()) > sorted(shared.values())[-2]
             loose += words[: len(own)] != own
-            if chat.CALL_TAG in answer:
-                assert str(chat.parse_calls(answer)[0].arguments.popitem()[1]) == words[-1]
+            assert str(chat.parse_calls(answer)[0].arguments.popitem()[1]) == words[-1]
     assert (loose > 100) == (step in ("phrases", "loose"))
 
 
@@ -58,7 +57,7 @@ def test_requests_that_no_line_serves_are_declined() -> None:
             entries, asked = turns(row)
             listed = {word for text in entries.values() for word in text.split()}
             for request, answer in asked:
-                assert answer == (chat.DECLINE if lookups.STEPS[step].calls else "none")
+                assert answer == chat.DECLINE
                 assert not listed & (set(request.lower().split()) - set(lookups.FILLERS))
 
 
@@ -95,7 +94,7 @@ def test_names_and_rows_belong_to_splits_and_seeds() -> None:
     assert names - known and all(allowed(name, "select") for name in names - known)
     assert rows[:50] == list(lookups.lookup_dialogues("select", 50, step="loose"))
     assert rows != list(lookups.lookup_dialogues("select", 200, 1, step="loose"))
-    with pytest.raises(ConfigError, match="words"):
+    with pytest.raises(ConfigError, match="loose"):
         next(lookups.lookup_dialogues("train", 1, step="hard"))
 
 

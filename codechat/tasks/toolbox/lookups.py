@@ -1,12 +1,10 @@
-"""Lookup drills: lists whose entries are a few words and a name, and requests that repeat the words and are answered by the name.
+"""Lookup drills: lists whose entries are a few words, a name and an argument, and requests that repeat the words.
 
-Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. A small model does not learn it
-from calls alone within a few million tokens (LOG.md). It does in steps, once it can copy: first the name as the whole answer ("words"), then the
-same inside a call ("calls"), then with more words, invented names, and words left out, added or moved in some requests ("phrases") and in most
-("loose"). Lists are in the style `described` of `chat.tools_prompt`, where the name follows its words, as copying needs it, and where declining is
-an entry like any other.
-
-Left out: meaning. What a request needs stands in the list, word for word.
+Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. Beside
+calls in one SFT these drills teach it to a small model (LOG.md): with a name for a word or two ("calls"), with more words,
+invented names, and words left out, added or moved in some requests ("phrases") and in most ("loose"). Lists are in the
+style `described` of `chat.tools_prompt`, where the name follows its words, as copying needs it, and where declining is an
+entry like any other.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ FILLERS = "please can you the a now want to me of I with and for it".split()
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words are not the line's own.
-    chained: share of requests for one line and then another, whose call takes the result of the first."""
+    """A kind of drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words
+    are not the line's own. chained: share of requests for one line and then another, whose call takes the result of the
+    first."""
 
     pool: Sequence[str]
-    calls: bool
     entries: int
     words: int
     loose: float = 0.0
@@ -43,10 +41,9 @@ class Step:
 
 
 STEPS = {
-    "words": Step(SHORT, calls=False, entries=4, words=2),
-    "calls": Step(SHORT, calls=True, entries=4, words=2),
-    "phrases": Step(COMMON, calls=True, entries=5, words=3, loose=0.3, chained=0.1),
-    "loose": Step(COMMON, calls=True, entries=5, words=4, loose=0.6, chained=0.2),
+    "calls": Step(SHORT, entries=4, words=2),
+    "phrases": Step(COMMON, entries=5, words=3, loose=0.3, chained=0.1),
+    "loose": Step(COMMON, entries=5, words=4, loose=0.6, chained=0.2),
 }
 
 
@@ -85,7 +82,7 @@ def _conversation(rng: random.Random, split: str, step: Step, missing: float) ->
     names = _names(rng, split, step, count)
     words = rng.sample(step.pool, (count + 1) * step.words)
     texts = [words[i * step.words :][: rng.randint(1, step.words)] for i in range(count + 1)]  # the last is on no line
-    keys = [rng.choice(step.pool) if step.calls else "" for _ in names]
+    keys = [rng.choice(step.pool) for _ in names]
     lines = [_line(*entry) for entry in zip(texts, names, keys)]
     messages = [message("system", chat.described("\n".join(["Functions:", *lines])))]
     for at in rng.sample(range(count), count):
@@ -98,8 +95,8 @@ def _conversation(rng: random.Random, split: str, step: Step, missing: float) ->
             messages += _chain(rng, split, first, _Ask(_asked(rng, step, texts[other]), names[other], keys[other]))
             continue
         value = rng.randint(1, 99)
-        messages.append(message("user", first.said(value if step.calls else "")))
-        messages.append(message("assistant", first.call(value) if step.calls else first.name))
+        messages.append(message("user", first.said(value)))
+        messages.append(message("assistant", first.call(value)))
     return messages
 
 
@@ -137,7 +134,7 @@ def _result(rng: random.Random, split: str) -> int:
 
 
 def _line(text: list[str], name: str, key: str) -> str:
-    return f"{' '.join(text).capitalize()}: {name}" + (f"({key}: integer)" if key else "")
+    return f"{' '.join(text).capitalize()}: {name}({key}: integer)"
 
 
 def _names(rng: random.Random, split: str, step: Step, count: int) -> list[str]:

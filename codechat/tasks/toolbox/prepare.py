@@ -46,7 +46,7 @@ class CallsConfig:
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(
         0,
-        "lookup drills of each step (domains lookup_words, lookup_calls, lookup_phrases, lookup_loose)",
+        "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)",
         least=0,
     )
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves")
