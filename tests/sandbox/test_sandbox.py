@@ -385,31 +385,13 @@ def test_without_isolation_the_verdict_is_still_the_judges() -> None:
 def test_works_for_an_ordinary_user() -> None:
     if os.getuid() != 0:
         pytest.skip("the other tests run as an ordinary user")
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from codechat.sandbox import layers\n"
-        "assert layers.check(); print(layers.choose('auto'))"
-    )
-    reach = [
-        "/usr/bin/python3",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import codechat; assert sys.version_info > (3, 11)",
-    ]
-    if (
-        not os.path.exists(reach[0])
-        or subprocess.run(reach, user=65534, group=65534, cwd="/", capture_output=True).returncode
-    ):
+    path = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    user = dict(user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60)
+    reach = ["/usr/bin/python3", "-c", path + "import codechat; assert sys.version_info > (3, 11)"]
+    if not os.path.exists(reach[0]) or subprocess.run(reach, **user).returncode:
         pytest.skip("no Python 3.11 and project that an ordinary user could read")
-    done = subprocess.run(
-        [reach[0], "-c", code],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    code = path + "from codechat.sandbox import layers; assert layers.check(); print(layers.choose('auto'))"
+    done = subprocess.run([reach[0], "-c", code], **user)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split()[-1] == layers.choose("auto")
 

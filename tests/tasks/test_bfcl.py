@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from itertools import permutations
@@ -10,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noise import noise
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.core.errors import DataError
 from codechat.data import public_rows
-from codechat.evaluation import evaluate
-from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, check_reference_solutions
+from codechat.tasks.base import check_reference_solutions
 from codechat.tasks.bfcl import rules
 from codechat.tasks.bfcl import task as bfcl
 from codechat.tasks.bfcl.task import TIERS, BfclTask
@@ -134,26 +130,16 @@ def test_nan_and_infinity_match_nothing() -> None:
     assert TASK.score(PROBLEMS["int_for_float"], huge).tier == "wrong_value"
 
 
-def test_noise_never_raises_and_scores_nothing() -> None:
-    problems = itertools.cycle(PROBLEMS.values())
-    for text, problem in zip(noise('"set_timer"', "set_timer(", "minutes=", "12", ")", longest=12), problems):
-        score = TASK.score(problem, text)
-        assert score.tier in TIERS and (not score.correct or problem.gold["expect"] != "calls" or "set_timer" in text)
-
-
 def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
     """Against every assignment, over random tables of who matches whom."""
     rng = random.Random(1)
     tools = {"f": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
     for _ in range(300):
         size = rng.randint(1, 5)
-        answers = [
-            {"name": "f", "arguments": {"a": rng.sample(range(size), rng.randint(1, size))}} for _ in range(size)
-        ]
+        ways = [rng.sample(range(size), rng.randint(1, size)) for _ in range(size)]
+        answers = [{"name": "f", "arguments": {"a": each}} for each in ways]
         calls = [("f", {"a": rng.randrange(size)}) for _ in range(size)]
-        possible = any(
-            all(c[1]["a"] in a["arguments"]["a"] for c, a in zip(order, answers)) for order in permutations(calls)
-        )
+        possible = any(all(c[1]["a"] in w for c, w in zip(order, ways)) for order in permutations(calls))
         assert (rules.fault_of_calls(calls, answers, tools) is None) == possible
 
 
@@ -204,28 +190,6 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
 def test_the_leaderboards_rows_never_become_training_data() -> None:
     names = {public_rows.evaluation_set(QUESTION), public_rows.evaluation_set(IDLE)}
     assert names == {"the Berkeley Function Calling Leaderboard"}
-
-
-def test_unusable_files_are_user_errors(leaderboard: Path, tmp_path: Path) -> None:
-    def rejected(error: type[UserError], source: Path | str = leaderboard, **more: Any) -> None:
-        with pytest.raises(error):
-            BfclTask(source=str(source), **more)
-
-    rejected(MissingFile, "nowhere")
-    rejected(DataError, leaderboard / "BFCL_v4_simple_java.json")
-    rejected(DataError, categories="parallel")
-    rejected(ConfigError, categories="simpel")
-    write(leaderboard / "BFCL_v3_simple.json", QUESTION)
-    rejected(DataError)
-    (leaderboard / "BFCL_v3_simple.json").unlink()
-    answers = leaderboard / "possible_answer" / "BFCL_v4_simple_python.json"
-    write(answers, ANSWER | {"id": "simple_python_1"})
-    rejected(DataError)
-    answers.unlink()
-    rejected(MissingFile)
-    rejected(DataError, write(tmp_path / "other.jsonl", {"system": "", "chat": ""}))
-    with pytest.raises(ConfigError):
-        TASK.problems("train")
 
 
 def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:
@@ -283,13 +247,3 @@ def test_the_command_gives_a_score_for_each_category(model: str, capsys: pytest.
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
     assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2
     assert "required: one of test" in capsys.readouterr().err
-
-
-def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(model: str) -> None:
-    messages, gold = [{"role": "user", "content": "x" * 300}], {"expect": "none", "answers": [], "tools": {}}
-    long = Problem("long", messages, gold, "test", {"category": "irrelevance"})
-    loaded = loading.load_model(model, device="cpu")
-    policy, problems = (loaded.model, loaded.tokenizer, loaded.tags), [PROBLEMS["no_tools"], long]
-    result = evaluate.evaluate_task(*policy, TASK, problems, n=1, temperature=0, max_new_tokens=4)
-    assert [p["c"] for p in result.counts] == [1, 0] and result.tiers == {"full": 1, "no_call": 1}
-    assert TASK.score(long, "").correct

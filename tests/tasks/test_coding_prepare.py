@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.core.errors import ConfigError, DataError, UserError
+from codechat.core.errors import ConfigError, DataError
 from codechat.data import command
 
 ADD = "def add(a, b):\n    return a + b"
@@ -121,16 +121,3 @@ def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: P
     for words in (["--neutral-share", "0.7", "--negatives-share", "0.6"], ["--max-lost", "2"]):
         with pytest.raises(ConfigError, match=words[0][2:].replace("-", ".")):
             command.main(["code", *words])
-
-
-@pytest.mark.slow
-def test_embedded_programs_need_no_network_and_the_hub_is_given_up_within_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    command.main(["code", "--out", str(tmp_path / "embedded"), "--tokenizer", "bytes", "--max-examples", "30"])
-    rows = rows_of(tmp_path / "embedded" / "programs.train.jsonl")
-    assert rows and all(r["messages"][1]["content"].startswith("def ") for r in rows)
-    with pytest.raises(UserError, match="Codeforces"):
-        command.main(["code", "--source", "codeforces", "--out", str(tmp_path / "hub")])
-    assert not (tmp_path / "hub").exists()

@@ -15,10 +15,6 @@ from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import command
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
-from codechat.runs.run import Run
 from codechat.tasks.base import SPLITS, Score
 from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.rewards import GRADERS
@@ -271,18 +267,3 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
 
 
 TINY = dict(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tokenizer.load("bytes").n_vocab)
-
-
-def test_an_evaluation_keeps_every_example_and_counts_truncations(home: Path, gsm8k: Path) -> None:
-    meta = {"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "reserved"}
-    with Run.create("new", {}, kind="sft") as run:
-        checkpoint.save(run.path, 0, model=GPT(GPTConfig(**TINY)), meta=meta)
-    words = f"evaluate --ckpt new --task gsm8k --data-dir {gsm8k} --n 2 --ks 1 --limit 6 --max-new-tokens 5"
-    assert cli.main(words.split()) == 0
-    evaluation = Run.open("evaluate")
-    examples, row = list(read_rows(evaluation.path / "examples.jsonl")), evaluation.evals().iloc[0]
-    keys = {"problem", "completion", "reward", "terms", "parts", "tier", "correct", "stop", "gold", "split"}
-    assert len(examples) == 12 and keys <= examples[0].keys()
-    assert row["format_rate"] == row["exact_match"] == 0 and row["tier/neither"] == 1
-    assert sum(e["stop"] != "stop" for e in examples) == round(12 * row["truncated_frac"]) > 0
-    assert [row[f"reward/{term}"] for term in TERMS] == [0] * 5

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.tasks.repair.edits import as_block as block
 
 NAME = f"{Path(__file__).parents[2] / 'examples' / 'swebench.py'}:SweBench"
@@ -134,19 +133,3 @@ def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None
     hang = "import time\ntime.sleep(600)\n\n\ndef total(xs):"
     score = task.score(problem, block("shop/cart.py", "def total(xs):", hang))
     assert score.tier == "applied" and "out of time" in score.parts["reason"]
-
-
-def test_real_rows_need_trust_and_their_columns(checkout: dict[str, Any], tmp_path: Path) -> None:
-    rows = real(tmp_path, checkout).source
-    with pytest.raises(ConfigError):
-        tasks.load(NAME, source=rows, checkouts="x")
-    with pytest.raises(ConfigError):
-        tasks.load(NAME, source=rows, trusted=True)
-    for change in (dict(FAIL_TO_PASS="[]"), dict(FAIL_TO_PASS="oops"), dict(PASS_TO_PASS=3), dict(instance_id="../x")):
-        with pytest.raises(DataError):
-            real(tmp_path, checkout | change).problems("test")
-    without = {k: v for k, v in checkout.items() if k != "test_patch"}
-    with pytest.raises(DataError):
-        real(tmp_path, without).problems("test")
-    with pytest.raises(MissingFile):
-        real(tmp_path, checkout | {"instance_id": "absent-2"}).problems("test")
