@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 ANYTHING = {
     "training/sampling.py": "what a batch ahead raises is raised by the loop that takes the batch",
     "inference/toolkit.py": "what a user's function raises is its answer in the conversation",
-    "sandbox/child.py": "what an untrusted program raises is its answer to the judge",
+    "sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
     "sandbox/judge.py": "whatever a test raises is the reason why it failed",
     "tasks/custom.py": "what a user's reward function raises is a tier of the score",
     "tasks/redteam.py": "what a user's reward raises is the finding",
