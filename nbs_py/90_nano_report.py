@@ -197,8 +197,7 @@ plots.group_signal(name["rl"], metrics["rl"])
 # %% [markdown]
 # ## How it came to read
 #
-# Pretraining on code, a first SFT that learns to copy, three drills that lead up to looking a word up in a list, and SFT on conversations in which only the list says what a tool is called.
-# LOG.md has the arms; without the drills the choice stays at chance.
+# Pretraining on code, a first SFT that learns to copy, and a second on conversations in which only the list says what a tool is called, with lookup drills among them. LOG.md has the arms.
 
 # %% tags=["hide-input"]
 plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"])
@@ -207,8 +206,6 @@ plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"])
 plots.heldout_losses(name["sft"], evals["sft"])
 
 # %% [markdown]
-# The held-out loss of the first drill rises while the later ones and the calls are learned: it was a step on the way.
-#
 # ## Appendix: runs and statistics
 
 # %% tags=["hide-input"]
