@@ -3,6 +3,7 @@ are those of the text."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,6 @@ from codechat.inference.protocol import (
     ServedModel,
     grammar_of,
     offered_tools,
-    parse_chat,
     parse_completion,
     prompt_of,
 )
@@ -38,7 +38,6 @@ from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
 
-ODD = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}}}
 LOADED = LoadedModel(
     GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path()
 )
@@ -64,36 +63,23 @@ def result(of: str, content: str) -> dict[str, Any]:
 TWO = asks(("a", "Rome"), ("b", "Oslo"))
 
 
-@pytest.mark.parametrize("tools", [[], [TOOL]])
-@pytest.mark.parametrize(
-    "messages",
-    [
+def prompted(messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), loaded: Any = None) -> list[int]:
+    return prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
+
+
+def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
+    brief, parts = {"role": "developer", "content": "Be brief."}, [{"type": "text", "text": "So: "}]
+    both = [USER, TWO, result("b", "2"), result("a", "1")]
+    for messages in (
         [USER, TWO, result("a", "1"), result("b", "2")],
-        [USER, TWO, result("b", "2"), result("a", "1")],
+        both,
         [{"role": "system", "content": ""}, USER, asks(("a", "<|end|>"), content="Let me look.\n"), result("a", "1")],
-        [
-            {"role": "developer", "content": "Be brief."},
-            USER,
-            asks(("a", "é"), content=[{"type": "text", "text": "So: "}]),
-            result("a", "1"),
-        ],
-        [
-            USER,
-            TWO,
-            result("b", "2"),
-            result("a", "1"),
-            {"role": "assistant", "content": " Both.\n"},
-            USER,
-            asks(("a", "Bonn")),
-            result("a", "3"),
-        ],
-    ],
-)
-def test_a_conversation_has_the_ids_that_training_gives_it(messages: list[dict[str, Any]], tools: list[Any]) -> None:
-    trained = chat_formats.messages_of({"messages": messages, "tools": tools}, "row", LOADED.tools_style)
-    read = [Message.model_validate(message) for message in messages]
-    assert chat.decode(prompt_of(read, tools, LOADED), TOK) == chat.decode(chat.prompt(trained, TOK), TOK)
-    assert prompt_of(read, tools, LOADED) == chat.prompt(trained, TOK)
+        [brief, USER, asks(("a", "é"), content=parts), result("a", "1")],
+        [*both, {"role": "assistant", "content": " Both.\n"}, USER, asks(("a", "Bonn")), result("a", "3")],
+    ):
+        for tools in ([], [TOOL]):
+            trained = chat_formats.messages_of({"messages": messages, "tools": tools}, "row", LOADED.tools_style)
+            assert prompted(messages, tools) == chat.prompt(trained, TOK), messages
 
 
 def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
@@ -101,14 +87,12 @@ def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
     (choice,) = body(chat.completion_ids(written, TOK), calls=True)["choices"]
     said = choice["message"]
     answers = [result(call["id"], "1") for call in said["tool_calls"]]
-    ids = prompt_of([Message.model_validate(m) for m in (USER, said, *answers)], [], LOADED)
     told = [USER, {"role": "assistant", "content": written}, *[{"role": "function", "content": "1"}] * 2]
-    assert ids == chat.prompt(told, TOK)
+    assert prompted([USER, said, *answers]) == chat.prompt(told, TOK)
 
 
-@pytest.mark.parametrize(
-    "messages, param, reason",
-    [
+def test_every_call_has_one_result_by_its_id_here_and_in_training() -> None:
+    for messages, param, reason in (
         ([USER, TWO, result("a", "1")], "messages[1].tool_calls", "call_without_result"),
         ([USER, TWO, result("a", "1"), USER], "messages[1].tool_calls", "call_without_result"),
         ([USER, TWO, USER], "messages[1].tool_calls", "call_without_result"),
@@ -116,22 +100,13 @@ def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
         ([USER, TWO, *map(result, "aba", "123")], "messages[4].tool_call_id", "result_without_call"),
         ([USER, TWO, *map(result, "ac", "12")], "messages[3].tool_call_id", "result_without_call"),
         ([USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")], "messages[1].tool_calls", "unreadable_call"),
-    ],
-)
-def test_every_call_has_one_result_by_its_id_here_and_in_training(messages: list[Any], param: str, reason: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        prompt_of([Message.model_validate(message) for message in messages], [], LOADED)
-    assert (caught.value.status, caught.value.param) == (400, param)
-    answered = [*messages, {"role": "assistant", "content": "Done."}]
-    assert chat_formats.messages_of({"messages": answered}, "row") == reason
-
-
-def test_a_result_without_an_id_is_rejected() -> None:
-    with pytest.raises(ApiError) as caught:
-        prompt_of(
-            [Message.model_validate(m) for m in (USER, asks(("a", "1")), {"role": "tool", "content": "1"})], [], LOADED
-        )
-    assert caught.value.param == "messages[2].tool_call_id"
+        ([USER, asks(("a", "1")), {"role": "tool", "content": "1"}], "messages[2].tool_call_id", None),
+    ):
+        with pytest.raises(ApiError) as caught:
+            prompted(messages)
+        assert (caught.value.status, caught.value.param) == (400, param)
+        answered = [*messages, {"role": "assistant", "content": "Done."}]
+        assert reason is None or chat_formats.messages_of({"messages": answered}, "row") == reason
 
 
 def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
@@ -145,33 +120,27 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
         [USER, {"role": "assistant", "content": two}, USER],  # shown, not run
         [USER, {"role": "assistant", "content": two}, *told, {"role": "assistant", "content": two}, USER],
     ):
-        sent = [Message.model_validate(message) for message in as_openai(messages)]
-        assert prompt_of(sent, [], LOADED) == chat.prompt(messages, TOK)
+        assert prompted(as_openai(messages)) == chat.prompt(messages, TOK)
 
 
 # ---- text as it grows
 
 
-@pytest.mark.parametrize(
-    "content, more",
-    [(CODE, {}), (CODE, {"stops": ("x > 2",)}), (f"so: {CALL}", {"calls": True}), ("a\n<", {}), (CODE, {"tags": None})],
-)
-def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -> None:
-    detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
-    ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
-    whole, before = detokenizer.split(ids)[0], ""
-    for k in range(len(ids) + 1):
-        said = detokenizer.growing(ids[:k])
-        assert whole.startswith(said), (k, said)
-        before = max(before, said, key=len)
-    assert before
-
-
-@pytest.mark.parametrize("tags", chat.MODES)
-def test_a_stream_says_nothing_of_the_end_of_an_answer(tags: str) -> None:
-    detokenizer = Detokenizer(TOK, tags)
-    for end in ("", "\n", "\n\n"):
-        ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
+def test_what_a_stream_has_said_stays_true() -> None:
+    for content, more in (
+        (CODE, {}),
+        (CODE, {"stops": ("x > 2",)}),
+        (f"so: {CALL}", {"calls": True}),
+        ("a\n<", {}),
+        (CODE, {"tags": None}),
+    ):
+        detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
+        ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
+        whole = detokenizer.split(ids)[0]
+        parts = [detokenizer.growing(ids[:k]) for k in range(len(ids) + 1)]
+        assert all(map(whole.startswith, parts)) and any(parts), content
+    for tags, end in itertools.product(chat.MODES, ("", "\n", "\n\n")):  # nothing of the end of an answer is said
+        detokenizer, ids = Detokenizer(TOK, tags), [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
         whole = detokenizer.split(ids)[0]
         assert whole.strip() == "abc"
         assert all(whole.startswith(detokenizer.growing(ids[:k])) for k in range(len(ids) + 1))
@@ -209,24 +178,8 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 
     strict = {"type": "function", "function": {**SQUARE, "strict": True}}
     assert passes("auto") and not passes("required")
-    declined = [Message.model_validate(m) for m in (USER, {"role": "assistant", "content": chat.DECLINED}, USER)]
-    assert chat.DECLINE in chat.decode(prompt_of(declined, [SQUARE], Declining()), TOK)
-
-
-def test_a_call_that_does_not_fit_is_rejected() -> None:
-    for more, field in (
-        ({"tool_choice": "required", "max_tokens": 5}, "max_tokens"),
-        ({"tool_choice": "required", "stop": "x"}, "stop"),
-        ({"tools": [{"type": "function", "function": {**ODD, "strict": True}}]}, "tools"),
-    ):
-        with pytest.raises(ApiError) as caught:
-            parse_chat(
-                ChatRequest(
-                    **{"model": "m", "messages": [USER], "tools": [{"type": "function", "function": SQUARE}]} | more
-                ),
-                SERVED,
-            )
-        assert (caught.value.status, caught.value.param) == (400, field)
+    declined = [USER, {"role": "assistant", "content": chat.DECLINED}, USER]
+    assert chat.DECLINE in chat.decode(prompted(declined, [SQUARE], Declining()), TOK)
 
 
 def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
@@ -267,15 +220,9 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a" + LONE, "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
     assert third["message"]["content"] == named and "tool_calls" not in third["message"]
-    again = [
-        Message.model_validate(m)
-        for m in (USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1"))
-    ]
-    (call,) = chat.parse_calls(chat.decode(prompt_of(again, [], LOADED), TOK))
+    again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
+    (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a" + LONE, "\ude00": [1]}
-
-
-def test_a_lone_surrogate_in_an_error_is_an_answer() -> None:
     assert json.loads(error_response(ApiError(400, f"{LONE} is unknown", LONE)).body)["error"]["param"] == LONE
 
 
