@@ -46,27 +46,46 @@ _KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lam
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """how: problem id -> the ways in which it was found. read: sources searched; missing: those that could not be."""
 
     n: int
-    how: Mapping[str, tuple[str, ...]]
-    read: list[str]
-    missing: list[str]
+    how: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        ways = Counter(way for found in self.how.values() for way in found)
+        ways = Counter(way for some in self.how.values() for way in some)
         by_way = f" ({', '.join(f'{way} {n}' for way, n in sorted(ways.items()))})" if ways else ""
         searched = "; ".join(self.read) or "nothing"
         missing = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
         return f"contamination: {len(self.how)} of {self.n} problems exposed{by_way}; searched {searched}{missing}"
 
+    def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+        """(text, whether it is a whole message) of what a lineage was trained on. Fills `read` and `missing`."""
+        for entry in lineage:
+            name, done = f"{entry.get('run')} ({entry.get('kind')})", 0
+            try:
+                for text, whole in _texts_of(entry):
+                    yield text, whole
+                    done += len(text)
+                    if done > MOST_BYTES:
+                        break
+                if not done:
+                    raise UserError("no text was found")
+            except (UserError, OSError) as error:
+                self.missing.append(f"{name}: {str(error)[:160]}")
+                continue
+            part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
+            self.read.append(f"{name}: {part}")
+
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
     """Search what the lineage was trained on for the problems."""
-    texts = Texts(lineage)
-    return Report(len(problems), search(problems, texts), texts.read, texts.missing)
+    report = Report(len(problems))
+    report.how = search(problems, report.texts(lineage))
+    return report
 
 
 def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
@@ -203,33 +222,6 @@ def _normal(node: ast.stmt) -> str:
 
 
 # ---- what a checkpoint was trained on
-
-
-@dataclass
-class Texts:
-    """Iterating gives (text, whole): whole is True for a message, False for a piece of a corpus. It fills `read` and
-    `missing`."""
-
-    lineage: Sequence[Mapping[str, Any]]
-    read: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[tuple[str, bool]]:
-        for entry in self.lineage:
-            name, done = f"{entry.get('run')} ({entry.get('kind')})", 0
-            try:
-                for text, whole in _texts_of(entry):
-                    yield text, whole
-                    done += len(text)
-                    if done > MOST_BYTES:
-                        break
-                if not done:
-                    raise UserError("no text was found")
-            except (UserError, OSError) as error:
-                self.missing.append(f"{name}: {str(error)[:160]}")
-                continue
-            part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
-            self.read.append(f"{name}: {part}")
 
 
 def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:

@@ -180,9 +180,12 @@ class TaskSettings(SamplingSettings):
         return {"source": self.data_dir} if self.data_dir else {}
 
 
+# ---- the command
+
+
 @dataclass(frozen=True, kw_only=True)
-class ScoringSettings(SamplingSettings):
-    """Which checkpoints are scored."""
+class EvaluateConfig(TaskSettings):
+    """What to evaluate, and how many samples to draw."""
 
     ckpt: tuple[str, ...] = opt(
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
@@ -190,15 +193,6 @@ class ScoringSettings(SamplingSettings):
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
-
-
-# ---- the command
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(TaskSettings, ScoringSettings):
-    """What to evaluate, and how many samples to draw."""
-
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
     )
@@ -291,17 +285,6 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     return run
 
 
-def evaluate_split(
-    cfg: Any, loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], split: str, sampling: Sampling
-) -> TaskResult:
-    """`evaluate_task` with the settings of a configuration."""
-    begin = chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else ()
-    how = dict(n=sampling.n, temperature=sampling.temperature, ks=sampling.ks, constrain=sampling.constrained)
-    how |= dict(top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, begin=begin)
-    title = f"{label(loaded.path)} on {split}"
-    return evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, problems, progress=title, **how)
-
-
 def _evaluate_checkpoint(
     cfg: EvaluateConfig,
     run: Run,
@@ -320,8 +303,13 @@ def _evaluate_checkpoint(
         say(report := contamination.check(everything, loaded.meta.get("lineage", ())))
         exposed = report.how
     for (split, items), (i, sampling) in itertools.product(problems.items(), enumerate(samplings(cfg))):
-        result, way = evaluate_split(cfg, loaded, task, items, split, sampling), str(sampling)
-        row, which = result.row() | dict(sampling=way), dict(checkpoint=label(path), split=split, sampling=way)
+        begin = chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else ()
+        how = dict(n=sampling.n, temperature=sampling.temperature, ks=sampling.ks, constrain=sampling.constrained)
+        how |= dict(top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, begin=begin)
+        which = dict(checkpoint=label(path), split=split, sampling=(way := str(sampling)))
+        title = f"{which['checkpoint']} on {split}"
+        result = evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, items, progress=title, **how)
+        row = result.row() | dict(sampling=way)
         special = f", {way}" if sampling.forced_call or sampling.constrained else ""
         say(result.report(f"{which['checkpoint']} on {cfg.task} {split}{special}"))
         if dist.is_main():

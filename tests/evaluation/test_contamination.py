@@ -29,21 +29,27 @@ CODE = """def longest_run(values, limit):
 REQUEST = "Write a function that finds the length of the longest run of values above a given limit in a list."
 PROBLEM = Problem("leaked", [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": REQUEST}],
                   {"code": CODE, "tests": ["assert longest_run([1], 0) == 1"], "names": ["longest_run"]}, "test")  # fmt: skip
-NOISE = (
-    "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
-    + "many words about nothing at all. " * 50
-    + "\n"
-)
+NOISE = "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
+NOISE += "many words about nothing at all. " * 50 + "\n"
 
 
-def found(*texts: str, problem: Problem = PROBLEM, whole: bool = False) -> tuple[str, ...]:
-    return contamination.search([problem], [(text, whole) for text in texts]).get("leaked", ())
+def found(text: str, problem: Problem = PROBLEM, whole: bool = False) -> tuple[str, ...]:
+    return contamination.search([problem], [(text, whole)]).get("leaked", ())
 
 
 def renamed(code: str, **names: str) -> str:
     for old, new in names.items():
         code = code.replace(old, new)
     return code
+
+
+def write(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def searched(problems: list[Problem], **entry: object) -> contamination.Report:
+    return contamination.check(problems, [{"run": "r", **entry}])
 
 
 def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
@@ -75,11 +81,10 @@ def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
 
 def test_short_requests_count_as_whole_messages_only_and_small_programs_never() -> None:
     short = Problem("leaked", [{"role": "user", "content": "What is 12 squared?"}], None, "test")
-    assert found("what is 12   squared", problem=short, whole=True) == ("prompt",)
-    assert found("I ask: what is 12 squared?", problem=short, whole=True) == ()
-    assert found("what is 12 squared", problem=short) == ()
+    assert found("what is 12   squared", short, whole=True) == ("prompt",)
+    assert found("I ask: what is 12 squared?", short, whole=True) == found("what is 12 squared", short) == ()
     gold = {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}
-    assert found(gold["code"], problem=Problem("leaked", PROBLEM.messages, gold, "test")) == ()
+    assert found(gold["code"], Problem("leaked", PROBLEM.messages, gold, "test")) == ()
 
 
 @pytest.mark.slow
@@ -107,31 +112,25 @@ def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.Mo
     return make_run("leaky", lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages])
 
 
-def write(path: Path, *rows: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Path) -> None:
     report = contamination.check([PROBLEM], checkpoint.load("leaky").meta["lineage"])
     assert report.how == {"leaked": ("program",)}
     assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
     assert len(report.missing) == 1 and "gone" in report.missing[0]
-    assert all(words in str(report) for words in ("1 of 1", "program 1", "gone"))
     own = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["hash"]
     for recorded, same in (({}, True), ({"data": own}, True), ({"data": "0" * 64}, False)):  # prepared anew since
         report = searched([PROBLEM], kind="pretrain", data_dir="corpus", **recorded)
         assert (bool(report.read), bool(report.missing)) == (same, not same)
 
 
-def searched(problems: list[Problem], **entry: object) -> contamination.Report:
-    return contamination.check(problems, [{"run": "r", **entry}])
-
-
-def test_sampled_problems_are_those_of_the_runs_seed() -> None:
+def test_sampled_problems_are_those_of_the_runs_seed_and_place(tmp_path: Path) -> None:
     seen = tasks.load("funcall").problems("train", seed=7)[:40]
     where = dict(kind="reinforce", task="funcall", data_dir=None)
     assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
+    messages, gold = [{"role": "user", "content": REQUEST}], {"name": "f", "arguments": {}}
+    write(tmp_path / "funcall.train.jsonl", {"id": "a", "messages": messages, "gold": gold, "split": "train"})
+    where = dict(kind="preference", data_dir=None, task="funcall")  # pairs sampled on a task
+    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
 
 
 def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path) -> None:
@@ -155,31 +154,22 @@ def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path
 def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
     ids = tokenizer.load("bytes").encode(REQUEST)
     write(tmp_path / "ids.train.jsonl", dict(input_ids=ids, labels=ids))
-    entry = dict(kind="sft", data_dir=str(tmp_path))
-    alone = searched([PROBLEM], **entry)
+    alone = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
     write(tmp_path / "talk.train.jsonl", dict(messages=messages))
-    beside = searched([PROBLEM], **entry)  # what is text is searched nevertheless
+    beside = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))  # what is text is searched nevertheless
     assert not alone.how and beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):
         assert not report.read and len(report.missing) == 1 and "ids.train.jsonl" in report.missing[0]
 
 
-def test_pairs_sampled_on_a_task_are_searched_where_its_problems_lie(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": REQUEST}]
-    row = {"id": "a", "messages": messages, "gold": {"name": "f", "arguments": {}}, "split": "train"}
-    write(tmp_path / "funcall.train.jsonl", row)
-    where = dict(kind="preference", data_dir=None, task="funcall")
-    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
-
-
 def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "toy", "--n", "2", "--ks", "1", "--max-new-tokens", "8", "--limit", "4", "--ckpt", "leaky"]
-    evaluate.main([*words, "--run-name", "scores"])
+    words = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name".split()
+    evaluate.main([*words, "scores"])
     out = capsys.readouterr().out
-    assert "1 of 4" in out and "prompt 1" in out
-    assert "clean: pass@1 = " in out and "N=3" in out and "exposed: pass@1 = " in out and "N=1" in out
+    for part in ("1 of 4", "prompt 1", "clean: pass@1 = ", "N=3", "exposed: pass@1 = ", "N=1"):
+        assert part in out
     row = Run.open("scores").evals().iloc[0]
     assert row["exposed_n"] == 1 and row["clean/pass@1"] == 0 and out.index("contamination:") < out.index("pass@1")
-    evaluate.main([*words, "--run-name", "unasked", "--no-contamination"])
+    evaluate.main([*words, "unasked", "--no-contamination"])
     assert "contamination" not in capsys.readouterr().out

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raising import raising
 
 from codechat import tasks
 from codechat.core.atomic_files import read_rows
@@ -28,33 +27,41 @@ from codechat.tasks.toolbox import catalogue, problems
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
 
-# ---------------------------------------------------------------- one task
+Policy = tuple[GPT, tokenizer.Tokenizer]
 
 
 @pytest.fixture(scope="module")
-def policy() -> tuple[GPT, tokenizer.Tokenizer]:
+def policy() -> Policy:
     tok = tokenizer.load("bytes")
     return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
 
 
-def toy_result(policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object) -> results.TaskResult:
+def toy_result(policy: Policy, count: int = 8, **over: object) -> results.TaskResult:
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
     return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
 
 
-def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    found = toy_result(policy)
-    assert (found.N, found.n, found.tiers.total()) == (8, 4, 32)
-    row = found.row()
-    assert sum(row[f"tier/{t}"] for t in found.task.tiers) == pytest.approx(1)
-    assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in found.samples]))  # all 32 are kept
+# ---- one task
+
+
+def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = toy_result(policy)
+    assert (whole.N, whole.n, whole.tiers.total()) == (8, 4, 32)
+    row = whole.row()
+    assert sum(row[f"tier/{t}"] for t in whole.task.tiers) == pytest.approx(1)
+    assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in whole.samples]))  # all 32 are kept
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
     for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
-        assert part in str(found)
+        assert part in str(whole)
+    assert toy_result(policy, seed=6).counts != whole.counts
+    monkeypatch.setattr(evaluate, "CHUNK_ROWS", 3)  # draws do not depend on the other problems or the batch
+    assert toy_result(policy, count=2).counts == whole.counts[:2]
+    with pytest.raises(DataError, match="toy"):
+        toy_result(policy, count=0)
 
 
-def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
     requests = problems.draw("test", 8, shares={"call": 1, "unfitting": 1})
     result = evaluate.evaluate_task(*policy, "reserved", tasks.load("funcall"), requests, n=2, max_new_tokens=8)
     shares, row = result.class_shares(), result.row()
@@ -67,17 +74,36 @@ def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer
     assert len(result.report("x").splitlines()) == 5
 
 
-def test_draws_do_not_depend_on_the_other_problems_or_the_batch(
-    policy: tuple[GPT, tokenizer.Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = toy_result(policy)
-    monkeypatch.setattr(evaluate, "CHUNK_ROWS", 3)
-    part = toy_result(policy, count=2)
-    assert part.counts == whole.counts[:2]
-    assert toy_result(policy, seed=6).counts != whole.counts
+class Echo:
+    """An environment that pays for any answer, silence included."""
+
+    def reset(self, problem: tasks.Problem, seed: int) -> list[dict[str, str]]:
+        return problem.messages
+
+    def step(self, message: dict[str, str]) -> tuple[list[dict[str, str]], float, bool]:
+        return [], 1.0, True
+
+    def state_diff(self) -> list[str]:
+        return []
+
+    def score(self) -> tasks.Score:
+        return tasks.Score(1.0, "full", {}, True)
 
 
-# ---------------------------------------------------------------- behaviour
+class Episodes(ToyTask):
+    tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
+
+
+def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
+    gold, block = tasks.load("toy").problems("test", 1)[0].gold, policy[0].cfg.block_size
+    problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
+    result = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
+    assert [(p["c"], p["reward_mean"]) for p in result.counts] == [(2, 1.0), (0, 0.0)]
+    assert [e["tokens"] > 0 for e in result.examples] == [True, True, False, False]
+    assert [len(e["turns"]) for e in result.examples] == [1] * 4
+
+
+# ---- behaviour
 
 
 def test_behaviour_of_a_completion() -> None:
@@ -93,35 +119,30 @@ def test_behaviour_of_a_completion() -> None:
         assert behaviour_probes.behaviour(text) == expected
 
 
-def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> None:
     say = lambda i: [dict(role="user", content="x" * i)]  # noqa: E731
     asked = [dict(messages=say(i), asked="code" if i % 2 else "tool", tools_present=i < 4) for i in range(8)]
     asked += [asked[0] | dict(suitable=False)] * 2
-    matrix = evaluate.behaviour_matrix(*policy, "reserved", asked)
+    path = tmp_path / "probes.select.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in [*asked, *asked]))
+    read = evaluate.read_probes(tmp_path, "select", 2)
+    assert read == asked
+    matrix = evaluate.behaviour_matrix(*policy, "reserved", read)
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
     row = matrix.metrics()
     for cell, counts in matrix.counts.items():
         assert row[f"probe/{cell}/call"] == counts["call"] / 2 and row[f"probe/{cell}/n"] == 2
-
-
-def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:
-    rows = [
-        dict(messages=[dict(role="user", content=str(i))], asked="tool", tools_present=i % 2 == 0) for i in range(10)
-    ]
-    path = tmp_path / "probes.select.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert evaluate.read_probes(tmp_path, "select", 3) == rows[:6]
     path.write_text(path.read_text() + '{"asked": "dance"}\n')
-    with pytest.raises(DataError, match="line 11"):
+    with pytest.raises(DataError, match="line 21"):
         evaluate.read_probes(tmp_path, "select", 3)
     with pytest.raises(MissingFile, match="probes.test.jsonl"):
         evaluate.read_probes(tmp_path, "test", 3)
 
 
-# ---------------------------------------------------------------- the command
+# ---- the command
 
-
-TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", "--max-new-tokens", "8", "--limit", "8"]
+FEW = ["--max-new-tokens", "8", "--limit", "8"]
+TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", *FEW]
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +179,6 @@ def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
     evaluate.main([*words, "--skip-failing-references"])
     run = Run.open("scores")
     assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
-    assert set(run.evals()["n_problems"]) == {6}
     assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
     assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
     monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
@@ -173,17 +193,15 @@ def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run:
     rows = run.evals()
     assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
     assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1] and list(rows["n_samples"][:4]) == [4, 1, 4, 4]
-    assert set(run.status["summary"]) == {
-        f"{where}: toy@2 - toy@1" for where in ("test", "test, greedy", "test, T=0.5", "test, T=1, call given")
-    }
-    greedy = ["--task", "toy", "--max-new-tokens", "8", "--limit", "8", "--temperature", "0", "--n", "1", "--ks", "1"]
+    assert set(run.status["summary"]) == {f"test{w}: toy@2 - toy@1" for w in ("", *(f", {way}" for way in ways[1:]))}
+    greedy = ["--task", "toy", *FEW, "--temperature", "0", "--n", "1", "--ks", "1"]
     evaluate.main([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
     alone = [r["c"] for r in results.read_per_problem(Run.open("greedy"))]
     ours = [r for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")]
     assert [r["c"] for r in ours] == alone
     given = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"].endswith("call given")]
     others = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"] == "T=1"]
-    assert all(text.startswith("<functioncall>") for text in given) and not any(map("<functioncall>".__eq__, others))
+    assert all(text.startswith("<functioncall>") for text in given) and "<functioncall>" not in others
 
 
 class Calls(ToyTask):
@@ -201,9 +219,7 @@ class Calls(ToyTask):
         return Score(float(right), self.tiers[-1 if right else 0], {}, right)
 
 
-def test_constrained_calls_are_readable_and_have_rows_of_their_own(
-    toy_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constrained_calls_are_readable_and_have_rows_of_their_own(toy_run: Run) -> None:
     """A random model that is given the call tag often: free, its calls are noise; constrained, each is readable."""
     tok = tokenizer.load("bytes")
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0)
@@ -216,16 +232,15 @@ def test_constrained_calls_are_readable_and_have_rows_of_their_own(
     )
     tagged = [sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)]
     assert min(tagged) > 0 and free.pass_at[1].value < held.pass_at[1].value == 1.0
-    with raising(ConfigError, "constrain"):
+    with pytest.raises(ConfigError, match="constrain"):
         evaluate.evaluate_task(model, tok, "reserved", Episodes(), problems, **how, constrain=True)
 
-    evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", "true", "--run-name", "held"])
-    evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--run-name", "free"])
-    run, other = Run.open("held"), Run.open("free")
+    for name, flag in (("held", "true"), ("free", "false")):
+        evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", flag, "--run-name", name])
+    run = Run.open("held")
     assert list(run.evals()["sampling"]) == ["T=1", "greedy", "T=1, constrained", "greedy, constrained"]
-    assert run.config["constrain"] is True
     free_rows = [r for r in results.read_per_problem(run) if "constrained" not in r["sampling"]]
-    assert free_rows == results.read_per_problem(other)
+    assert free_rows == results.read_per_problem(Run.open("free"))
 
 
 def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:
@@ -238,62 +253,25 @@ def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes
     for pairs, chosen in ((((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 2), (((0.4, 0.6), (0.4, 0.6)), 0)):
         scores = {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(pairs)}
         assert evaluate.choose(scores, 8) == Path(f"step_{chosen:06d}")
-
-
-def test_invalid_settings_are_user_errors(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
     for words in ("--split test --all-checkpoints", "--n 4", "--ks 8", "--split prompt", "--temperature 0"):
         with pytest.raises(ConfigError):
             parse(evaluate.EvaluateConfig, ["--ckpt", "toy", *words.split()])
-    with pytest.raises(DataError, match="toy"):
-        toy_result(policy, count=0)
 
 
 def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "talk"
-    folder.mkdir()
     for domain, answer in (("calls", "7"), ("code", "x = 1")):
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-        (folder / f"{domain}.test.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 5)
+        (tmp_path / f"{domain}.test.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 5)
     loaded = loading.load_model("toy")
-    losses = domain_loss.of_checkpoint(loaded, folder, "test", 3, torch.device("cpu"))
+    losses = domain_loss.of_checkpoint(loaded, tmp_path, "test", 3, torch.device("cpu"))
     rendered = chat.render(messages, loaded.tokenizer, tags="reserved")
     ids = torch.tensor([rendered.ids])
     targets = ids[:, 1:].masked_fill(torch.tensor([rendered.loss_mask])[:, 1:] == 0, -100)
-    nats = float(loaded.model.loss(ids[:, :-1], targets, reduction="sum"))
+    nats = loaded.model.loss(ids[:, :-1], targets, reduction="sum").item()
     assert losses["heldout_nats/code"] == pytest.approx(nats, rel=1e-5)
     assert losses["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
     assert set(losses) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
-    kept = conversations.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3)
+    kept = conversations.load_domains(tmp_path, "test", loaded.tokenizer, "reserved", 64, limit=3)
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
-    for words in ([], ["--data-dir", str(folder), "--split", "test_hard"]):
-        with pytest.raises(UserError, match="heldout_examples"):
-            evaluate.main(["--ckpt", "toy", "--heldout-examples", "3", *words])
-
-
-class Echo:
-    """An environment that pays for any answer, silence included."""
-
-    def reset(self, problem: tasks.Problem, seed: int) -> list[dict[str, str]]:
-        return problem.messages
-
-    def step(self, message: dict[str, str]) -> tuple[list[dict[str, str]], float, bool]:
-        return [], 1.0, True
-
-    def state_diff(self) -> list[str]:
-        return []
-
-    def score(self) -> tasks.Score:
-        return tasks.Score(1.0, "full", {}, True)
-
-
-class Episodes(tasks.task_class("toy")):
-    tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
-
-
-def test_an_episode_whose_prompt_fills_the_block_fails(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    gold, block = tasks.load("toy").problems("test", 1)[0].gold, policy[0].cfg.block_size
-    problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
-    result = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
-    assert [(p["c"], p["reward_mean"]) for p in result.counts] == [(2, 1.0), (0, 0.0)]
-    assert [e["tokens"] > 0 for e in result.examples] == [True, True, False, False]
-    assert [len(e["turns"]) for e in result.examples] == [1] * 4
+    with pytest.raises(UserError, match="heldout_examples"):
+        evaluate.main(["--ckpt", "toy", "--heldout-examples", "3"])

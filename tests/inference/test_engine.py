@@ -228,18 +228,14 @@ def test_weights_that_cannot_come_in_change_nothing() -> None:
         engine.update_weights(state, "newer")
 
 
-def test_a_late_request_ends_in_the_batch_and_in_the_queue() -> None:
-    with Engine(loaded(block_size=5000), max_rows=1) as engine:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(block_size=5000)
+    with Engine(model, max_rows=1) as engine:
         running, queued = engine.submit([request([1], n=4900, timeout_s=0.3), request([1], n=5, timeout_s=0.1)])
         assert queued.wait(30) and (queued.end, queued.ids) == ("timeout", [])
         assert running.wait(30) and running.end == "timeout" and running.ids
         assert finished(engine.submit([request([1], n=2)]))[0].end == "length", "the engine goes on"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_closing_and_a_defect_end_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(block_size=5000)
-    with Engine(model, max_rows=1) as engine:
         jobs = engine.submit([request([1], n=4900), request([1], n=5)])
     assert [job.end for job in jobs] == ["closed", "closed"]
     with pytest.raises(RunError):

@@ -180,22 +180,6 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
         page.ask("restore()")
 
 
-def test_a_full_context_drops_the_oldest_turns_and_says_so(page: Browser) -> None:
-    without_tools(page)
-    page.ask("$('max_tokens').value = 5")
-    for i in range(9):
-        tell(page, "x < 1 " * 15)
-        page.until(f"running === null && messages.length === {2 * i + 2}")
-        if page.ask("forgotten"):
-            break
-    forgotten = page.ask("forgotten")
-    assert 0 < forgotten < page.ask("messages.length") and forgotten % 2 == 0
-    assert str(forgotten) in page.ask("document.querySelector('.forgotten').textContent")
-    assert page.ask("seen().length") == page.ask("messages.length") - forgotten
-    assert page.ask("document.querySelector('[role=alert]')") is None
-    page.ask("document.querySelector('#max_tokens').value = ''")
-
-
 def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)

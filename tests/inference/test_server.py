@@ -344,13 +344,12 @@ def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
     assert first == again != other
 
 
-def test_errors_of_a_server_are_one_line(up: Running, said: Any, tmp_path: Path) -> None:
+def test_errors_of_a_server_are_one_line(up: Running, said: Any) -> None:
     for argv, named in (
         (["--server", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
         ([], "--ckpt"),
         (["--server", up.url, "--ckpt", "tiny/sft"], "--server"),
         (["--server", up.url, "--max-new-tokens", "999"], "999"),
-        (["--server", up.url, "--api-key-file", str(tmp_path / "none")], "none"),
         (["--server", up.url, "--raw"], "--raw"),
     ):
         code, out, err = said("chat", *argv, "--user", "x")
