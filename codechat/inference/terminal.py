@@ -325,7 +325,11 @@ class ToolChat:
                 self._note("stopped: " + ("this call was already answered" if repeated else "the call cannot be read"))
                 return messages
             complained |= unreadable
-            messages = [*messages, *({"role": "function", "content": self._run_call(call)} for call in calls)]
+            for call in calls:
+                response = self.kit.respond(call)
+                messages = [*messages, {"role": "function", "content": response}]
+                if not self.cfg.raw:
+                    self._note(f"{call.name or 'call'}: {response}")
             answered |= {signature(call) for call in calls if call.form in chat.READABLE}
         print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
         return messages
@@ -346,12 +350,6 @@ class ToolChat:
         elif missing:
             self._note(f"not run: no implementation of {missing[0]}; give one with --executors FILE.py")
         return self.cfg.run and not missing
-
-    def _run_call(self, call: chat.Call) -> str:
-        response = self.kit.respond(call)
-        if not self.cfg.raw:
-            self._note(f"{call.name or 'call'}: {response}")
-        return response
 
     def _note(self, text: str) -> None:
         print(f"[{visible(text).encode(errors='replace').decode()}]", flush=True)
