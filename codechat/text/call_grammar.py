@@ -142,7 +142,8 @@ class GrammarState:
         if not self._closing:
             may_end = not self.inside or room >= self.grammar.near_end or self._endless
             self._step(token)
-            if may_end or self._closes_within(room):
+            closing = None if may_end else _closing(self.matcher, self.grammar.vocabulary)
+            if may_end or (closing is not None and len(closing) <= room):
                 return token
             self.matcher.rollback(1)
             self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
@@ -151,10 +152,6 @@ class GrammarState:
             token = self._closing.popleft()
         self._step(token)
         return token
-
-    def _closes_within(self, room: int) -> bool:
-        closing = _closing(self.matcher, self.grammar.vocabulary)
-        return closing is not None and len(closing) <= room
 
     def _step(self, token: int) -> None:
         # not consumed: the mask was not applied, or llguidance reached one of its limits
@@ -188,12 +185,16 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
     """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which
     pointers within it begin with."""
+    from llguidance import LLMatcher
+
     parameters = {"type": "object", "properties": {}, **(tool.get("parameters") or {})}
-    if problem := _problem(_bounded(parameters)):
-        if strict:
-            raise ConfigError(f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it")
-        parameters = {"type": "object"}
-    arguments = _bounded(parameters, f"{place}/properties/arguments")
+    try:
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(_bounded(parameters))), None)
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    if problem and strict:
+        raise ConfigError(f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it")
+    arguments = _bounded({"type": "object"} if problem else parameters, f"{place}/properties/arguments")
     properties = {"name": {"const": tool["name"]}, "arguments": arguments}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
@@ -222,17 +223,6 @@ def _bounded(schema: Any, place: str = "#") -> Any:
     if {"integer", "number"} & kinds and "enum" not in schema:
         out = BOUNDS | out
     return out
-
-
-def _problem(schema: Schema) -> str:
-    """Why llguidance has no grammar for a schema; empty where it has."""
-    import llguidance
-
-    try:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return llguidance.LLMatcher.validate_grammar(grammar, None)
 
 
 # ---------------------------------------------------------------- the vocabulary
