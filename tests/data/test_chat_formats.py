@@ -13,74 +13,16 @@ from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}  # fmt: skip
-SCHEMA = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
-TOOLS = [{"type": "function", "function": SCHEMA}]
-OFFER = chat.tools_prompt([SCHEMA])
+HERE = Path(__file__).parent
+FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))  # one conversation in five forms
+OPENAI, QWEN, GLAIVE = FORMS["openai"], FORMS["qwen"], FORMS["glaive"]
+OFFER = chat.tools_prompt([OPENAI["tools"][0]["function"]])
 
 
 def called(city: str, **more) -> str:
     return chat.format_call("get_weather", {"city": city, **more})
 
 
-def call(id: str, city: str) -> dict:
-    return {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": json.dumps({"city": city})}}
-
-
-OPENAI = {
-    "messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Oslo and Rome?"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call("a", "Oslo"), call("b", "Rome")]},
-        {"role": "tool", "tool_call_id": "b", "content": "20"},
-        {"role": "tool", "tool_call_id": "a", "content": "3"},
-        {"role": "assistant", "content": "Oslo 3, Rome 20."},
-    ],
-    "tools": TOOLS,
-}
-SHAREGPT = {
-    "conversations": [
-        {"from": "human", "value": "Oslo and Rome?"},
-        {"from": "function_call", "value": json.dumps([{"name": "get_weather", "arguments": {"city": c}} for c in ("Oslo", "Rome")])},
-        {"from": "observation", "value": "3"},
-        {"from": "observation", "value": "20"},
-        {"from": "gpt", "value": "Oslo 3, Rome 20."},
-    ],
-    "system": "Be brief.",
-    "tools": json.dumps(TOOLS),
-}  # fmt: skip
-HERMES = {
-    "conversations": [
-        {
-            "from": "system",
-            "value": f"You call functions. Signatures are within <tools></tools> tags: <tools>{json.dumps(TOOLS)}</tools> "
-            "For each call return <tool_call>{...}</tool_call>",
-        },
-        {"from": "human", "value": "Oslo and Rome?"},
-        {
-            "from": "gpt",
-            "value": "<tool_call>\n{'arguments': {'city': 'Oslo'}, 'name': 'get_weather'}\n</tool_call>\n"
-            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
-        },
-        {"from": "tool", "value": "<tool_response>\n3\n</tool_response>\n<tool_response>20</tool_response>"},
-        {"from": "gpt", "value": "Oslo 3, Rome 20."},
-    ]
-}
-QWEN = {
-    "text": f"<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call functions.\n<tools>\n{json.dumps(TOOLS[0])}\n</tools>\n\n"
-    "For each call return <tool_call>{...}</tool_call><|im_end|>\n<|im_start|>user\nOslo and Rome?<|im_end|>\n"
-    '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
-    "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n20\n</tool_response><|im_end|>\n"
-    "<|im_start|>assistant\nOslo 3, Rome 20.<|im_end|>\n"
-}
-GLAIVE = {
-    "system": f"SYSTEM: You have access to the following functions -\n{json.dumps(SCHEMA, indent=4)}\n",
-    "chat": 'USER: Oslo and Rome?\n\n\nASSISTANT: <functioncall> {"name": "get_weather", "arguments": \'{"city": "Oslo"}\'}\n'
-    '<functioncall> {"name": "get_weather", "arguments": {"city": "Rome"}} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3\n\n\n'
-    "FUNCTION RESPONSE: 20\n\n\nASSISTANT: Oslo 3, Rome 20. <|endoftext|>\n\n\n\n",
-}
-FORMS = {"openai": OPENAI, "sharegpt": SHAREGPT, "hermes": HERMES, "qwen": QWEN, "glaive": GLAIVE}
 EXPECTED = [
     {"role": "system", "content": f"Be brief.\n{OFFER}"},
     {"role": "user", "content": "Oslo and Rome?"},
@@ -148,80 +90,24 @@ def glaive(answer: str) -> dict:
     return GLAIVE | {"chat": f"USER: Oslo?\n\n\nASSISTANT: {answer} <|endoftext|>"}
 
 
-CALLED = called("Oslo")
-UNUSABLE = {
-    "result_without_call": [changed(3, tool_call_id="z")],
-    "call_without_result": [OPENAI | {"messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}],
-    "unreadable_call": [
-        changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]),
-        changed(2, tool_calls=["f"]),
-        changed(2, tool_calls=[{"name": "f", "kwargs": {"city": "Oslo"}}]),
-        changed(2, tool_calls=[{"function": {"name": "f", "arguments": None, "kw": '{"a": 1}'}}]),
-        changed(2, tool_calls=True),
-        glaive("<functioncall> {oops"),
-    ],
-    "empty_turn": [changed(5, content=None)],
-    "not_text": [changed(1, content=[{"type": "image_url", "image_url": {}}])],
-    "unreadable_tools": [
-        OPENAI | {"tools": [{"type": "function", "function": {"description": "x"}}]},
-        OPENAI | {"tools": '[{"name": '},
-        OPENAI | {"tools": [json.dumps(SCHEMA) * 2]},
-        *(OPENAI | {"tools": [{"name": "f", "parameters": p}]} for p in ([[]], {"properties": 1.5}, {"properties": {}, "required": True})),
-        *(GLAIVE | {"system": system} for system in ("{broken", None)),
-    ],
-    "no_turns": [{"messages": []}, GLAIVE | {"chat": "nothing"}],
-    "no_answer": [{"text": "plain words"}],
-    "text_after_call": [
-        changed(5, content="<tool_call>{}</tool_call> and more"),
-        *(glaive(CALLED + after) for after in ("}", " I called it.", f" Now: {CALLED}")),  # else lost silently
-    ],
-    "bad_row": [{"question": "[", "functions": "[]", "ground_truth": "[]"}],
-}  # fmt: skip
-
-
 def test_rows_that_cannot_be_taught_give_a_reason():
-    for reason, rows in UNUSABLE.items():
-        assert [chat_formats.messages_of(row, "x") for row in rows] == [reason] * len(rows)
+    for line in rows_of(HERE / "unusable.jsonl"):
+        assert chat_formats.messages_of(line["row"], "x") == line["reason"], line
 
 
 # ------------------------------------------------------------------ columns and marks beside the text
 
 USER, BOT = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
 PLAIN = {"instruction": "Two?", "input": "", "output": "2"}
-SYSTEM = {"role": "system", "content": "Be brief."}
-EARLIER = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]
-SILENT = BOT | {"weight": 0}
-HONOURED = [
-    (PLAIN | {"system": "", "history": [], "tools": None}, [USER, BOT]),
-    *[(PLAIN | {column: "Be brief."}, [SYSTEM, USER, BOT]) for column in ("system", "system_prompt", "system_message")],
-    (PLAIN | {"history": [["One?", "1"]]}, [*EARLIER, USER, BOT]),
-    (PLAIN | {"history": EARLIER, "system": "Be brief."}, [SYSTEM, *EARLIER, USER, BOT]),
-    ({"instruction": "Sum", "context": "1, 1", "response": "2"}, [USER | {"content": "Sum\n\n1, 1"}, BOT]),
-    ({"prompt": [SYSTEM, USER], "completion": [BOT]}, [SYSTEM, USER, BOT]),
-    (PLAIN | {"tools": TOOLS}, [{"role": "system", "content": OFFER}, USER, BOT]),
-    *[(PLAIN | {"tools": [{"name": "get_weather", "description": "Weather of a city", key: SCHEMA["parameters"]}]}, [{"role": "system", "content": OFFER}, USER, BOT]) for key in ("input_schema", "inputSchema")],
-    ({"messages": [SYSTEM, USER, BOT], "system": "Be brief."}, [SYSTEM, USER, BOT]),
-    ({"conversations": [{"from": "human", "value": "Two?"}, {"from": "gpt", "value": "2"}], "system_prompt": "Be brief."}, [SYSTEM, USER, BOT]),
-    *[({"messages": [USER, BOT | mark, USER, BOT]}, [USER, SILENT, USER, BOT]) for mark in ({"weight": 0}, {"train": False}, {"weight": 0.0, "train": True}, {"loss": False})],
-    *[({"messages": [USER | mark, BOT | mark]}, [USER, BOT]) for mark in ({"weight": 1}, {"train": True}, {"weight": None})],
-    ({"prompt": "def f():\n", "completion": "\n    return 1\n"}, [USER | {"content": "def f():"}, BOT | {"content": "    return 1"}]),
-    ({"question": "Go on:", "answer": "\r\n\treturn 1"}, [USER | {"content": "Go on:"}, BOT | {"content": "\treturn 1"}]),
-]  # fmt: skip
-REFUSED = [
-    (PLAIN | {"system": ["Be brief."]}, "system"),
-    (PLAIN | {"system": "a", "system_prompt": "b"}, "system_prompt"),
-    *[(PLAIN | {"history": history}, "history") for history in ("One? 1", [["One?"]], [["One?", None]])],
-    ({"messages": [SYSTEM, USER, BOT], "system": "Be long."}, "system"),
-    *[({"messages": [USER, BOT | mark]}, next(iter(mark))) for mark in ({"weight": 0.5}, {"weight": "0"}, {"train": "no"}, {"weight": -1}, {"reasoning_content": "hm"}, {"train_detail": [{"begin_offset": 0}]})],
-]  # fmt: skip
 
 
 def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(tmp_path, capsys):
-    for row, messages in HONOURED:
-        assert public_rows.conversation_row(row, "x")["messages"] == messages
-    for row, name in REFUSED:
-        with pytest.raises(DataError, match=rf"\Ax.*{name}"):
-            public_rows.conversation_row(row, "x")
+    for line in rows_of(HERE / "beside.jsonl"):
+        if "messages" in line:
+            assert public_rows.conversation_row(line["row"], "x")["messages"] == line["messages"], line
+            continue
+        with pytest.raises(DataError, match=rf"\Ax.*{line['refused']}"):
+            public_rows.conversation_row(line["row"], "x")
     rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]  # the same where all columns are
     assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
     list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
@@ -229,7 +115,8 @@ def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(
     row = {"output": "if x:\n    x = 3\n    print(x, 3, '3')", "system": "Be brief.", "history": [["One?", "1"]]}
     prepare("code", write(tmp_path / "x.jsonl", [row | {"instruction": f"{n}"} for n in range(30)]), tmp_path / "out")
     for made in rows_of(tmp_path / "out/programs.train.jsonl"):
-        assert made["messages"][:3] == [SYSTEM, *EARLIER] and made["messages"][4]["content"] == row["output"]
+        assert [m["content"] for m in made["messages"][:3]] == ["Be brief.", "One?", "1"]
+        assert made["messages"][4]["content"] == row["output"]
 
 
 def taught(example: conversations.Example) -> str:
@@ -283,7 +170,7 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
 
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):
-    source = write(tmp_path / "g.jsonl", [glaive(CALLED), glaive("I cannot.")])
+    source = write(tmp_path / "g.jsonl", [glaive(called("Oslo")), glaive("I cannot.")])
     prepare("calls", source, tmp_path / "out", "--probes", 0)
     problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
     golds = sorted((p["gold"] for p in problems), key=str)

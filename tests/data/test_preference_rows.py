@@ -20,33 +20,13 @@ def read(folder: Path, rows: list[dict]) -> RolloutBatch:
     return preference_data.read_preferences(folder, "train", BYTES, "reserved", 1 << 16)
 
 
-S, U1, A1, U2 = (
-    {"role": role, "content": text}
-    for role, text in (("system", "s"), ("user", "u1"), ("assistant", "a1"), ("user", "u2"))
-)
-YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "content": "no"}
-G = {"from": "human", "value": "u1"}
-# What is answered, and the rows that say so; the answers are YES and NO.
-ANSWERED = [
-    ([U1, A1, U2], dict(prompt=[U1], chosen=[A1, U2, YES], rejected=[A1, U2, NO])),
-    ([U1, A1, U2], dict(prompt="u1", chosen=[A1, U2, YES], rejected=[U1, A1, U2, NO])),
-    ([U1, A1, U2], dict(prompt=[U1, A1], chosen=[U2, YES], rejected=[U2, NO])),
-    ([U1, A1, U2], dict(prompt=[U1, A1, U2], chosen="yes", rejected=[NO])),
-    ([U1, A1, U2], dict(chosen=[U1, A1, U2, YES], rejected=[U1, A1, U2, NO])),
-    ([S, U1], dict(prompt="u1", chosen=[S, U1, YES], rejected=[S, U1, NO])),
-    ([S, U1], dict(prompt=[S, U1], chosen=[U1, YES], rejected="no")),
-    ([S, U1], dict(prompt=[U1], system="s", chosen="yes", rejected="no")),
-    ([U1], dict(prompt=None, conversations=[G], chosen={"from": "gpt", "value": "yes"}, rejected={"from": "gpt", "value": "no"})),
-    ([U1], dict(instruction="u1", input="", output="yes", chosen="yes", rejected="no")),
-    ([U1, A1, U2], dict(prompt=[U1], completion=[A1, U2, YES], label=True)),
-    ([U1, A1, U2], dict(messages=[U1, A1, U2, YES], label=1)),
-    ([U1], dict(prompt="u1", completion="no", label=0)),
-    ([U1], dict(prompt="u1", completion=[NO], label=False)),
-]  # fmt: skip
+# rows whose answers are yes and no, with the messages that they answer; and changes after which PAIR is no pair
+LINES = [json.loads(line) for line in Path(__file__).with_name("preferences.jsonl").read_text().splitlines()]
+PAIR = dict(prompt="u1", chosen="yes", rejected="no")
 
 
 def test_the_prompt_is_everything_before_the_last_answer(tmp_path: Path) -> None:
-    for messages, row in ANSWERED:
+    for row, messages in (line.values() for line in LINES if "row" in line):
         batch = read(tmp_path, [row])
         assert [p.messages for p in batch.problems] == [messages]
         assert batch.prompts == [chat.prompt(messages, BYTES)]
@@ -54,34 +34,9 @@ def test_the_prompt_is_everything_before_the_last_answer(tmp_path: Path) -> None
         assert [c.ids for c in batch.completions] == [chat.completion_ids(text, BYTES) for text in texts]
 
 
-PAIR = dict(prompt="u1", chosen="yes", rejected="no")
-NO_PAIRS = [
-    dict(chosen=[S, U1, YES], rejected=[U1, NO]),
-    dict(chosen=[S, U1, YES]),
-    dict(prompt=[S, U1], chosen=[S | {"content": "t"}, U1, YES]),
-    dict(prompt=[U1], chosen=[A1, U2, YES], rejected=[A1, U2 | {"content": "u3"}, NO]),
-    dict(prompt=[U1], chosen=[A1, U2, YES], rejected=[NO]),
-    dict(chosen=[U2, YES], rejected=[U2, NO]),
-    dict(prompt=[U1, A1], chosen=[YES], rejected=[NO]),
-    dict(prompt=[U1, A1]),
-    dict(prompt=[U1], chosen=[A1, YES], rejected=[A1, NO]),
-    dict(prompt=[]),
-    dict(prompt=None),
-    dict(chosen=["yes"], rejected=["no"]),
-    dict(chosen=[], rejected=[]),
-    dict(chosen=[U1], rejected=[U1]),
-    dict(prompt=[{"role": "boss", "content": "u"}]),
-    dict(prompt=[{"content": "u"}]),
-    dict(chosen=[{"role": "assistant", "content": None}]),
-    dict(chosen=7),
-    dict(chosen=None),
-    dict(system=["s"]),
-]
-
-
 def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Path) -> None:
     single = dict(prompt="u1", completion="yes", label=True)
-    wrong = [(PAIR, PAIR | change, "") for change in NO_PAIRS]
+    wrong = [(PAIR, PAIR | line["change"], "") for line in LINES if "change" in line]
     labels = ("good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None)
     for first, second, words in [*wrong, *((single, single | {"label": label}, ".*label.*true") for label in labels)]:
         with pytest.raises(DataError, match=rf"preferences.train.jsonl:2\b{words}.*\Z"):

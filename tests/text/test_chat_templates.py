@@ -22,21 +22,11 @@ TURNS = ["<|im_start|>", "<|im_end|>", "<|start|>", "<|message|>", "<|channel|>"
 TURNS += ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "[gMASK]", "<sop>"]
 TAKING = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]  # as in Phi 3, they take in the blanks behind them
 
-LLAMA2 = """\
-{%- if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set said = messages[0]['content'] %}
-{%- else %}{% set rest = messages %}{% set said = false %}{% endif %}
-{%- for m in rest %}
-{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}
-{%- if loop.index0 == 0 and said %}{% set content = '<<SYS>>\n' + said + '\n<</SYS>>\n\n' + m['content'] %}
-{%- else %}{% set content = m['content'] %}{% endif %}
-{%- if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
-{%- elif m['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
-TINYLLAMA = """\
-{%- for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""  # the line end belongs to the answer
-PHI3 = """\
-{%- for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"""
+# TinyLlama's line end belongs to the answer
+LLAMA2, TINYLLAMA, PHI3 = (
+    (Path(__file__).parent / f"templates/{name}.jinja").read_text().removesuffix("\n")
+    for name in ("llama2", "tinyllama", "phi3")
+)
 TURN = "'<|im_start|>' + m['role'] + '\n' + %s + '<|im_end|>\n'"
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CHATML = "{% for m in messages %}{{ " + TURN % "m['content']" + " }}{% endfor %}" + ASK
