@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -240,23 +240,11 @@ def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
 # ------------------------------------------------------------------ reading
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """An opened corpus: one memory-mapped array of ids per shard of one split."""
 
     manifest: dict[str, Any]
     shards: tuple[np.ndarray, ...]
-    directory: Path
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(map(len, self.shards))
-
-    def token_bytes(self) -> np.ndarray:
-        """(n_vocab,) int64: bytes of text that each id stands for."""
-        if (path := self.directory / TOKEN_BYTES).exists():
-            return np.load(path).astype(np.int64)
-        return _lengths(tokenizers.load(self.manifest["tokenizer"]))
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
@@ -301,7 +289,7 @@ def open_corpus(directory: Path | str, split: str) -> Corpus:
         shards.append(np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]])
     if not shards:
         raise DataError(f"corpus {directory} has no split {split!r}")
-    return Corpus(manifest, tuple(shards), directory)
+    return Corpus(manifest, tuple(shards))
 
 
 def verify(directory: Path | str) -> None:
@@ -326,7 +314,7 @@ class WindowLoader:
             print(self.corpus.manifest["note"], file=sys.stderr)
         starts = np.array([max(0, len(shard) - T) for shard in self.corpus.shards], dtype=np.int64)
         if not starts.any():
-            held = f"corpus {directory} holds {self.corpus.n_tokens} {split} tokens"
+            held = f"corpus {directory} holds {sum(map(len, self.corpus.shards))} {split} tokens"
             raise DataError(f"{held}; a block of {T} needs {T + 1} in one shard; prepare more text or lower block_size")
         self.ends = np.cumsum(starts)  # window numbers below ends[i] start in shard i or before
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
@@ -376,7 +364,9 @@ def val_windows(
     import torch
 
     corpus = open_corpus(directory, "val")
-    lengths, stream = corpus.token_bytes(), np.concatenate(corpus.shards)
+    stream, table = np.concatenate(corpus.shards), Path(directory) / TOKEN_BYTES
+    known = table.exists()
+    lengths = np.load(table).astype(np.int64) if known else _lengths(tokenizers.load(corpus.manifest["tokenizer"]))
     if len(stream) < 2:
         raise DataError(f"corpus {directory} holds {len(stream)} validation tokens; prepare more text")
     count = -(-(len(stream) - 1) // T)

@@ -37,7 +37,6 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     STYLES,
     TAGS,
     Call,
-    check_style,
     described,
     escape_surrogates,
     escape_tags,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import DataError, check_choice
 
 CALL_TAG = "<functioncall>"
 # The tags of a conversation; here because the canonical text of a call spells none of them but its own.
@@ -101,12 +101,6 @@ DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_wor
 _DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
 
 
-def check_style(style: str) -> None:
-    """ConfigError for a style that `tools_prompt` does not have."""
-    if style not in STYLES:
-        raise ConfigError(f"tools_style is {style!r}; it must be one of {', '.join(STYLES)}; correct --tools-style")
-
-
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
@@ -114,7 +108,7 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     `description: name(arg: type)`,
     and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas
     in glaive's wording."""
-    check_style(style)
+    check_choice("tools_style", style, STYLES)
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS
@@ -221,16 +215,11 @@ def parse_calls(text: str) -> list[Call]:
     calls, n = [], 0
     while n < len(tags) - 1:
         value, end, form = _value_after(text, tags, n)
-        calls += [_call_of(item, form) for item in (value if isinstance(value, list) and value else [value])]
+        calls += [read_call(item, form) for item in (value if isinstance(value, list) and value else [value])]
         n = max(n + 1, bisect_left(tags, end))
         if calls[-1].form != "bad_json":
             calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
     return [call for call in calls if call.name != NOTHING]
-
-
-def read_call(item: Any) -> Call:
-    """The call of an object, as data sets hold it in fields; parse_calls reads the same from text."""
-    return _call_of(item, "object")
 
 
 def in_words(text: str) -> str:
@@ -258,7 +247,8 @@ def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
             return _literal(text, start, tags[n + 1])
 
 
-def _call_of(item: Any, form: str) -> Call:
+def read_call(item: Any, form: str = "object") -> Call:
+    """The call of an object, as data sets hold it in fields; parse_calls reads the same from text."""
     if not isinstance(item, Mapping):
         return Call(None, None, "bad_json")
     arguments, form = _arguments_of(item, form)

@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, check_choice
 from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
 from codechat.data.prepared import check_shares
 from codechat.data.public_rows import reject_benchmark_rows
@@ -252,7 +252,7 @@ class SftConfig(RowsConfig):
     def __post_init__(self) -> None:
         super(SftConfig, self).__post_init__()
         sources.check_columns(self.columns)
-        chat.check_style(self.tools_style)
+        check_choice("tools_style", self.tools_style, chat.STYLES)
 
 
 def prepare_sft(cfg: SftConfig) -> Row:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, check_choice
 from codechat.data import public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, check_shares, require_kind, write
 from codechat.data.sources import Ledger
@@ -66,7 +66,7 @@ class CallsConfig:
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
         check_shares(self, "max_lost", "lookups_missing")
-        chat.check_style(self.tools_style)
+        check_choice("tools_style", self.tools_style, chat.STYLES)
         if self.tools_style == "json" and self.source == "embedded":
             raise ConfigError(
                 "tools_style json is for the rows of a file or the hub; the embedded toolbox lists its tools compact or "
