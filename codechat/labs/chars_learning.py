@@ -97,9 +97,8 @@ class Learner:
     def credit(self, tokens: int) -> None:
         """Rewards and advantages (R, S, T) of the draws, after `tokens` places."""
         cfg, batch = self.cfg, self.batch
-        rewards = chars.dense_rewards(
-            batch.drawn, batch.truth, partial=cfg.partial_logprob, credit=batch.truth_logprobs
-        )
+        how = dict(partial=cfg.partial_logprob, credit=batch.truth_logprobs)
+        rewards = chars.dense_rewards(batch.drawn, batch.truth, **how)
         if cfg.objective == "grpo":
             self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, "mean")
             moves = self.advantage != 0
@@ -133,14 +132,13 @@ class Learner:
         if self.cfg.learns_from_rewards:
             return self._rewarded(update) / self.world.size
         with dist.autocast():
-            nats = self._supervised() if self.cfg.objective == "supervised" else self._denoising()
+            if self.cfg.objective == "supervised":
+                nats = self.model.loss(self.windows[:, :-1], self.windows[:, 1:], reduction="sum")
+            else:
+                nats = self._denoising()
         loss = nats / (self.total * self.cfg.horizon)
         self._log(train_loss=float(loss.detach()) * self.world.size)
         return loss
-
-    def _supervised(self) -> Tensor:
-        """Summed cross-entropy of the learned symbols, nats."""
-        return self.model.loss(self.windows[:, :-1], self.windows[:, 1:], reduction="sum")
 
     def _denoising(self) -> Tensor:
         """Summed bound of the cross-entropy, nats, at masks that all ranks draw together."""
@@ -156,9 +154,8 @@ class Learner:
         part, advantage = self.batch.take(at), self.advantage[at]
         with dist.autocast():
             hidden = per_token_rewards.states(self.model, part.inputs, cfg.horizon)
-            logprobs, entropy = per_token_rewards.symbol_logprobs(
-                self.model, part.inputs, hidden, part.drawn, entropy_grad=cfg.entropy_coef != 0
-            )
+            how = dict(entropy_grad=cfg.entropy_coef != 0)
+            logprobs, entropy = per_token_rewards.symbol_logprobs(self.model, part.inputs, hidden, part.drawn, **how)
         on = torch.ones_like(logprobs)
         ratio = losses.policy_ratio(logprobs, part.logprobs, on)
         policy_loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP).mean()

@@ -64,11 +64,9 @@ def vocabulary() -> Tokenizer:
     made = Made(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters, end = pre_tokenizers.ByteLevel.alphabet(), tokenizer.END_OF_TEXT
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[end], initial_alphabet=sorted(letters), show_progress=False
-    )
+    how = dict(vocab_size=VOCABULARY, special_tokens=[end], initial_alphabet=sorted(letters), show_progress=False)
     texts = [text for p in requests("train", TRAINING_REQUESTS) for text in (p.messages[0]["content"], _answer(p))]
-    made.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainer)
+    made.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainers.BpeTrainer(**how))
     return tokenizer.from_dict({"spec": "toolbox", "json": made.to_str(), "special": {"eos_token": end}})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -120,15 +119,6 @@ def test_right_padding_changes_neither_loss_nor_gradient() -> None:
     torch.testing.assert_close(gradients(model, short), gradients(model, long))
 
 
-@torch.no_grad()
-def test_rotary_positions_are_relative() -> None:
-    model, ids = random_model(), random_ids(1, 8)
-    shifted = model(ids, positions=torch.arange(5, 13)[None])
-    torch.testing.assert_close(shifted, model(ids), atol=1e-5, rtol=1e-5)
-    stretched = model(ids, positions=2 * torch.arange(8)[None])
-    assert (stretched - model(ids)).abs().max() > 1e-3
-
-
 def rotated(y: torch.Tensor) -> torch.Tensor:
     """The rotation of complex numbers, whose parts are the halves of y (T, E)."""
     half = y.shape[1] // 2
@@ -185,18 +175,6 @@ def test_feed_forward_by_hand() -> None:
         hidden = dict(relu2=torch.where(up > 0, up * up, 0.0), gelu=up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
         hidden["swiglu"] = up * gate / (1 + torch.exp(-gate))
         torch.testing.assert_close(mlp(x), hidden[kind] @ mlp.down.weight.T, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_grouped_queries_equal_repeated_keys_and_values() -> None:
-    few, ids = random_model(n_kv_head=2, qk_norm=True), random_ids(2, 10)
-    many = GPT(config(qk_norm=True))
-    state = copy.deepcopy(few.state_dict())
-    for name in [n for n in state if n.endswith("qkv.weight")]:
-        q, k, v = state[name].split((32, 16, 16))
-        state[name] = torch.cat([q, *(x.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32) for x in (k, v))])
-    many.load_state_dict(state)
-    torch.testing.assert_close(many(ids), few(ids), atol=1e-5, rtol=1e-5)
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:

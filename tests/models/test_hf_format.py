@@ -4,7 +4,6 @@ behind."""
 from __future__ import annotations
 
 import json
-import math
 import random
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from codechat.core.errors import CheckpointError, ConfigError, RunError, UserErr
 from codechat.models import export, generate, hf_format, import_weights, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
-from codechat.models.layers import rope_frequencies
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
@@ -358,21 +356,6 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
         imported(tmp_path / "in", "other")
     assert all(f"model.layers.1.mlp.{name}_proj.weight" in str(caught.value) for name in ("gate", "up"))
     assert not paths.exists("other")
-
-
-def test_llama3_frequencies_by_hand() -> None:
-    """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a
-    straight mix in block / wave."""
-    cfg = GPTConfig(n_embd=64, n_head=1, rope_scaling=(8.0, 1.0, 4.0, 1024))
-    expected, kinds = [], set()
-    for i in range(32):
-        f = 10000.0 ** (-2 * i / 64)
-        wave = 2 * math.pi / f
-        smooth = (1024 / wave - 1) / 3
-        kinds.add("short" if wave < 1024 / 4 else "long" if wave > 1024 else "between")
-        expected.append(f if wave < 1024 / 4 else f / 8 if wave > 1024 else (1 - smooth) * f / 8 + smooth * f)
-    assert kinds == {"short", "between", "long"}
-    torch.testing.assert_close(rope_frequencies(cfg, torch.device("cpu")), torch.tensor(expected), rtol=1e-5, atol=0)
 
 
 TALK = turns(("user", "user a"), ("assistant", "assistant"), ("function", "7\n"), ("assistant", "so: 7 "))
