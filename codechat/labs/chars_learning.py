@@ -104,8 +104,8 @@ class Learner:
             moves = self.advantage != 0
         else:
             flat, values = rewards.flatten(0, 1), self.old_values.flatten(0, 1)
-            found = advantages.estimate_gae(flat, values, torch.ones_like(flat), gamma=0.0, lam=LAMBDA)
-            self.advantage, self.returns = (x.view_as(rewards) for x in found)
+            gae = advantages.estimate_gae(flat, values, torch.ones_like(flat), gamma=0.0, lam=LAMBDA)
+            self.advantage, self.returns = (x.view_as(rewards) for x in gae)
             self.row["explained_variance"] = explained_variance(self.returns, self.old_values)
             moves = rewards != rewards[0, 0, 0]
         self.kl_coef = chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens)
@@ -206,9 +206,9 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
         counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
         sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
-    found = dict(val_loss=nats / symbols, val_bpb=nats / math.log(2) / n_bytes, val_symbols=int(symbols))
-    found["val_bound"] = not model.cfg.causal
-    return found | ({"val_accuracy": right / symbols} if model.cfg.causal else {})
+    values = dict(val_loss=nats / symbols, val_bpb=nats / math.log(2) / n_bytes, val_symbols=int(symbols))
+    values["val_bound"] = not model.cfg.causal
+    return values | ({"val_accuracy": right / symbols} if model.cfg.causal else {})
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -38,35 +38,22 @@ def staircase(text: str, target: str = "abba") -> float:
     return 1.0 if text == target else 0.2 * correct
 
 
-@dataclass(frozen=True)
 class World:
-    """Letters, the maximum length of a text, and the reward of a text."""
+    """Letters, the maximum length of a text, and the reward of a text; all texts, as tensors."""
 
-    letters: str = "ab"
-    length: int = 4
-    reward: Callable[[str], float] = staircase
-    texts: tuple[str, ...] = field(init=False)
-    states: Tensor = field(init=False)  # (S, T) number of the prefix before each token
-    symbols: Tensor = field(init=False)  # (S, T) 0 = stop
-    mask: Tensor = field(init=False)  # (S, T) bool
-    rewards: Tensor = field(init=False)  # (S,)
-
-    def __post_init__(self) -> None:
-        texts = tuple("".join(t) for n in range(self.length + 1) for t in product(self.letters, repeat=n))
-        prefixes = {text: k for k, text in enumerate(t for t in texts if len(t) < self.length)}
-        states, symbols = (torch.zeros(len(texts), self.length, dtype=torch.long) for _ in range(2))
-        mask = torch.zeros(len(texts), self.length, dtype=torch.bool)
-        for s, text in enumerate(texts):
-            for t in range(min(len(text) + 1, self.length)):  # a full text has no stop symbol
-                states[s, t], mask[s, t] = prefixes[text[:t]], True
-                symbols[s, t] = 1 + self.letters.index(text[t]) if t < len(text) else 0
-        rewards = torch.tensor([float(self.reward(text)) for text in texts], dtype=torch.float64)
-        for name, value in dict(texts=texts, states=states, symbols=symbols, mask=mask, rewards=rewards).items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def n_states(self) -> int:
-        return sum(len(self.letters) ** n for n in range(self.length))
+    def __init__(self, letters: str = "ab", length: int = 4, reward: Callable[[str], float] = staircase) -> None:
+        self.letters, self.length = letters, length
+        self.texts = tuple("".join(t) for n in range(length + 1) for t in product(letters, repeat=n))
+        prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
+        self.n_states, shape = len(prefixes), (len(self.texts), length)
+        self.states = torch.zeros(shape, dtype=torch.long)  # (S, T) number of the prefix before each token
+        self.symbols = torch.zeros(shape, dtype=torch.long)  # (S, T) 0 = stop
+        self.mask = torch.zeros(shape, dtype=torch.bool)
+        for s, text in enumerate(self.texts):
+            for t in range(min(len(text) + 1, length)):  # a full text has no stop symbol
+                self.states[s, t], self.mask[s, t] = prefixes[text[:t]], True
+                self.symbols[s, t] = 1 + letters.index(text[t]) if t < len(text) else 0
+        self.rewards = torch.tensor([float(reward(text)) for text in self.texts], dtype=torch.float64)  # (S,)
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""
@@ -75,8 +62,7 @@ class World:
 
     def logprobs(self, theta: Tensor) -> Tensor:
         """(S, T) log-probability of each token, 0 after the end of a text."""
-        found = theta.log_softmax(-1)[self.states, self.symbols]
-        return torch.where(self.mask, found, torch.zeros_like(found))
+        return torch.where(self.mask, theta.log_softmax(-1)[self.states, self.symbols], 0.0)
 
     def probabilities(self, theta: Tensor) -> Tensor:
         """(S,) probability of each text; they add up to 1."""
@@ -121,11 +107,11 @@ class World:
     def scores(self, theta: Tensor) -> Tensor:
         """(S, T, D): the gradient of each token's log-probability."""
         p = theta.softmax(-1)
-        found = torch.zeros(*self.mask.shape, self.n_states, p.shape[1], dtype=torch.float64)
+        scores = torch.zeros(*self.mask.shape, self.n_states, p.shape[1], dtype=torch.float64)
         s, t = self.mask.nonzero(as_tuple=True)
         onehot = torch.eye(p.shape[1], dtype=torch.float64)[self.symbols[s, t]]
-        found[s, t, self.states[s, t]] = onehot - p[self.states[s, t]]
-        return found.flatten(2)
+        scores[s, t, self.states[s, t]] = onehot - p[self.states[s, t]]
+        return scores.flatten(2)
 
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
         """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
@@ -300,15 +286,15 @@ def compare(
     truth = world.gradient(theta) if truth is None else truth
     rows = {}
     for name, loss in estimators.items():
-        found = group_gradients(world, theta, loss, at, old)
-        mean = found.mean(0)
+        gradients = group_gradients(world, theta, loss, at, old)
+        mean = gradients.mean(0)
         along = float(mean @ truth / (truth @ truth))
         size = max(float(mean.norm()), 1e-30)
-        each = torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in found])
+        each = torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in gradients])
         rows[name] = dict(
             scale=along,
             bias=float((mean - along * truth).norm()) / size,
-            noise=float((found - mean).square().sum(1).mean().sqrt()) / size,
+            noise=float((gradients - mean).square().sum(1).mean().sqrt()) / size,
             cosine=cosine(mean, truth),
             cosine_one=float(each.mean()),
         )

@@ -41,37 +41,37 @@ def check(function: Callable[..., Any]) -> str:
     exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
     for number in range(1, CASES + 1):
         case = exercise.case(rng)
-        found = None
+        result = None
         with suppress(NotImplementedError):
-            found = _run(function, case, exercise.learns)
-        if found is None:
+            result = _run(function, case, exercise.learns)
+        if result is None:
             print(f"{name}: {EMPTY}")
             return EMPTY
-        _compare(name, number, case, found, _run(exercise.solution, case, exercise.learns))
+        _compare(name, number, case, result, _run(exercise.solution, case, exercise.learns))
     print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
     return CORRECT
 
 
-Found = tuple[Tensor, dict[str, Tensor]]
+Result = tuple[Tensor, dict[str, Tensor]]
 
 
-def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> Found | None:
+def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> Result | None:
     """The value and the gradient of its sum with respect to each argument in `learns`; None if there is no value."""
-    own = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
-    value = function(**own)
+    arguments = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
+    value = function(**arguments)
     if value is None or value is Ellipsis:
         return None
     assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; required: a tensor"
     if not learns:
         return value.detach(), {}
     assert value.requires_grad, f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .detach()"
-    grads = torch.autograd.grad(value.sum(), [own[k] for k in learns], materialize_grads=True, allow_unused=True)
+    grads = torch.autograd.grad(value.sum(), [arguments[k] for k in learns], materialize_grads=True, allow_unused=True)
     return value.detach(), dict(zip(learns, grads))
 
 
-def _compare(name: str, number: int, case: Case, ours: Found, correct: Found) -> None:
-    told, (value, gradients) = f"{name}, case {number} of {CASES}", correct
-    assert ours[0].shape == value.shape, f"{told}: the shape is {tuple(ours[0].shape)}; required: {tuple(value.shape)}"
+def _compare(name: str, number: int, case: Case, ours: Result, correct: Result) -> None:
+    where, (value, gradients) = f"{name}, case {number} of {CASES}", correct
+    assert ours[0].shape == value.shape, f"{where}: the shape is {tuple(ours[0].shape)}; required: {tuple(value.shape)}"
     pairs = [("the value", ours[0], value)] + [(f"the gradient of {k}", ours[1][k], g) for k, g in gradients.items()]
     for what, a, b in pairs:
         if torch.allclose(a, b.to(a.dtype), rtol=1e-6, atol=1e-9):
@@ -81,7 +81,7 @@ def _compare(name: str, number: int, case: Case, ours: Found, correct: Found) ->
         shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
         got, expected = (x.flatten()[at] for x in (a, b))
         got = f"{what} is {got:.6f} at element {at}; correct: {expected:.6f}{sign}"
-        raise AssertionError(f"{told}: {got}; the case was {shown}")
+        raise AssertionError(f"{where}: {got}; the case was {shown}")
 
 
 def _normal(rng: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
@@ -116,12 +116,14 @@ def _lengths(rng: torch.Generator) -> Case:
 
 
 def _labelled(rng: torch.Generator) -> Case:
-    own = dict(logprobs=5 * _logprobs(rng, 4), ref_logprobs=5 * _logprobs(rng, 4))
-    return own | dict(liked=torch.arange(4) % 2 == 0, kl=float(torch.rand((), generator=rng)), beta=0.3)
+    arguments = dict(logprobs=5 * _logprobs(rng, 4), ref_logprobs=5 * _logprobs(rng, 4))
+    return arguments | dict(liked=torch.arange(4) % 2 == 0, kl=float(torch.rand((), generator=rng)), beta=0.3)
 
 
 def _preference(name: str, case: Callable[[torch.Generator], Case]) -> Exercise:
-    return Exercise(lambda **own: getattr(preference_losses, name)(**own).losses, case, ("chosen", "rejected"))
+    return Exercise(
+        lambda **arguments: getattr(preference_losses, name)(**arguments).losses, case, ("chosen", "rejected")
+    )
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -44,30 +44,30 @@ ROW_TOKENS, ROWS = 512, 8
 
 def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
     """n requests of the toolbox for the tools in CALLED. A pair of numbers belongs to one split."""
-    rng, made = random.Random(f"reward starts {split} {seed}"), []
-    while len(made) < n:
+    rng, problems = random.Random(f"reward starts {split} {seed}"), []
+    while len(problems) < n:
         tool = TOOLS[rng.choice(CALLED)]
         arguments = tool.sample(rng, split)
         if all(isinstance(value, int) and value < 100 for value in arguments.values()):
             gold = {"name": tool.name, "arguments": arguments}
             messages = [{"role": "user", "content": tool.ask(rng, arguments)}]
-            made.append(Problem(f"{split}-{seed}-{len(made)}", messages, gold, split))
-    return made
+            problems.append(Problem(f"{split}-{seed}-{len(problems)}", messages, gold, split))
+    return problems
 
 
 @lru_cache(maxsize=1)
 def vocabulary() -> Tokenizer:
     """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code, so runs cost half."""
-    from tokenizers import Tokenizer as Made
+    from tokenizers import Tokenizer as Bpe
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    made = Made(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters, end = pre_tokenizers.ByteLevel.alphabet(), tokenizer.END_OF_TEXT
     how = dict(vocab_size=VOCABULARY, special_tokens=[end], initial_alphabet=sorted(letters), show_progress=False)
     texts = [text for p in requests("train", TRAINING_REQUESTS) for text in (p.messages[0]["content"], _answer(p))]
-    made.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainers.BpeTrainer(**how))
-    return tokenizer.from_dict({"spec": "toolbox", "json": made.to_str(), "special": {"eos_token": end}})
+    bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainers.BpeTrainer(**how))
+    return tokenizer.from_dict({"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}})
 
 
 def _answer(problem: Problem) -> str:
@@ -136,8 +136,10 @@ def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor, temper
 def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
     """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
     policy, starts = GPT(setting.model, seed=seed), {}
-    told = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
-    rows = [conversations.encode({"messages": m, "domain": "calls"}, setting.tokenizer, TAGS, SFT_TOKENS) for m in told]
+    talks = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
+    rows = [
+        conversations.encode({"messages": m, "domain": "calls"}, setting.tokenizer, TAGS, SFT_TOKENS) for m in talks
+    ]
     loader = conversations.PackedLoader({"calls": rows}, None, batch=SFT_ROWS, T=SFT_TOKENS, seed=seed)
     optimizers = optim.build(policy, lr=SFT_LR, optimizer="muon", weight_decay=0.0)
     *_, decay_from, last = setting.sft_steps

@@ -184,12 +184,12 @@ class _Pieces(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         mean = (up * out).sum(-1, dtype=torch.float32)
         for piece, w in zip(ctx.pieces, weights, strict=True):
-            own = slice(piece.at, piece.end)
-            ups = _heads(up[own])
+            at = slice(piece.at, piece.end)
+            ups = _heads(up[at])
             _add(dv, piece, w.mT @ ups)
-            slope = ((ups @ _seen(v, piece).mT) - mean[own].T[..., None]).mul_(w).to(w.dtype)
-            dq[own] = _heads(slope @ _seen(k, piece))
-            _add(dk, piece, slope.mT @ _heads(q[own]))
+            slope = ((ups @ _seen(v, piece).mT) - mean[at].T[..., None]).mul_(w).to(w.dtype)
+            dq[at] = _heads(slope @ _seen(k, piece))
+            _add(dk, piece, slope.mT @ _heads(q[at]))
         return dq, dk, dv, None
 
 

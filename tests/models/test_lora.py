@@ -90,13 +90,10 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
 
 
 NOT_PLAIN = (
-    *(dict(init_lora_weights=how) for how in ("pissa", "pissa_niter_4", "olora", "loftq", "corda")),  # change the base
-    *(dict(peft_type=kind) for kind in ("LOHA", "LOKR", "ADALORA", "IA3", "VERA")),
-    *({key: True} for key in ("use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out")),
-    *(dict(alpha_pattern={"q_proj": 8}), dict(rank_pattern={"q_proj": 2}), dict(bias="all")),
-    *(dict(layer_replication=[[0, 1]]), dict(modules_to_save=["lm_head"]), dict(alora_invocation_tokens=[1])),
-    *(dict(r=r) for r in (0, 2, 8)),  # the factors have rank 4
-    *(dict(lora_alpha=None), dict(a_method_of_tomorrow={"on": True})),
+    *(dict(init_lora_weights="pissa"), dict(peft_type="LOHA"), dict(bias="all"), dict(modules_to_save=["lm_head"])),
+    *({key: True} for key in ("use_dora", "use_qalora", "lora_bias", "fan_in_fan_out")),
+    *(dict(alpha_pattern={"q_proj": 8}), dict(rank_pattern={"q_proj": 2}), dict(layer_replication=[[0, 1]])),
+    *(dict(r=0), dict(r=2), dict(lora_alpha=None), dict(a_method_of_tomorrow={"on": True})),  # the factors have rank 4
 )
 
 

@@ -138,8 +138,7 @@ def test_a_model_with_products_learns_as_one_without() -> None:
 
 
 def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the
-    completions of the masked path."""
+    """Free, under a grammar and in the server's engine, behind prompts of different lengths: the same completions."""
     tok, masks, sdpa = tokenizer.load("gpt2:512"), [], F.scaled_dot_product_attention
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
     grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
