@@ -250,25 +250,21 @@ def test_notebooks_are_paired_fresh_and_executed() -> None:
     assert notebooks.check() == []
 
 
-def cells(name: str, kind: str) -> list[str]:
-    notebook = notebooks.source_of(name, ROOT)
-    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
-
-
-@pytest.mark.parametrize("name", notebooks.names())
-def test_notebook_has_the_agreed_shape(name: str) -> None:
-    source = notebooks.source_of(name, ROOT)
-    code, first = cells(name, "code"), source.cells[0]
-    assert first.cell_type == "markdown" and first.source.startswith("# ")
-    report = notebooks.is_template(name)  # its result is the answer that its rows give
-    wanted = ("Question",) if report else ("Question", "Result")
-    assert all(f"**{word}" in first.source for word in wanted), "Question and Result in the first cell"
-    assert not report or any("answer" in cell.metadata.get("tags", []) for cell in source.cells)
-    assert "parameters" in source.cells[1].metadata.get("tags", []), "the second cell holds the parameters"
-    for statement in ast.parse(source.cells[1].source).body:
-        assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
-        ast.literal_eval(statement.value)
-    longest = 0 if report else max(len(cell.splitlines()) for cell in code)  # a report folds its code away
-    assert longest <= 15 and len(code) <= (40 if report else 30)
-    if not notebooks.is_template(name):
-        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))), "the claim is not asserted"
+def test_notebooks_have_the_agreed_shape() -> None:
+    for name in notebooks.names():
+        source, report = notebooks.source_of(name, ROOT), notebooks.is_template(name)
+        code, first = [cell.source for cell in source.cells if cell.cell_type == "code"], source.cells[0]
+        assert first.cell_type == "markdown" and first.source.startswith("# "), name
+        parts = (
+            ("Question",) if report else ("Question", "Result")
+        )  # a report's result is the answer that its rows give
+        assert all(f"**{word}" in first.source for word in parts), f"{name}: Question and Result in the first cell"
+        assert not report or any("answer" in cell.metadata.get("tags", []) for cell in source.cells), name
+        assert "parameters" in source.cells[1].metadata.get("tags", []), f"{name}: the second cell holds the parameters"
+        for statement in ast.parse(source.cells[1].source).body:
+            assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
+            ast.literal_eval(statement.value)
+        longest = 0 if report else max(len(cell.splitlines()) for cell in code)  # a report folds its code away
+        assert longest <= 15 and len(code) <= (40 if report else 30), name
+        asserted = any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1])))
+        assert report or asserted, f"{name}: the claim is not asserted"

@@ -90,15 +90,15 @@ def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Pa
         frozen_rows.rows("frozen", "sft", "metrics")
 
 
-@pytest.mark.parametrize("source, command", [("nano", "make lab"), ("mine", "codechat run mine")])
-def test_a_source_without_runs_says_how_to_make_them(runs_root: Path, source: str, command: str) -> None:
-    for read, more in (
-        (frozen_rows.rows, ("sft", "metrics")),
-        (frozen_rows.manifest, ("corpus",)),
-        (frozen_rows.seeds, ()),
-    ):
-        with raising(MissingFile, source, command, "source='frozen'"):
-            read(source, *more)
+def test_a_source_without_runs_says_how_to_make_them(runs_root: Path) -> None:
+    for source, command in (("nano", "make lab"), ("mine", "codechat run mine")):
+        for read, more in (
+            (frozen_rows.rows, ("sft", "metrics")),
+            (frozen_rows.manifest, ("corpus",)),
+            (frozen_rows.seeds, ()),
+        ):
+            with raising(MissingFile, source, command, "source='frozen'"):
+                read(source, *more)
 
 
 def test_the_committed_rows_serve_every_stage() -> None:

@@ -82,11 +82,8 @@ def replace(path: Path, old: str, new: str) -> None:
 # --- build
 
 
-def test_a_built_notebook_passes_its_check(built: Path) -> None:
+def test_a_built_notebook_passes_its_check_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     assert notebooks.check(root=built) == []
-
-
-def test_outputs_name_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     text = text_outputs(built)
     assert text.startswith(". [] ")
     assert "<object object at 0x...>" in text and "<cell>:" in text
@@ -105,19 +102,14 @@ def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(proje
         assert [path.read_bytes() for path in pair] == before
 
 
-def test_a_cell_that_fails_leaves_the_committed_notebook(project: Path) -> None:
-    before = (project / "notebooks" / "01_adds.ipynb").read_bytes()
-    replace(project / "nbs_py" / "01_adds.py", "import warnings\n", "import warnings\n1 / 0\n")
-    with pytest.raises(NotebookError, match="2 of 3.*ZeroDivisionError") as caught:
-        notebooks.build("01_adds", root=project)
-    assert "1 / 0" in str(caught.value.__cause__)
-    assert (project / "notebooks" / "01_adds.ipynb").read_bytes() == before
-
-
-def test_a_cell_that_does_not_end_is_named(project: Path) -> None:
-    replace(project / "nbs_py" / "01_adds.py", "import warnings\n", "import time\ntime.sleep(60)\n")
-    with pytest.raises(NotebookError, match="2 of 3"):
-        notebooks.build("01_adds", root=project, timeout_s=1)
+def test_a_cell_that_fails_or_does_not_end_is_named_and_leaves_the_committed_notebook(project: Path) -> None:
+    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+    before, text = path.read_bytes(), source.read_text()
+    for code, reason in (("1 / 0", "ZeroDivisionError"), ("import time\ntime.sleep(60)", "did not end")):
+        source.write_text(text.replace("import warnings\n", f"import warnings\n{code}\n"))
+        with pytest.raises(NotebookError, match=f"2 of 3.*{reason}"):
+            notebooks.build("01_adds", root=project, timeout_s=5)
+        assert path.read_bytes() == before
 
 
 def test_a_build_does_not_lose_code_edited_in_the_notebook(project: Path) -> None:

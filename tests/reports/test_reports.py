@@ -16,8 +16,10 @@ from codechat.core.errors import MissingFile, RunError
 from codechat.core.registry import COMMANDS
 from codechat.evaluation.counterfactuals import SwapsConfig
 from codechat.reports import build, comparisons, html, run_frames
+from codechat.runs import paths
 from codechat.runs.run import Run
 
+COMMITTED = Path(__file__).resolve().parents[2] / "reports"
 EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
                   max_new_tokens=64, probe_examples=32)  # fmt: skip
 
@@ -107,14 +109,23 @@ def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
         run_frames.published("run")
 
 
-def test_reports_are_listed_and_an_unknown_one_raises_before_any_is_built(
-    runs_root: Path, capsys: pytest.CaptureFixture[str]
+def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_that_fails_says_where(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build.main([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
     with pytest.raises(MissingFile, match="nothing.*nano"):
         build.main(["nano", "nothing"])
     assert not list((runs_root / "reports").glob("*.ipynb"))
+    (runs_root / "nbs_py").mkdir()
+    shutil.copy(COMMITTED.parent / "jupytext.toml", runs_root)
+    cut = '# %% tags=["parameters"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
+    (runs_root / "nbs_py" / "91_cut.py").write_text(cut)
+    monkeypatch.setattr(paths, "SHIPPED", runs_root)
+    monkeypatch.setattr(build, "templates", lambda: {"cut": "91_cut"})
+    with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
+        build.build("cut", runs_root / "cut")
+    assert (runs_root / "cut" / "cut.ipynb").is_file() and not (runs_root / "cut" / "cut.html").exists()
 
 
 # ---------------------------------------------------------------- comparisons
@@ -182,9 +193,6 @@ def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
     assert comparisons.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
     with pytest.raises(MissingFile):
         comparisons.paired_gains(frames, ["other"], "test")
-
-
-COMMITTED = Path(__file__).resolve().parents[2] / "reports"
 
 
 @pytest.mark.slow
