@@ -109,15 +109,6 @@ def test_what_goes_wrong_is_one_line_and_a_code_and_a_defect_keeps_its_traceback
     assert [guarded(lambda argv, code=code: code, []) for code in (3, None, object())] == [3, 0, 0]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_is_met_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
-    argv = ["xray", "--tokenizer", "bytes", "--messages", str(tmp_path / "chat.json"), "--html", "/dev/full"]
-    assert main(argv) == 2
-    err = capsys.readouterr().err
-    assert os.strerror(errno.ENOSPC) in err and err.count("\n") == 1
-
-
 def test_ctrl_c_ends_a_process_cleanly() -> None:
     code = (
         "import sys, time; from codechat.core.command import guarded\n"
@@ -141,11 +132,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     os.close(write)
     _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
-
-
-def test_a_module_run_by_itself_ends_the_same_way() -> None:
-    done = subprocess.run([sys.executable, "-m", "codechat.grpo", "--lrr"], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
 def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:

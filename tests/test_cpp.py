@@ -124,32 +124,3 @@ def test_training_has_the_losses_of_the_python_loop(
     (done,) = generate.sample(model, [[3, 4]], max_new_tokens=30, temperature=0)
     tokens = run(programs / "generate", tmp_path / "out", 30, "3,4", "--ids", shape.n_ids).splitlines()[0]
     assert list(map(int, tokens.split())) == list(done.ids)
-
-
-def test_bad_input_is_one_line(programs: Path, tmp_path: Path) -> None:
-    directory = export(GPT(SMALL), tmp_path / "hf")
-    (tmp_path / "short.txt").write_text("a\nb\n")
-    cut = tmp_path / "cut"
-    shutil.copytree(directory, cut)
-    (cut / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes()[:-9])
-    scaled = tmp_path / "scaled"
-    shutil.copytree(directory, scaled)
-    found = json.loads((directory / "config.json").read_text())
-    (scaled / "config.json").write_text(json.dumps(found | {"rope_scaling": {"factor": 8}}))
-    for program, words, named in (
-        ("generate", (directory, 5), "usage"),
-        ("generate", (tmp_path / "none", 5, "1"), "none/config.json"),
-        ("generate", (directory, 5, "1,900"), "900"),
-        ("generate", (directory, 5, ""), "prompt"),
-        ("generate", (directory, 5, "1,x"), "'x'"),
-        ("generate", (directory, "-3", "1"), "'-3'"),
-        ("generate", (directory, 500, "1"), "64"),
-        ("generate", (directory, 5, "1", "--ids", 1000), "--ids"),
-        ("generate", (cut, 5, "1"), "cut off"),
-        ("generate", (scaled, 5, "1"), "scaled positions"),
-        ("train", (tmp_path / "short.txt", 5, tmp_path / "out"), "short"),
-        ("train", (tmp_path / "none.txt", 5, tmp_path / "out"), "none.txt"),
-        ("train", (), "usage"),
-    ):
-        said = run(programs / program, *words, code=2)
-        assert said.startswith("error: ") and named in said and said.count("\n") == 1, said

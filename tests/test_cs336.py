@@ -58,14 +58,6 @@ def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
         functional.tokenize_prompt_and_output(["a", "b"], ["c"], Words())
 
 
-def test_entropy_by_hand_and_beyond_what_exp_can_hold() -> None:
-    logits = torch.tensor(
-        [[[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, -1000.0, 0.0], [0.0, math.log(3), -math.inf, -math.inf]]]
-    )
-    expected = [math.log(4), 0.0, -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))]
-    assert functional.compute_entropy(logits)[0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
 def test_reductions_by_hand() -> None:
     assert float(functional.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
     assert functional.masked_mean(LOGP, MASK, 1).tolist() == pytest.approx([-1.5, -12.5 / 3])
@@ -76,72 +68,6 @@ def test_reductions_by_hand() -> None:
     poisoned = LOGP.clone()
     poisoned[0, 2] = math.nan
     assert functional.masked_mean(poisoned, MASK).isfinite() and functional.masked_normalize(poisoned, MASK).isfinite()
-
-
-def test_group_normalised_rewards_by_hand() -> None:
-    def reward(response: str, truth: str) -> dict[str, float]:
-        return {"reward": float(response == truth), "format_reward": 1.0}
-
-    responses, truths = list("aabbcccc"), list("aaaacccc")
-    with_std, raw, stats = functional.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, True)
-    without, _, _ = functional.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, False)
-    assert raw.tolist() == [1, 1, 0, 0, 1, 1, 1, 1]
-    assert without.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0]
-    assert with_std.tolist() == pytest.approx([x / (math.sqrt(1 / 3) + 1e-6) for x in without.tolist()])
-    assert stats["reward_mean"] == 0.75 and stats["frac_zero_std_groups"] == 0.5
-    with pytest.raises(ConfigError, match="group_size 3"):
-        functional.compute_group_normalized_rewards(reward, responses, truths, 3, 1e-6, True)
-
-
-def test_the_three_losses_by_hand_and_their_gradients() -> None:
-    naive, _ = functional.compute_policy_gradient_loss(LOGP, "reinforce_with_baseline", advantages=ADVANTAGES)
-    torch.testing.assert_close(naive, torch.tensor([[2.0, 4.0, 6.0], [-0.5, -4.0, -8.0]]))
-    raw, _ = functional.compute_policy_gradient_loss(LOGP, "no_baseline", raw_rewards=ADVANTAGES * 2)
-    torch.testing.assert_close(raw, naive * 2)
-    leaf = LOGP.clone().requires_grad_()
-    clipped, about = functional.compute_policy_gradient_loss(
-        leaf, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2
-    )
-    torch.testing.assert_close(clipped, torch.tensor([[-2.4, -1.0, -2.0], [0.8, 1.1, 2.0]]))
-    assert about["clipped"].tolist() == [[True, False, False], [True, False, False]]
-    clipped.sum().backward()
-    torch.testing.assert_close(leaf.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
-    for how, name in (
-        (dict(loss_type="ppo"), "'ppo'"),
-        (dict(loss_type="no_baseline"), "raw_rewards"),
-        (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "old_log_probs, cliprange"),
-    ):
-        with pytest.raises(ConfigError, match=name):
-            functional.compute_policy_gradient_loss(LOGP, **how)
-    wide, about = functional.compute_grpo_clip_loss(ADVANTAGES, LOGP, OLD, 10.0)
-    assert not about["clipped"].any()
-    torch.testing.assert_close(wide, -ADVANTAGES * (LOGP - OLD).exp())
-
-
-def test_micro_batch_steps_by_hand_and_accumulation_divides() -> None:
-    leaf = LOGP.clone().requires_grad_()
-    loss, _ = functional.sft_microbatch_train_step(leaf, MASK, 2, 2.0)
-    assert float(loss) == pytest.approx((3.0 / 2 + 12.5 / 2) / 2 / 2)
-    torch.testing.assert_close(leaf.grad, -MASK / (2.0 * 2 * 2))
-    leaf = LOGP.clone().requires_grad_()
-    loss, _ = functional.grpo_microbatch_train_step(leaf, MASK, 4, "reinforce_with_baseline", advantages=ADVANTAGES)
-    assert float(loss) == pytest.approx((3.0 - 12.5 / 3) / 2 / 4)
-    torch.testing.assert_close(leaf.grad, torch.tensor([[-1.0, -1.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]) / 8)
-    whole, parts = LOGP.clone().requires_grad_(), LOGP.clone().requires_grad_()
-    functional.grpo_microbatch_train_step(
-        whole, MASK, 1, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2
-    )
-    for i in (0, 1):
-        functional.grpo_microbatch_train_step(
-            parts[i : i + 1],
-            MASK[i : i + 1],
-            2,
-            "grpo_clip",
-            advantages=ADVANTAGES[i : i + 1],
-            old_log_probs=OLD[i : i + 1],
-            cliprange=0.2,
-        )
-    torch.testing.assert_close(whole.grad, parts.grad)
 
 
 def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
@@ -183,24 +109,6 @@ def test_answers_are_read_as_the_course_says() -> None:
         ("48-24", "24"),
     ):
         assert functional.parse_gsm8k_response(text) == number
-
-
-def test_per_instance_dpo_is_log_two_at_the_reference_and_prefers_the_chosen(models: tuple[GPT, GPT]) -> None:
-    lm, ref = models
-    same = functional.compute_per_instance_dpo_loss(lm, lm, Words(), 0.5, "Say it.", "yes", "no")
-    assert float(same.detach()) == pytest.approx(math.log(2), abs=1e-5)
-    pair = [
-        functional.compute_per_instance_dpo_loss(lm, ref, Words(), 0.5, "Say it.", *answers)
-        for answers in (("yes", "no"), ("no", "yes"))
-    ]
-    margin = float(pair[1] - pair[0])  # log sigmoid(x) - log sigmoid(-x) = x
-    assert float(pair[0]) == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
-    for p in (*lm.parameters(), *ref.parameters()):
-        p.grad = None
-    pair[0].backward()
-    assert any(p.grad is not None and p.grad.any() for p in lm.parameters()) and all(
-        p.grad is None for p in ref.parameters()
-    )
 
 
 # ---- the course's adapters

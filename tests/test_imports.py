@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import grimp
-import pytest
 from importlinter.cli import lint_imports
 
 from codechat.core.registry import COMMANDS, PREPARATIONS
@@ -40,17 +38,6 @@ def test_rooms_import_downwards() -> None:
     assert lint_imports(no_cache=True) == 0
 
 
-def test_the_contract_sees_what_it_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "house").mkdir()
-    for name, text in {"__init__": "", "above": "", "below": "def f():\n    from house import above\n"}.items():
-        (tmp_path / "house" / f"{name}.py").write_text(text)
-    contract = '[tool.importlinter]\nroot_package = "house"\n[[tool.importlinter.contracts]]\nname = "n"\ntype = "layers"\nlayers = ["house.above", "house.below"]\n'
-    (tmp_path / "pyproject.toml").write_text(contract)
-    done = subprocess.run([sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"], cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)  # fmt: skip
-    assert done.returncode == 1
-
-
 def swallowed(text: str) -> list[int]:
     """Lines of handlers that take any exception and do not raise it again."""
     found = []
@@ -70,14 +57,6 @@ def test_no_exception_is_swallowed_whole_and_files_are_named_for_what_they_hold(
     found = {label(path): len(swallowed(path.read_text())) for path in sources()}
     assert {name: n for name, n in found.items() if n > (name in ANYTHING)} == {}
     assert not {path.stem for path in sources()} & {"utils", "common", "helpers", "misc"}
-
-
-def test_the_exception_test_sees_what_it_forbids() -> None:
-    assert swallowed("try:\n    f()\nexcept Exception:\n    pass") == [3]
-    assert swallowed("try:\n    f()\nexcept:\n    pass") == [3]
-    assert swallowed("try:\n    f()\nexcept (OSError, Exception) as e:\n    print(e)") == [3]
-    assert not swallowed("try:\n    f()\nexcept BaseException:\n    clean()\n    raise")
-    assert not swallowed("try:\n    f()\nexcept ValueError:\n    pass")
 
 
 # What the help of a command may import besides the standard library. Each takes less than 0.1 s.

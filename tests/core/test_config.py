@@ -84,11 +84,6 @@ def test_flags_of_every_type() -> None:
     assert words("--lr -1e-3").lr == -1e-3 and words("--name-or-none=--x").name_or_none == "--x"
 
 
-def test_a_flag_that_begins_with_no_is_not_a_negation() -> None:
-    assert words("--no-run").no_run is True
-    assert words("--no-no-run").no_run is False
-
-
 def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_text(json.dumps({"lr": 0.5, "steps": 7}))

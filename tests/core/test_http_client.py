@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from raising import raising
 
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import MissingFile
 from codechat.core.http_client import Link, NoAnswer, Refused
 
 ANSWERS = {
@@ -91,14 +91,6 @@ def test_no_server_names_the_remedy() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with raising(NoAnswer, "engine", url, "start one"):
             Link(url, kind="engine", remedy="start one").ask("/v1/models")
-
-
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port", "http://x:99999"]
-)
-def test_what_is_no_url_names_its_flag(url: str) -> None:
-    with pytest.raises(ConfigError, match="--engine-url"):
-        Link(url, flag="--engine-url")
 
 
 def test_a_key_is_read_from_its_file(url: str, tmp_path: Path) -> None:

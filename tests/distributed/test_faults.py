@@ -60,8 +60,8 @@ from codechat.core import config
 from codechat.runs import paths
 paths.ROOT = pathlib.Path(sys.argv[1])
 from codechat.training.session import Session
-set_rate = Session._set_rate
-Session._set_rate = lambda self: time.sleep(0.3) or set_rate(self)  # steps long enough to be interrupted
+apply = Session.apply_gradients
+Session.apply_gradients = lambda self: time.sleep(0.3) or apply(self)  # steps long enough to be interrupted
 print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
 """
 

@@ -159,37 +159,6 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
 
 
-FLAT = """
-import pathlib, sys
-from dataclasses import replace
-from codechat import reinforce
-from codechat.core import config
-from codechat.distributed import dist
-from codechat.rl import rollout
-from codechat.runs import paths
-
-paths.ROOT, judged = pathlib.Path(sys.argv[1]), rollout.judged
-
-def flat(task, drawn):  # no group has variance, so that no update is made
-    batch = judged(task, drawn)
-    return replace(batch, scores=[replace(score, reward=0.0) for score in batch.scores])
-
-rollout.judged, cfg = flat, config.resolve(reinforce.ReinforceConfig, file=sys.argv[2])
-with dist.session():
-    for resume in (False, True):
-        found = reinforce.train(replace(cfg, resume=resume))
-print("rank done")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_sharded_run_that_was_saved_before_its_first_update_resumes(home: Path) -> None:
-    cfg = replace(configs(home, 4)["reinforce"], dead_patience=2, diagnose_groups=0, run_name="flat", shard=True)
-    assert on_ranks(2, FLAT, home, str(home), written(home, cfg)).count("rank done") == 2
-    assert "DEAD" in run.Run.open("flat").status["reason"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from server import Serving
 from test_docs import Parsed
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
 from codechat.core.errors import MissingFile
-from codechat.launch import runner
 from codechat.models import export, generate, import_weights, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -135,32 +133,6 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
     assert len(Run.open("evaluate").evals()) == 2
 
 
-def test_a_chat_checkpoint_is_evaluated_and_trained_with_raw_prompts(directory: Path, gsm8k: str) -> None:
-    import_weights.import_model(import_weights.ImportConfig(source=directory, run_name="theirs"))
-    words = ["diagnose", "--ckpt", "theirs", "--task", R1, "--data-dir", gsm8k, "--group-size", "2"]
-    task = tasks.load(R1, source=gsm8k)
-    assert cli.main([*words, "--max-new-tokens", "4", "--tags", "raw"]) == 0
-    with easy():
-        found = grpo.train(settings(gsm8k, init_from="theirs", task=R1, run_name="raw", tags="raw", max_steps=1))
-    assert checkpoint.load("raw").meta["tags"] == "raw" and found.status["status"] == "finished"
-    assert task.stop_texts == ("</answer>",)
-
-
-def test_a_raw_model_is_exported_without_turns(directory: Path, home: Path) -> None:
-    jinja2 = pytest.importorskip("jinja2")
-    import_weights.import_model(import_weights.ImportConfig(source=directory, run_name="theirs", tags="raw"))
-    out = export.export(export.ExportConfig(ckpt="theirs", out=home / "out", dtype="float32"))
-    talk = [{"role": r, "content": c} for r, c in (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))]
-    loaded = loading.load_model("theirs")
-    text = jinja2.Template((out / "chat_template.jinja").read_text()).render(
-        messages=talk, eos_token=loaded.tokenizer.saved["special"]["eos_token"]
-    )
-    ids = chat.prompt(talk, loaded.tokenizer, "raw")
-    beginning = list(loaded.tokenizer.beginning)
-    assert beginning == ([0] if directory.name == "llama" else [])
-    assert text == chat.decode(ids[len(beginning) :], loaded.tokenizer)
-
-
 def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     """However the sampler stops: what a base model goes on to write is neither scored nor trained on."""
     tok, task = tokenizer.load("bytes"), tasks.load(R1, source=gsm8k)
@@ -215,23 +187,6 @@ def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     assert not (home / "runs" / "empty").exists()
 
 
-def test_an_engine_samples_the_task_and_its_loss_loses_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    here = sft.train(sft_settings(home, run_name="here"))
-    with Run.create("start", {}, kind="test") as run:
-        cfg = sft_settings(home)
-        meta = {"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "raw"}
-        checkpoint.save(run.path, 0, model=GPT(cfg.model), meta=meta)
-    engine = dict(engine="http", engine_dir=home / "weights", engine_patience_s=0.5)
-    with Serving(ckpt="start", reload_from=home / "weights") as up:
-        there = sft.train(sft_settings(home, run_name="there", engine_url=up.url, **engine))
-    for column in ("pass@1", "reward_mean", "heldout_loss/worked", "completion_tokens_mean"):
-        assert list(there.evals()[column]) == pytest.approx(list(here.evals()[column]), abs=1e-5)
-    lost = sft.train(sft_settings(home, run_name="lost", engine_url="http://127.0.0.1:9", **engine))
-    assert lost.status["status"] != "finished"
-    assert "--resume" in lost.status["reason"]
-
-
 # ---------------------------------------------------------------- command lines to copy
 
 
@@ -253,17 +208,3 @@ def test_every_line_of_the_sheet_is_a_valid_command(
     for words in commands:
         with pytest.raises(Parsed):
             assert cli.main(words[1:]) == 0, (words, capsys.readouterr().err)
-
-
-def test_recipes_are_listed_and_unknown_sheets_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["recipes"]) == 0
-    assert "nano:" in (text := capsys.readouterr().out) and "gsm8k:" in text
-    assert cli.main(["recipes", "nano"]) == 2 and "codechat run nano" in capsys.readouterr().err
-    assert set(runner.SHEETS) == {"gsm8k"}
-
-
-def test_the_preset_has_the_examples_own_settings() -> None:
-    cfg = config.resolve(grpo.GRPOConfig, "gsm8k", presets=grpo.RUN_PRESETS)
-    assert (cfg.device_batch_size, cfg.grad_accum, cfg.group_size, cfg.save_every) == (1, 4, 16, 100)
-    assert (cfg.lr, cfg.weight_decay, cfg.grad_clip, cfg.kl_coef, cfg.max_new_tokens) == (5e-6, 0.1, 0.1, 0.04, 786)
-    assert cfg.max_steps == 7473 // 4 and cfg.warmup_steps == round(0.1 * cfg.max_steps)

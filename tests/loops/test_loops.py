@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import torch
 from contracts import assert_same_runs, curve, small, train, weights, write_corpus
-from raising import raising
 
-from codechat import cli, expert_iteration, grpo, ppo, sft
-from codechat.core.errors import ConfigError
+from codechat import expert_iteration, ppo, sft
 from codechat.data import command
 from codechat.evaluation import domain_loss
 from codechat.models.generate import Completion
@@ -51,16 +49,6 @@ def test_no_weights_are_drawn_where_a_checkpoint_replaces_them(home: Path, monke
     (paths.runs_dir() / "base/checkpoints/latest").write_text(f"step_{first:06d}\n")
     train(replace(cfg, resume=True))
     assert len(drawn) == 1
-
-
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_sft_trains_adapters_with_either_optimizer(optimizer: str, home: Path) -> None:
-    """Muon, SFT's default, takes every adapter, so that nothing is left for AdamW."""
-    how = dict(lora_rank=4, lora_alpha=32.0, optimizer=optimizer, max_steps=30, save_every=0, warmup_steps=2)
-    losses = (
-        train(small("sft", home, device_batch_size=2, eval_every=6, **how)).metrics().sort_values("step")["train_loss"]
-    )
-    assert losses.iloc[-5:].mean() < losses.iloc[:5].mean() - 0.05  # the base is random and frozen
 
 
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
@@ -210,40 +198,6 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
 
 
-def test_replacing_groups_keeps_order_and_ids() -> None:
-    def batch_of(names: str) -> RolloutBatch:
-        texts = [n + i for n in names for i in "xy"]
-        scores = [toy.Score(float(ord(n)), "some", {}, False) for n in names for _ in "xy"]
-        return RolloutBatch(list(names), [[ord(n)] for n in names], list(texts), texts, scores, 2)  # type: ignore[arg-type]
-
-    batch = batch_of("abc").replace([1], batch_of("z"))
-    assert batch.problems == list("azc") and batch.texts == ["ax", "ay", "zx", "zy", "cx", "cy"]
-    assert batch.rewards[:, 0].tolist() == [ord(n) for n in "azc"] and batch.prompts == [[97], [122], [99]]
-
-
-def test_variants_fill_only_what_is_not_set(home: Path) -> None:
-    found = small("grpo", home, variant="dapo", clip_eps_high=0.5).resolved()
-    assert (found.clip_eps_low, found.clip_eps_high, found.loss_aggregation, found.resample_rounds) == (
-        0.2,
-        0.5,
-        "token",
-        4,
-    )
-    stored = train(small("grpo", home, variant="dr_grpo", max_steps=1)).config
-    assert stored["baseline"] == "mean" and stored["loss_aggregation"] == "constant"
-
-
-@pytest.mark.parametrize("loop", ["ppo", "grpo", "expert_iteration"])
-def test_the_logged_policy_loss_is_that_of_one_update(loop: str, home: Path) -> None:
-    """At a rate of 0 all updates have the same loss, so their number changes nothing but the order of the sum."""
-    still = dict(max_steps=1, save_every=0, lr=0.0, minibatches=1) | (dict(value_lr=0.0) if loop == "ppo" else {})
-    losses = [
-        train(small(loop, home, run_name=f"{n}", inner_epochs=n, **still)).metrics()["policy_loss"][0] for n in (1, 3)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-8)
-    assert loop == "grpo" or abs(losses[0]) > 1e-3, "advantages of a group sum to 0, and so does the loss of GRPO"
-
-
 @pytest.mark.parametrize("loop", ["ppo", "grpo"])
 def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
     loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,14 +223,3 @@ def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
     for loop, more in (("ppo", {}), ("expert_iteration", dict(keep="correct")), ("reinforce", dict(baseline="none"))):
         assert train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"] == "finished"
-
-
-def test_a_command_trains_under_other_tools_names_and_says_what_it_refuses(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main("grpo --preset toy --max-steps 2 --run-name c --num-generations 4".split()) == 0
-    found = run.Run.open("c")
-    assert found.config["group_size"] == 4 and found.metrics()["logprob_mismatch"].max() < 1e-2
-    assert cli.main(["grpo", "--varient", "dapo"]) == 2 and "--variant" in capsys.readouterr().err
-    with raising(ConfigError, "varient", "variant"):
-        grpo.main(["--varient", "dapo"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch
 from contracts import PAIRS, assert_close_curves, small, train, write_rows
 from raising import raising
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
 from codechat.models.gpt import GPT
 from codechat.rl import preference_data, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import checkpoint, run
 from codechat.text import tokenizer
-from codechat.training.preference_loss import PreferenceLoss
 
 SIDES = ("chosen", "rejected")
 SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
@@ -67,15 +64,6 @@ def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     assert all(len(c.ids) <= 1 for c in tight.completions)
 
 
-def test_a_loss_of_pairs_needs_pairs_also_where_they_are_held_out(home: Path) -> None:
-    for split in ("train", "select"):
-        cfg = small("preference", home, run_name="refused")
-        write_rows(home / "pairs" / f"preferences.{split}.jsonl", SINGLES)
-        with raising(ConfigError, "dpo", f"preferences.{split}.jsonl", "--loss kto"):
-            train(cfg)
-        assert not run.exists("refused")
-
-
 def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
     """Whatever form the training file has: each label's rewards over its own held-out completions."""
     found = []
@@ -109,25 +97,3 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
     fixed = train(small("preference", home, run_name="fixed", **how))
     assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
     assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6
-
-
-def test_more_rows_than_the_longest_pairs_need_are_several_passes_of_the_same_sums(home: Path) -> None:
-    """First-fit may need a row more for shorter pairs; the sums come back in the order of the completions."""
-    cfg, pairs = small("preference", home, row_tokens=32), read(home, PAIRS)
-    judge = PreferenceLoss(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
-    part, found = pairs.take([5, 2, 7, 0]), []
-    for judge.rows in (1 << 30, 1):
-        judge.model.zero_grad()
-        summed = judge.summed(part)
-        (summed * torch.arange(8.0).view(4, 2)).sum().backward()
-        found.append((summed.detach(), judge.model.wte.weight.grad.clone()))
-    for whole, parts in zip(*found, strict=True):
-        torch.testing.assert_close(parts, whole)
-    assert len(set(found[0][0].flatten().tolist())) > 4
-
-
-def test_its_lineage_says_where_pairs_and_problems_came_from(home: Path) -> None:
-    cfg = small("preference", home, run_name="named", max_steps=1, seed=3, eval_every=0)
-    (entry,) = checkpoint.load(train(cfg).path).meta["lineage"]
-    where = dict(data_dir=cfg.data_dir, task=None, task_data=None)
-    assert entry.items() >= dict(run="named", kind="preference", seed=3, **where).items()

@@ -3,7 +3,6 @@ weighed."""
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import os
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,19 +26,16 @@ from contracts import assert_close_curves, curve, weights  # noqa: E402
 from raising import raising  # noqa: E402
 from ranks import train_on_ranks  # noqa: E402
 from server import Serving  # noqa: E402
-from test_episodes import END, Talk  # noqa: E402
 
 from codechat import grpo, reinforce
 from codechat.core import config, http_client
-from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
+from codechat.core.errors import ConfigError, RunError  # noqa: E402
 from codechat.core.http_client import Link
 from codechat.models import generate, hf_format, loading
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
-from codechat.rl import engines, rollout  # noqa: E402
-from codechat.rl.engines import EngineLost  # noqa: E402
+from codechat.rl import engines  # noqa: E402
 from codechat.runs import checkpoint, run
-from codechat.tasks.base import Problem  # noqa: E402
 from codechat.tasks.toy import TOY_MODEL  # noqa: E402
 from codechat.text import chat, tokenizer
 
@@ -53,7 +48,6 @@ DAPO = dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_c
 SMALL = dict(max_steps=3, device_batch_size=3, group_size=6, max_new_tokens=4, save_every=0, diagnose_groups=0)
 CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "effective_groups")
 START = "weights/start/checkpoints/step_000000"
-NOBODY = dict(engine_url="http://127.0.0.1:1")
 
 
 @pytest.fixture(autouse=True)
@@ -179,13 +173,6 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
     assert choice["weights_version"] == up.health()["version"]
 
 
-def test_without_reload_from_there_is_no_such_route(home: Path) -> None:
-    with serving(home, reload_from=None) as up:
-        assert load(up, START.removeprefix("weights/"))[0] == 404
-        with raising(UserError, "--reload-from", "--engine-dir"):
-            opened(home, up.url).push(model(1), 0)
-
-
 def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
     prompts, how = [[65, 66, 67], [70]], dict(max_new_tokens=12, seed=4)
     ending = generate.sample(model(5), prompts[:1], keys=["a"], **how)[0].ids[2:4]
@@ -236,30 +223,6 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
     got, right = engine.sample(policy, [[65], [66]], **how), generate.sample(policy, [[65], [66]], **how)
     assert [c.ids for c in got] == [c.ids for c in right]
     assert up.health()["version"] == pushed and engine.metrics(4)["engine_retries"] > 0
-
-
-def test_episodes_over_http_are_the_local_ones(up: Any, home: Path) -> None:
-    policy, engine = model(3), opened(home, up.url)
-    with torch.no_grad():  # answers that end of themselves, so that episodes go on
-        policy.wte.weight[END] = policy.hidden(torch.arange(40, 100)[None])[0].mean(0)
-    engine.push(policy, 0)
-    problems = [Problem(str(i), [{"role": "user", "content": "x" * (1 + i)}], None, "train") for i in range(3)]
-    how = dict(group_size=3, max_new_tokens=8, seed=4)
-    local, http = (
-        rollout.collect(policy, Talk(), problems, TOK, "reserved", **how, **more)
-        for more in ({}, {"sampler": engine.sample})
-    )
-    assert [(c.ids, c.mask, c.stop) for c in http.completions] == [(c.ids, c.mask, c.stop) for c in local.completions]
-    assert max(len(turns) for turns in http.turns) == 3 and torch.equal(http.rewards, local.rewards)
-    torch.testing.assert_close(http.logprobs(), local.logprobs(), atol=1e-4, rtol=1e-4)
-
-
-def test_waiting_ends_when_asked_to(home: Path) -> None:
-    cfg = settings("reinforce", home, engine="http", **NOBODY)
-    engine, began = engines.open_engine(cfg, TOK, give_up=lambda: True), time.monotonic()
-    with pytest.raises(EngineLost):
-        engine.push(model(1), 0)
-    assert time.monotonic() - began < 30
 
 
 # ---------------------------------------------------------------- the loops
@@ -379,18 +342,6 @@ def test_what_a_trainer_publishes_is_what_the_server_samples_from(up: Any, home:
     assert not list((home / "weights/direct").iterdir())
 
 
-def test_a_full_memory_leaves_the_weights_that_were_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, _ = loading.publish(home / "weights/x", 1, model(1), META)
-
-    def full(*args: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(hf_format, "save", full)
-    with raising(RunError, "No space left", "step 2"):
-        loading.publish(home / "weights/x", 2, model(2), META)
-    assert list((home / "weights/x").iterdir()) == [before] and loading.read_weights(before)[1]["step"] == 1
-
-
 # ---------------------------------------------------------------- sampling ahead
 
 
@@ -429,31 +380,6 @@ def test_the_next_batch_is_sampled_while_this_one_is_learned_from(
     frozen = train(settings(loop, home, run_name="frozen", **plain | {"lr": 0.0}))
     rewards, same = (curve(r, "reward_mean", "exact_match") for r in (found, frozen))
     assert rewards[:2] == same[:2] and rewards[2:] != same[2:]
-
-
-def test_a_server_lost_while_it_samples_ahead_stops_the_run_in_order(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The batch that was begun fails; the loop's own thread saves and stops, and the run goes on from there."""
-    calls, real = [], engines.Http._choices
-
-    def fail(self: Any, body: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 6:  # two batches of three prompts
-            raise http_client.NoAnswer("gone")
-        return real(self, body)
-
-    with serving(home) as up:
-        there = dict(engine="http", engine_url=up.url, max_off_policy=1, sample_ahead=True, engine_patience_s=1.0)
-        cfg = settings("reinforce", home, run_name="lost", max_steps=4, **there)
-        with monkeypatch.context() as patch:
-            patch.setattr(engines.Http, "_choices", fail)
-            found = train(cfg)
-        assert found.status["status"] == "stopped" and "step 2" in found.status["reason"]
-        resumed = train(replace(cfg, resume=True))
-    assert resumed.status["status"] == "finished" and len(resumed.metrics()) == 4
-    # a resumed run begins with its own weights
-    assert [x for _, x in curve(resumed, "off_policy_steps")] == [0, 1, 0, 1]
 
 
 # ---------------------------------------------------------------- vLLM's wire form
@@ -548,11 +474,6 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(vllm: Any, home:
     assert (home / "weights/hf/config.json").is_file()
     lost = train(settings("reinforce", home, run_name="deaf", **at(deaf)))
     assert lost.metrics()["logprob_mismatch"].min() > 0.1, "a server that keeps its weights shows in the mismatch"
-
-
-def test_vllm_cannot_end_at_several_ids(home: Path) -> None:
-    with pytest.raises(ConfigError, match="--tags"):
-        opened(home, "http://127.0.0.1:1", "vllm").sample(model(1), [[65]], max_new_tokens=2, stop=[(1, 2)])
 
 
 def test_answers_that_cannot_be_trained_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

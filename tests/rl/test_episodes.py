@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learning import Claim, above, below, hold, lesson
 from test_rollout import assert_close, perturbed, plain_gradient
 
-from codechat.core.errors import DataError
-from codechat.models import generate, optim
+from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import advantages, episodes, losses, preference_data, rollout
+from codechat.rl import advantages, losses, rollout
 from codechat.tasks.base import Environment, Message, Problem, Score
 from codechat.text import chat, tokenizer
 
@@ -151,15 +148,6 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
             assert not any(completion.logprobs[turn.end : following.start])
 
 
-def test_the_mask_as_people_read_it(policy: GPT) -> None:
-    """[brackets] around what is trained on."""
-    done = episodes.replay(Talk(ends_after=2), PROBLEMS[0], ["go", "go", "never heard"], BYTES).completion
-    pieces = [(chat.decode([i], BYTES), on) for i, on in zip(done.ids, done.written)]
-    shown = "".join(f"[{piece}]" if on else piece for piece, on in pieces).replace("][", "")
-    assert shown == "[go\n<|end|>]\n<|function_response|>\n0 even\n<|end|>\n<|assistant|>\n[go\n<|end|>]"
-    assert done.stop == "stop" and sum(done.written) == 8
-
-
 def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
     """What the policy has read at each turn is what `chat.prompt` makes of the messages, in both tag modes."""
     told = [{"role": "function", "content": '{"result": 7}'}]
@@ -221,25 +209,6 @@ def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
         assert len(full.prompts[i // 4]) + len(c.ids) <= policy.cfg.block_size and c.written[-1]
 
 
-def test_rewards_of_the_turns_add_up(batch: rollout.RolloutBatch) -> None:
-    for turns, score in zip(batch.turns, batch.scores, strict=True):
-        assert sum(t.reward for t in turns) == pytest.approx(score.reward)
-        assert turns[-1].diff == [t.text for t in turns]
-    rows = batch.best_and_worst(1)
-    assert [t["text"] for t in rows[0]["turns"]]
-
-
-def test_groups_move_with_their_turns(batch: rollout.RolloutBatch) -> None:
-    part = batch.take([2, 0])
-    assert part.turns == batch.turns[8:] + batch.turns[:4]
-    assert batch.replace([1], part.take([0])).turns == batch.turns[:4] + batch.turns[8:] + batch.turns[8:]
-
-
-def test_preferences_are_not_made_of_episodes(batch: rollout.RolloutBatch) -> None:
-    with pytest.raises(DataError):
-        preference_data.pairs_from_rollouts(batch)
-
-
 def test_values_pass_over_what_the_environment_said() -> None:
     """GAE over a sequence with a gap is GAE over the written tokens alone."""
     rewards, values = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]), torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]])
@@ -247,74 +216,3 @@ def test_values_pass_over_what_the_environment_said() -> None:
     found, returns = advantages.estimate_gae(rewards, values, on, **how)
     short, short_returns = advantages.estimate_gae(rewards[on][None], values[on][None], torch.ones(1, 3), **how)
     assert torch.equal(found[on], short[0]) and torch.equal(returns[on], short_returns[0]) and not found[~on].any()
-
-
-class Secret(Counting):
-    """Whatever is said first is answered with a line of one letter; reward 1 for that letter. Who does not read what
-    was said cannot pass 0.25."""
-
-    def reset(self, problem: Problem, seed: int) -> list[Message]:
-        self.letter = problem.gold
-        return super().reset(problem, seed)
-
-    def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        self.said.append(message["content"])
-        return [line_of(self.letter)], self.score().reward, len(self.said) == 2
-
-    def score(self) -> Score:
-        right = len(self.said) == 2 and self.said[1] == self.letter
-        return Score(float(right), "some", {}, right)
-
-
-def line_of(letter: str) -> Message:
-    """30 times the letter: of one letter so little is left after averaging over the context that a new model does not
-    find it, even if taught it."""
-    return {"role": "function", "content": letter * 30}
-
-
-class Guess(Talk):
-    def environment(self) -> Secret:
-        return Secret(2)
-
-
-@lesson()
-def read_what_was_said(home: Path, seed: int) -> list[Claim]:
-    """40 steps of SFT for the form, 90 of REINFORCE for the letter. Muon, since AdamW needs hundreds of steps to attend
-    to anything.
-
-    One layer of eight heads: with two layers of two heads, 1 of 20 seeds stays at 0.24, and a larger group does not
-    help it."""
-    letters, model = "abcd", GPT(GPTConfig(depth=1, n_embd=64, n_head=8, block_size=64, vocab_size=BYTES.n_vocab), seed)
-    problems = [Problem(letter, [{"role": "user", "content": "?"}], letter, "train") for letter in letters]
-    say = lambda text: {"role": "assistant", "content": text}  # noqa: E731
-    talks = [[*problems[0].messages, say("x"), line_of(a), say(b)] for a in letters for b in letters]
-    shown = [chat.render(talk, BYTES) for talk in talks]
-    ids, on = torch.tensor([r.ids for r in shown]), torch.tensor([r.loss_mask for r in shown]).bool()
-    optimizers = optim.build(model, lr=4e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
-    for _ in range(40):
-        model.loss(ids[:, :-1], torch.where(on, ids, -100)[:, 1:]).backward()
-        update(optimizers)
-    rewards, optimizers = [], optim.build(model, lr=1e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
-    for step in range(90):
-        batch = collect(model, Guess(), problems, group_size=16, max_new_tokens=4, seed=1000 * seed + step)
-        rewards.append(float(batch.rewards.mean()))
-        reinforce(model, batch, row_tokens=512, rows=8)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        update(optimizers)
-    return [
-        below("first ten rewards", sum(rewards[:10]) / 10, 0.3),
-        above("last ten rewards", sum(rewards[-10:]) / 10, 0.4),
-    ]
-
-
-def update(optimizers: list[torch.optim.Optimizer]) -> None:
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@pytest.mark.slow
-def test_a_policy_learns_to_read_what_the_environment_said(tmp_path: Path) -> None:
-    """SFT on conversations whose last letter is drawn at random teaches the form alone; REINFORCE on whole episodes
-    teaches to read."""
-    hold(read_what_was_said(tmp_path, seed=0))

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from codechat.core.errors import ConfigError
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.losses import (
     clip_statistics,
@@ -67,22 +66,6 @@ def test_a_step_raises_what_was_good_and_lowers_what_was_bad(advantage: float) -
     assert (after[1] > 1 / 3) == (advantage > 0)
 
 
-def test_padding_changes_nothing() -> None:
-    pad = torch.nn.functional.pad
-    wide = policy_gradient_loss(pad(LOGPROBS, (0, 4), value=-7.0), ADVANTAGES, pad(MASK, (0, 4)))
-    rows = (0, 0, 0, 2)
-    tall = policy_gradient_loss(pad(LOGPROBS, rows), pad(ADVANTAGES, rows, value=9.0), pad(MASK, rows))
-    assert wide == tall == policy_gradient_loss(LOGPROBS, ADVANTAGES, MASK)
-
-
-def test_accumulated_microbatches_equal_the_whole_batch() -> None:
-    """The two rows have 2 and 3 tokens: the mean of their own means would be another number."""
-    whole, count = policy_gradient_loss(LOGPROBS, ADVANTAGES, MASK), MASK.sum()
-    rows = [(LOGPROBS[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1]) for i in (0, 1)]
-    torch.testing.assert_close(sum(policy_gradient_loss(*row, count) for row in rows), whole)
-    assert abs(sum(policy_gradient_loss(*row) for row in rows) / 2 - whole) > 0.1
-
-
 # ---------------------------------------------------------------- KL
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -138,11 +121,6 @@ def test_clipped_loss_by_hand_and_its_gradient() -> None:
     assert float(found["ratio_max"]) == pytest.approx(2.0)
     r = ratio.detach()
     torch.testing.assert_close(found["kl_old"], masked_sum(r - 1 - r.log(), MASK))
-
-
-def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
-    ratio = policy_ratio(LOGPROBS, OLD, MASK, "sequence")
-    torch.testing.assert_close(ratio, torch.tensor([[1.0], [1.1 ** (1 / 3)]]).expand(2, 3))
 
 
 def test_importance_weights_by_hand() -> None:
@@ -207,9 +185,3 @@ def test_a_group_without_variance_gives_exactly_zero(baseline: str) -> None:
             assert (group_advantages(rewards, baseline) == 0).all() and zero_variance(rewards).all()
     rewards[1, 1] = math.nextafter(reward, 1) + 1e-7
     assert zero_variance(rewards).tolist() == [True, False]
-
-
-def test_invalid_rewards() -> None:
-    for shape, baseline in (((4, 1), "mean"), ((4, 2), "x")):
-        with pytest.raises(ConfigError):
-            group_advantages(torch.zeros(shape), baseline)  # type: ignore[arg-type]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from codechat.core.errors import RunError
-from codechat.models import generate, packed_attention
+from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
@@ -117,13 +115,6 @@ def test_packed_targets_are_the_sampled_ids(batch: RolloutBatch) -> None:
     assert sorted(learned) == sorted(tuple(c.ids) for c in batch.completions)
 
 
-def test_a_branch_sees_its_prompt_and_itself_only(batch: RolloutBatch) -> None:
-    packed = next(rollout.pack(batch, row_tokens=512, rows=8))
-    mask, docs, branches = packed.where()["mask"].mask[0, 0], packed.docs[0], packed.branches[0]
-    for q, k in ((q, k) for q in range(len(docs)) for k in range(len(docs)) if mask[q, k] and q != k):
-        assert k < q and docs[k] == docs[q] and branches[k] in (0, branches[q])
-
-
 def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT, batch: RolloutBatch) -> None:
     advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=256, rows=4)
     advantage[1] = 0.0
@@ -163,37 +154,6 @@ def test_a_reward_that_is_not_finite_names_its_problem(batch: RolloutBatch, valu
 
     with pytest.raises(RunError, match=r"problem 1 .*(nan|inf)"):
         rollout.judged(Broken(), replace(batch, scores=[]))
-
-
-class Judged(ToyTask):
-    """The toy task with judges of its own: the first part is judged only once the second one is being sampled."""
-
-    def __init__(self) -> None:
-        self.sampling, self.parts = threading.Semaphore(0), 0
-
-    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> list[Score]:
-        self.parts += 1
-        for _ in range(2 if self.parts == 1 else 0):
-            assert self.sampling.acquire(timeout=20), "nothing is sampled while this part is judged"
-        return [self.score(problem, text) for problem, text in pairs]
-
-
-def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
-    task, engine = Judged(), Engine()
-
-    def sample(*args: object, **how: object) -> list[generate.Completion]:
-        task.sampling.release()
-        return generate.sample(*args, **how)
-
-    engine.sample = sample
-    cfg = ReinforceConfig(device_batch_size=2, grad_accum=3, group_size=3, max_new_tokens=4, tags="text")
-    problems, tok = task.problems("train"), tokenizer.load("bytes")
-    parts = RolloutSampler(cfg, engine, policy, task, problems, tok)(1, 6, seed=7, key=4)
-    assert task.parts == 3
-    at_once = replace(cfg, device_batch_size=6, grad_accum=1)
-    whole = RolloutSampler(at_once, Engine(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
-    assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
-    assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems
 
 
 def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
