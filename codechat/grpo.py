@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.training.settings import LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
+from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,23 +76,6 @@ class GRPOConfig(RatioSettings, GroupSettings):
         return replace(self, **missing)
 
 
-# A GRPO example on GSM8K that TRL users have copied since (W. Brown, 2025), with its own numbers: 1 problem x 4 accumulated x 16 completions
-# a step, one epoch of the 7,473 problems, a tenth of it warm-up, TRL's KL weight of that time. Left out: dropout of the adapters (0.05), Adam's
-# beta2 of 0.99 (here 0.95), prompts cut to 256 tokens.
-GSM8K_RUN: dict[str, Any] = LORA_RUN | {
-    "device_batch_size": 1,
-    "grad_accum": 4,
-    "max_steps": 1868,
-    "warmup_steps": 187,
-    "final_lr_share": 0.0,
-    "weight_decay": 0.1,
-    "grad_clip": 0.1,
-    "kl_coef": 0.04,
-    "max_new_tokens": 786,
-    "row_tokens": 2048,
-    "eval_every": 100,
-    "save_every": 100,
-}
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
 
 

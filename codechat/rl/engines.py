@@ -4,11 +4,10 @@
     http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
     vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
-Weights travel through --engine-dir, which trainer and server both see: as a checkpoint, as plain tensors in memory
-(`models.loading`), or as an export for vLLM. Our server reports with every completion which weights sampled it;
-completions of other weights, as after a restart, are discarded, and weights and request are sent again. While no server
-answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on which a loop saves and
-stops. docs/engines.md has the commands."""
+Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which
+weights sampled it; completions of other weights, as after a restart, are discarded, and weights and request are sent
+again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
+which a loop saves and stops. docs/engines.md has the commands."""
 
 from __future__ import annotations
 
@@ -127,23 +126,17 @@ class Http(Engine):
         seed: int = 0,
         samples_per_prompt: int = 1,
         keys: Sequence[int | str] | None = None,
-        on_overflow: generate.OnOverflow = "stop",
-        prefix_tokens: Sequence[int] | None = None,  # ignored: the server finds shared prefixes itself
+        **local: Any,  # of no meaning here: the server finds shared prefixes itself, and stops at the block's end
     ) -> list[Completion]:
         """From the weights that were pushed last. EngineLost if the server does not come back."""
         self._lost.clear()
         common = dict(n=samples_per_prompt, temperature=temperature, return_token_ids=True, logprobs=0, ignore_eos=True)
-        common |= self._stop_and_top_k(stop, top_k)
-        block = self.shape.block_size
 
         def completions(prompt: Sequence[int], key: int | str) -> list[Completion]:
-            room = block - len(prompt)
-            if room < max_new_tokens and on_overflow == "raise":
-                problem = f"a prompt of {len(prompt)} tokens and max_new_tokens {max_new_tokens}"
-                raise ConfigError(f"{problem} exceed the block of {block}")
+            room = min(self.shape.block_size - len(prompt), max_new_tokens)
             if room < 1:
                 return [Completion([], [], "context")] * samples_per_prompt
-            body = {**common, "prompt": list(prompt), "max_tokens": min(room, max_new_tokens), **self._seed(seed, key)}
+            body = common | self._draws(stop, top_k, seed, key) | {"prompt": list(prompt), "max_tokens": room}
             choices = self._retried(lambda: self._choices(body))
             return [self._completion(choice, prompt, max_new_tokens) for choice in choices]
 
@@ -166,19 +159,15 @@ class Http(Engine):
 
     # ---- requests
 
-    def _stop_and_top_k(self, stop: Sequence[Sequence[int]], top_k: int | None) -> dict[str, Any]:
-        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k}
-
-    def _seed(self, seed: int, key: int | str) -> dict[str, Any]:
-        return {"seed": seed, "keys": [key]}
+    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
+        """How the server is told what to draw, and where to stop."""
+        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "keys": [key]}
 
     def _load_weights(self) -> None:
         """Make the server load the weights at `self.path`."""
         try:
             answer = self.link.ask("/admin/weights", {"path": self.path.relative_to(self.folder).as_posix()})
         except Refused as error:
-            if error.status in BUSY:
-                raise
             remedy = "serve the same model with --reload-from, the --engine-dir here"
             raise Refused(f"{error}; {remedy}", error.status) from None
         if answer["version"] != self.version:
@@ -250,17 +239,14 @@ class VLLM(Http):
     """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
     `logprob_mismatch`."""
 
-    def _stop_and_top_k(self, stop: Sequence[Sequence[int]], top_k: int | None) -> dict[str, Any]:
+    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
         if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
-        unused = range(self.shape.n_ids, self.shape.padded_vocab)
-        bias = {str(i): BANNED for i in unused} or None
-        return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias}
-
-    def _seed(self, seed: int, key: int | str) -> dict[str, Any]:
-        return {"seed": generate.row_key(seed, key, 0) & (2**63 - 1)}
+        bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
+        seed = generate.row_key(seed, key, 0) & (2**63 - 1)
+        return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
