@@ -53,26 +53,24 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except UserError as error:
-        return _fail(str(error), 2)
+        return _fail(f"error: {error}", 2)
     except KeyboardInterrupt as stop:
-        return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", INTERRUPTED, "")
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python fails once more when it flushes at exit
+        below = "\n" if sys.stderr.isatty() else ""  # Ctrl-C leaves the cursor within a line
+        return _fail(f"{below}interrupted{f': {stop}' if str(stop) else ''}", INTERRUPTED)
+    except BrokenPipeError:  # without a stdout that can be flushed Python fails once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except shutil.Error as error:  # of a copied directory, with its files' errors
         _, where, why = error.args[0][0]
-        return _fail(f"{where}: {why}; mend this, then run the command again", 2)
+        return _fail(f"error: {where}: {why}; mend this, then run the command again", 2)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror}; mend this, then run the command again", 2)
+        return _fail(f"error: {where}{error.strerror}; mend this, then run the command again", 2)
 
 
-def _fail(message: str, code: int, prefix: str = "error: ") -> int:
+def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
-    start = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""  # Ctrl-C leaves the cursor within a line
-    print(f"{start}{prefix}{message}", file=sys.stderr)
+    print(message, file=sys.stderr)
     return code

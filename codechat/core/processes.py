@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -83,8 +84,7 @@ def lock_moved(old: Path, new: Path) -> None:
 class StopSignal:
     """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave.
 
-    A second Ctrl-C raises KeyboardInterrupt. Outside the main thread it does nothing. `asked` tells who runs several loops in turn that the last one
-    was asked, also where it had just done its last step."""
+    A second Ctrl-C raises KeyboardInterrupt. `asked`, of the class, tells who runs several loops in turn that the last one was asked to stop."""
 
     asked = False
 
@@ -100,11 +100,9 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         StopSignal.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
+        if threading.current_thread() is threading.main_thread():  # only there can signals be handled
+            for number in (signal.SIGINT, signal.SIGTERM):
                 self._former[number] = signal.signal(number, self._on_signal)
-            except ValueError:  # not the main thread: signals go elsewhere
-                break
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
@@ -29,9 +30,9 @@ def _git(root: Path, *args: str) -> str:
 def git_state(root: Path) -> dict[str, Any]:
     """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files. A package that is
     installed inside another repository does not get that repository's commit."""
+    if not (root / "pyproject.toml").is_file():
+        return {"commit": "unknown", "reason": "not a source checkout"}
     try:
-        if not (root / "pyproject.toml").is_file():
-            return {"commit": "unknown", "reason": "not a source checkout"}
         top = Path(_git(root, "rev-parse", "--show-toplevel").rstrip("\n"))
         if top.resolve() != root.resolve():
             return {"commit": "unknown", "reason": f"the enclosing repository {top} is not this project's"}
@@ -39,38 +40,29 @@ def git_state(root: Path) -> dict[str, Any]:
         changed = _git(root, "status", "--porcelain")
         dirty = changed + _git(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changed else ""
     except (OSError, subprocess.SubprocessError) as e:  # no git, no answer, no commit
-        said = getattr(e, "stderr", None) or str(e).encode()
-        return {"commit": "unknown", "reason": said.decode(errors="replace").strip().partition("\n")[0]}
+        problem = getattr(e, "stderr", None) or str(e).encode()
+        return {"commit": "unknown", "reason": problem.decode(errors="replace").strip().partition("\n")[0]}
     dirty_hash = hashlib.sha256(dirty.encode()).hexdigest()[:12] if dirty else None
     return {"commit": commit, "dirty": bool(dirty), "dirty_hash": dirty_hash}
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
-
-
 def versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    """Of Python and of the packages that are installed."""
+    there = [name for name in PACKAGES if importlib.util.find_spec(name)]
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in there}
 
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory in GiB, and GPUs where torch is loaded and sees some."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-        names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
-        cpu, memory = (
-            next(names, platform.machine()),
-            round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        )
-    except (OSError, ValueError, AttributeError):
-        cpu, memory = platform.processor() or platform.machine(), None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpu, memory = platform.processor() or platform.machine(), None
+    if (info := Path("/proc/cpuinfo")).is_file():
+        lines = info.read_text(errors="replace").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     torch = sys.modules.get("torch")
     count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(count)]
+    cores = len(os.sched_getaffinity(0))
     return {"cpu": cpu, "cores": cores, "memory_gib": memory, "gpus": gpus, "system": platform.platform()}
 
 

@@ -51,22 +51,22 @@ def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Ten
     return table
 
 
-def _sums(*tensors: Tensor) -> list[float]:
-    """The number of elements of the first, then the sum of each, over all ranks."""
+def _moments(*tensors: Tensor) -> list[float]:
+    """Over all ranks: the number of elements of the first, at least 1, since all completions may be empty, then the sum of each."""
     sums = torch.stack([x.double().sum() for x in tensors]).cpu()
-    return dist.sum_(torch.cat((torch.tensor([tensors[0].numel()], dtype=torch.float64), sums))).tolist()
+    n, *rest = dist.sum_(torch.cat((torch.tensor([tensors[0].numel()], dtype=torch.float64), sums))).tolist()
+    return [max(1.0, n), *rest]
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float:
     """Share of the variance of the returns that the values predict, over all ranks; 0 where they do not vary. A collective."""
-    n, r1, r2, unexplained = _sums(returns, returns**2, (returns - values) ** 2)
-    variance = r2 - r1**2 / max(1, n)  # all completions may be empty
+    n, r1, r2, unexplained = _moments(returns, returns**2, (returns - values) ** 2)
+    variance = r2 - r1**2 / n
     return 1 - unexplained / variance if variance > 0 else 0.0
 
 
 def whiten(advantage: Tensor, written: Tensor) -> Tensor:
     """Advantages (N, C) with mean 0 and standard deviation 1 over the tokens of all ranks that the policy wrote, here `written` of (N C). A collective."""
-    own = advantage.flatten()[written]
-    n, s1, s2 = _sums(own, own**2)
-    n = max(1, n)  # all completions may be empty
+    mine = advantage.flatten()[written]
+    n, s1, s2 = _moments(mine, mine**2)
     return (advantage - s1 / n) / (math.sqrt(max(0.0, s2 / n - (s1 / n) ** 2)) + 1e-8)
