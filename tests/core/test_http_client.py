@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import pickle
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from raising import raising
 
-from codechat.core.errors import MissingFile
+from codechat.core.errors import ConfigError
 from codechat.core.http_client import Link, NoAnswer, Refused
 
 ANSWERS = {
@@ -56,45 +55,33 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def test_answers_are_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_json_and_a_key_is_read_from_its_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a proxy is not asked for this machine
     for link in (Link(url), Link(url + "/v1"), Link(url + "/")):
         assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]} and link.ask("/empty") is None
         assert link.model() == "tiny"
+    (tmp_path / "key").write_text("secret\nnot this\n")
+    assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "says"),
-    [
+def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> None:
+    for path, status, words in (
         ("/openai", 404, "no such model"),
         ("/fastapi", 422, "too long"),
         ("/proxy", 502, "Bad Gateway"),
         ("/silent", 500, "500"),
-    ],
-)
-def test_an_error_of_the_server_keeps_its_status_and_its_words(url: str, path: str, status: int, says: str) -> None:
-    with pytest.raises(Refused, match=says) as e:
-        Link(url).ask(path)
-    again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
-    assert e.value.status == again.status == status and str(again) == str(e.value)
-
-
-@pytest.mark.parametrize("path", ["/cut", "/text"])
-def test_an_answer_that_breaks_off_or_is_not_json(url: str, path: str) -> None:
-    with pytest.raises(NoAnswer, match=url):
-        Link(url).ask(path)
-
-
-def test_no_server_names_the_remedy() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with raising(NoAnswer, "engine", url, "start one"):
-            Link(url, kind="engine", remedy="start one").ask("/v1/models")
-
-
-def test_a_key_is_read_from_its_file(url: str, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret\nnot this\n")
-    assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
-    with pytest.raises(MissingFile, match="absent"):
-        Link(url, tmp_path / "absent")
+    ):
+        with pytest.raises(Refused, match=words) as e:
+            Link(url).ask(path)
+        again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
+        assert e.value.status == again.status == status and str(again) == str(e.value)
+    for path in ("/cut", "/text"):
+        with pytest.raises(NoAnswer, match=url):
+            Link(url).ask(path)
+    with raising(NoAnswer, "engine", "http://127.0.0.1:1", "start one"):
+        Link("http://127.0.0.1:1", kind="engine", remedy="start one").ask("/v1/models")
+    for bad in ("127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port", "http://x:99999"):
+        with pytest.raises(ConfigError, match="--engine-url"):
+            Link(bad, flag="--engine-url")
