@@ -83,18 +83,9 @@ def train(cfg: PretrainConfig) -> Run:
         batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         loader = prefetch.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)
-        session = Session(
-            "pretrain",
-            cfg,
-            model,
-            tok,
-            interrupt,
-            parent=parent,
-            evaluate=lambda model, step: bits_per_byte(model, cfg),
-            tags="reserved",
-            trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir),
-            kept={"loader": loader},
-        )
+        how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
+        how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
+        session = Session("pretrain", cfg, model, tok, interrupt, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
         with session.running():

@@ -77,12 +77,11 @@ def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> Non
     """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
     from codechat.text import chat
 
-    if cfg.tags != "reserved" or cfg.model.n_ids >= tok.n_vocab + chat.N_TAGS:
-        return
-    advice = "leave --model.n-tags at 6, or set --tags text"
-    if parent:
-        advice = f"set --tags {parent.meta['tags']}, or import it with --tags reserved"
-    raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
+    if cfg.tags == "reserved" and cfg.model.n_ids < tok.n_vocab + chat.N_TAGS:
+        advice = f"--tags {parent.meta['tags']}, or import it with --tags reserved" if parent else "--tags text"
+        raise ConfigError(
+            f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; set {advice}"
+        )
 
 
 class HeldOut:
@@ -93,10 +92,9 @@ class HeldOut:
         from codechat.training.opening import read_probes
 
         self.cfg, self.tok, self.history = cfg, tok, list[dict[str, float]]()
+        where = (cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size)
         try:
-            read = conversations.load_domains(
-                cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
-            )
+            read = conversations.load_domains(*where, limit=cfg.eval_examples)
         except MissingFile as absent:
             print(f"no held-out loss: {absent}", file=sys.stderr)
             read = {}
@@ -111,18 +109,14 @@ class HeldOut:
 
         with sharding.whole(model) as reader:
             losses = domain_loss.held_out_losses(reader, self.domains, dist.device())
-            row = dict(losses)
-            if self.probes:
-                matrix = evaluate.behaviour_matrix(reader, self.tok, self.cfg.tags, self.probes, seed=self.cfg.seed)
-                row |= matrix.metrics()
+            how = (reader, self.tok, self.cfg.tags, self.probes)
+            probed = evaluate.behaviour_matrix(*how, seed=self.cfg.seed).metrics() if self.probes else {}
         self.history.append(losses)
         for name in regressed(self.history) if dist.is_main() else ():
-            print(
-                f"{self.cfg.run_name}: {name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}; "
-                "this domain is being overwritten: raise its --mix share or lower --lr",
-                file=sys.stderr,
-            )
-        return row
+            risen = f"{name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}"
+            remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
+            print(f"{self.cfg.run_name}: {risen}; {remedy}", file=sys.stderr)
+        return losses | probed
 
     def state(self) -> list[dict[str, float]]:
         return list(self.history)
@@ -156,23 +150,19 @@ def train(cfg: SFTConfig) -> Run:
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = conversations.token_weights(examples, shares)
-        rows = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
-        rows = conversations.PackedLoader(examples, shares, *rows)
+        shape = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
+        rows = conversations.PackedLoader(examples, shares, *shape)
         loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = opening.build_policy(cfg, parent)
         sample_task = opening.open_eval_task(cfg, tok, interrupt)
         style = prepared.tools_style(cfg.data_dir)
-        session = Session(
-            "sft",
-            cfg,
-            model,
-            tok,
-            interrupt,
-            parent=parent,
-            evaluate=lambda model, step: held_out.evaluate(model, step) | sample_task(model, step),
-            trained_on=dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style})),
-            kept={"loader": loader, "history": held_out},
-        )
+
+        def evaluate(model: GPT, step: int) -> dict[str, float]:
+            return held_out.evaluate(model, step) | sample_task(model, step)
+
+        trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
+        how = dict(parent=parent, evaluate=evaluate, trained_on=trained_on)
+        session = Session("sft", cfg, model, tok, interrupt, kept={"loader": loader, "history": held_out}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
         with session.running():
