@@ -2,10 +2,8 @@
 
 - `agree` compares code and settings before the first collective, through the store.
 - `Watch` records every few seconds where each rank is, so that a collective that fails names ranks and lines.
-- `Trace`, switched on by torch's TORCH_DISTRIBUTED_DEBUG=INFO, compares operation, shapes and line of every collective
-  over its ranks before it runs. torch's own DETAIL names no line and misses an additional collective of equal shape.
-
-Not compared: point-to-point operations; collectives of the thread that writes checkpoints.
+- `Trace`, switched on by TORCH_DISTRIBUTED_DEBUG=INFO, compares operation, shapes and line of every collective of the
+  main thread over its ranks before it runs; torch's own DETAIL names no line. Not point-to-point operations.
 """
 
 from __future__ import annotations

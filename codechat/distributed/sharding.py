@@ -1,15 +1,10 @@
-"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2).
+"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2) where a replica does not fit.
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
-    loss = model.loss(...); loss.backward(); dist.sum_gradients(model); dist.clip_gradients(model.parameters(), 1.0)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
-        ...
 
-Each rank has a replica where weights, gradients and optimizer states fit beside the activations. Otherwise the ranks of
-a node share one copy (`over` sets another number of ranks). Master weights are float32 on the rank that owns them.
-Blocks are gathered in the compute dtype, the root (embedding, last norm) in float32; gradients are summed in float32.
-
-Forward and backward passes of a sharded model are collectives: every rank runs equally many (`in_step`).
+Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype, the root (embedding, last
+norm) and gradients in float32. Forward and backward passes of a sharded model are collectives (`in_step`).
 """
 
 from __future__ import annotations
@@ -87,10 +82,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None = None, over: int | None = None) -> M:
-    """The model that `make` returns, initialised from `seed` on this rank's device; the same weights whole or sharded.
-
-    seed: none = not initialised, for weights that are read next. shard_it: None = where a replica does not fit. One
-    process never shards. No rank ever holds more than one whole parameter."""
+    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
+    whole or sharded. shard_it: None = where a replica does not fit. No rank ever holds more than one whole parameter."""
     with torch.device("meta"):
         model = make()
     device = dist.device()
@@ -139,9 +132,8 @@ def for_products(name: str, p: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def whole(model: M) -> Iterator[M]:
-    """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once.
-
-    The copy computes what the sharded model does, and needs no other rank. Entering is a collective."""
+    """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once, which
+    needs no other rank. Entering is a collective."""
     if not is_sharded(model):
         was_training = model.training
         try:

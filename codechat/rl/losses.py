@@ -1,8 +1,7 @@
-"""The losses of reinforcement learning: masked reductions, policy-gradient and clipped losses, the value loss, and
-estimators of the KL divergence. Pure functions of tensors.
+"""The losses of reinforcement learning: pure functions of tensors.
 
 Every mean over tokens divides by a count that the caller passes: the tokens (or sequences) of the *whole* optimizer
-step, over all microbatches and ranks. So gradient accumulation, padding and the number of ranks change nothing.
+step, so that gradient accumulation, padding and the number of ranks change nothing.
 
 Shapes: B sequences, T tokens. Log-probabilities in nats. Masks are 1 where a token counts.
 """

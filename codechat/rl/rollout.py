@@ -1,9 +1,8 @@
 """From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. The G
-completions of a group share their prompt: a packed row holds the prompt once, and each completion as a branch that sees
-only the prompt and itself. That costs P + G x C tokens per group instead of G x (P + C). Where the task has
-environments, a completion is a whole episode (`episodes`): what the environment said is input, never a target.
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row holds
+a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C tokens per
+group instead of G x (P + C). Of an episode (`episodes`), what the environment said is input, never a target.
 
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
 rows of T tokens."""
