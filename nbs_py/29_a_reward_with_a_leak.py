@@ -53,7 +53,7 @@ from codechat.labs import reward_starts
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import check_reference_solutions, redteam
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.funcall import FuncallTask
 
 tok, rng = reward_starts.vocabulary(), random.Random(seed)
 MOST = 64  # tokens of an answer: room for nearly three calls

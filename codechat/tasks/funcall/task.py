@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import codechat.tasks.funcall.sources as sources
 from codechat.core import config
 from codechat.core.errors import ConfigError, nearest
 from codechat.data.sources import Ledger
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
-from codechat.tasks.funcall import sources
 from codechat.tasks.funcall.staircase import NAMED, STAIRCASES, TIERS, Staircase, score_call
 from codechat.tasks.toolbox import problems
 from codechat.text import chat
