@@ -74,7 +74,7 @@ def test_splits_share_nothing_and_calls_come_with_problems_and_probes_of_every_c
     code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in SPLITS}
     assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
     sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*SPLITS, "test_hard")}
-    assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
+    assert abs(sizes.pop("train") - 40) <= 1 and {*sizes.values()} == {20}  # the shares of strata are rounded
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
     assert {*problem} == {"id", "messages", "gold", "split", "meta"} and {*problem["gold"]} == {"name", "arguments"}
     for split in ("select", "test"):

@@ -165,7 +165,8 @@ def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, lis
     """Problems of every split by strata. Only the training problems have renamed, composed and invented tools beside
     the trained ones."""
     shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
-    requests = _code_requests({s: round(shares[s]["code"] * n) for s, n in counts.items() if "code" in shares[s]})
+    coding = {s: max(1, round(shares[s]["code"] * n)) for s, n in counts.items() if "code" in shares[s]}
+    requests = _code_requests(coding)
     files = {}
     for split, n in counts.items():
         mix = cfg.mix if split == "train" else dialogues.Mix()
