@@ -15,7 +15,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from codechat.data.sources import read_jsonl
-from codechat.tasks.apps.tools import CLOSING, Row
+from codechat.tasks.apps.tools import CLOSING, DATA, Row
 from codechat.tasks.toolbox import values
 
 IDS = range(10, 100)
@@ -25,23 +25,9 @@ DOMAINS = {
     "day": values.date(2020, 2039),
     "clock": values.clock(),
 }
-# Kinds of values that are drawn from a list.
-CHOICES = {
-    "folder": ("archive", "spam", "trash"),
-    "minutes": (15, 20, 30, 45, 50, 75, 90, 120),
-}
-RANGES = {"quantity": (2, 5), "price": (100, 999), "high_price": (1000, 9999), "stock": (6, 30)}
+CHOICES, RANGES, TALK = (DATA[name] for name in ("choices", "ranges", "talk"))
 # Table -> column -> kind of its values, or a value. The tables `orders` and `cart` also name products.
-COLUMNS: dict[str, dict[str, Any]] = {
-    "contacts": {"name": "name", "phone": "phone", "email": "email"},
-    "mails": {"sender": "email", "subject": "word", "body": "phrase", "unread": 1},
-    "events": {"title": "word", "day": "day", "start": "clock"},
-    "notes": {"title": "word", "text": "phrase"},
-    "products": {"name": "word", "price": "price", "stock": "stock"},
-    "orders": {"product": None, "quantity": "quantity"},
-    "cart": {"product": None, "quantity": 1},
-    "files": {"path": "path", "text": "phrase"},
-}
+COLUMNS: dict[str, dict[str, Any]] = DATA["columns"]
 
 
 class World:
@@ -109,14 +95,6 @@ class World:
 REQUESTS: dict[int, list[dict[str, Any]]] = {}
 for _, _row in read_jsonl(Path(__file__).with_name("requests.jsonl")):
     REQUESTS.setdefault(_row["level"], []).append(_row)
-TALK = (
-    "It rains and I slept badly.",
-    "My sister says hello.",
-    "Yesterday I lost my keys, but that is another story.",
-    "I am on the train.",
-    "Do not worry about the shop today.",
-    "First coffee, then work.",
-)
 
 
 class Draft(NamedTuple):
@@ -134,21 +112,16 @@ def draft(level: int, world: World, apps: Collection[str] = ()) -> Draft:
     if apps:
         rows = [row for row in rows if next(iter(row["calls"])).partition("_")[0] in apps]
     row = world.rng.choice(rows)
-    if how := row.get("look_up"):  # a request of level 2, made harder
-        return _talk(draft(2, world), world) if how == "in small talk" else _missing(world)
+    how = row.get("look_up")
+    if how == "in small talk":  # a request of level 2 among other sentences
+        plain = draft(2, world)
+        first, last = world.rng.sample(TALK, 2)
+        return plain._replace(request=f"{first} {plain.request} {last}")
+    if how:  # a request of level 2 that names a row that is not there
+        row = world.rng.choice(REQUESTS[2])
+        kind = "name" if row["draws"]["key"] == "contacts.name" else "word"
+        row = row | {"draws": row["draws"] | {"key": kind}}
     return _draft(row, world)
-
-
-def _talk(plain: Draft, world: World) -> Draft:
-    first, last = world.rng.sample(TALK, 2)
-    return plain._replace(request=f"{first} {plain.request} {last}")
-
-
-def _missing(world: World) -> Draft:
-    """A request of level 2 that names a row that is not there."""
-    row = world.rng.choice(REQUESTS[2])
-    kind = "name" if row["draws"]["key"] == "contacts.name" else "word"
-    return _draft(row | {"draws": row["draws"] | {"key": kind}}, world)
 
 
 def _draft(row: Mapping[str, Any], world: World) -> Draft:

@@ -20,19 +20,8 @@ from codechat.text.tool_calls import escape_tags
 Row = dict[str, Any]
 Change = list[Any]
 
-# Columns beside `id`, with their defaults.
-TABLES: dict[str, dict[str, Any]] = {
-    "contacts": {"name": "", "phone": "", "email": "", "birthday": "", "circle": ""},
-    "mails": {"folder": "inbox", "sender": "", "recipient": "", "subject": "", "body": "", "unread": 0, "starred": 0},
-    "events": {"title": "", "day": "", "start": "", "minutes": 60, "place": "", "guests": ""},
-    "notes": {"title": "", "text": "", "tag": "", "pinned": 0},
-    "products": {"name": "", "price": 0, "stock": 0},
-    "cart": {"product": 0, "quantity": 1},
-    "orders": {"product": 0, "quantity": 1, "status": "placed"},
-    "wishes": {"product": 0},
-    "files": {"path": "", "text": "", "shared": ""},
-    "outcome": {"kind": "", "text": ""},
-}
+DATA = json.loads(Path(__file__).with_name("world.json").read_text(encoding="utf-8"))
+TABLES: dict[str, dict[str, Any]] = DATA["tables"]  # columns beside `id`, with their defaults
 
 
 def _create(table: str) -> str:

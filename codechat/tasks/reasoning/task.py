@@ -13,6 +13,7 @@ GSM8K's training rows, by a hash of the question. SFT never sees the questions o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,22 +53,6 @@ FILE_NAMES = ("validation", "test", "train", "dev", "auxiliary")
 SELECT_SHARE = 1 / 16
 _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
-XML_SYSTEM = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
-R1_ZERO = (
-    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant first thinks about the "
-    "reasoning process in the mind and then provides the User with the answer. The reasoning process is enclosed within <think> </think> and "
-    "answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
-    "User: {question}\nAssistant: <think>"
-)
-ALPACA = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{question}\n\n### Response:\n"
-)
-ZERO_SHOT_SYSTEM = {
-    "number": 'Solve the problem step by step. End with the sentence "The answer is N.", where N is a number.',
-    "letter": 'Answer the question with one of the choices. End with the sentence "The answer is X.", where X is A, B, C or D.',
-}
-
 
 class Template(NamedTuple):
     """grader: of `rewards`. user: the request. system: before it, by the kind of the answer ("number" or "letter")."""
@@ -75,7 +60,7 @@ class Template(NamedTuple):
     grader: str
     user: str = "{question}"
     system: dict[str, str] = {}
-    stop_texts: tuple[str, ...] = ()
+    stop_texts: Sequence[str] = ()
 
     def messages(self, question: str, kind: str) -> list[Message]:
         """The prompt of a question whose answer is of this kind."""
@@ -84,12 +69,10 @@ class Template(NamedTuple):
 
 
 TEMPLATES = {
-    "xml": Template("xml", system=dict.fromkeys(("number", "letter"), XML_SYSTEM)),
-    "r1_zero": Template("r1_zero", user=R1_ZERO, stop_texts=("</answer>",)),
-    "question_only": Template("question_only"),
-    "alpaca": Template("plain", user=ALPACA),
-    "zero_shot": Template("plain", system=ZERO_SHOT_SYSTEM),
+    name: Template(**row)
+    for name, row in json.loads(Path(__file__).with_name("templates.json").read_text(encoding="utf-8")).items()
 }
+ALPACA = TEMPLATES["alpaca"].user
 
 
 class AnswerTask(BaseTask):
@@ -106,7 +89,7 @@ class AnswerTask(BaseTask):
         self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.GRADERS)
         self.max_reward = rewards.MAXIMUM[self.reward]
-        self.stop_texts = self.template.stop_texts
+        self.stop_texts = tuple(self.template.stop_texts)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return self.template.messages(problem.messages[-1]["content"], self.kind)

@@ -15,6 +15,7 @@ sandboxed process, so what they patch, exit from or override stays there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from codechat.sandbox import Program, Verdict
 from codechat.tasks.base import Problem, Score
@@ -24,38 +25,7 @@ TIERS = ("none", "tampers", "unapplied", "applied", "some_fixed", "regressed", "
 UNAPPLIED, APPLIED, REGRESSED = 0.05, 0.15, 0.5
 
 # Runs in the program's process: modules come from memory, a name that cannot be imported is absent.
-_LOADER = """
-import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-
-
-class Loader:
-    def __init__(self, files):
-        self.files = files
-
-    def find_spec(self, name, path=None, target=None):
-        place = name.replace(".", "/")
-        package = any(file.startswith(place + "/") for file in self.files)
-        return ModuleSpec(name, self, is_package=package) if package or place + ".py" in self.files else None
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        place = module.__name__.replace(".", "/")
-        path = next((p for p in (place + "/__init__.py", place + ".py") if p in self.files), "")
-        exec(compile(self.files.get(path, ""), path or "<package>", "exec", dont_inherit=True), module.__dict__)
-
-
-def load(files, imports):
-    sys.meta_path.insert(0, Loader(files))
-    for name, module in imports.items():
-        try:
-            globals()[name] = getattr(import_module(module), name)
-        except BaseException:
-            pass
-"""
+_LOADER = Path(__file__).with_name("loader.txt").read_text(encoding="utf-8")
 
 
 def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Program:
