@@ -47,7 +47,8 @@ def write_tokenizer(folder: Path, bos: bool) -> None:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     how = dict(vocab_size=330, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     bpe.train_from_iterator(
-        [reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"], tokenizers.trainers.BpeTrainer(**how, show_progress=False)
+        [reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"],
+        tokenizers.trainers.BpeTrainer(**how, show_progress=False),
     )
     if bos:
         bpe.post_processor = tokenizers.processors.TemplateProcessing(
