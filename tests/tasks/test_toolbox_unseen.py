@@ -19,7 +19,6 @@ from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
 from codechat.tasks.toolbox.problems import probes
 from codechat.tasks.toolbox.tool import check
-from codechat.tasks.toolbox.unseen_functions import DOMAINS
 from codechat.tasks.toolbox.values import COMMON, WORDS
 
 # Words that say nothing about which tool is meant.
@@ -30,9 +29,7 @@ FILLERS = frozenset(
 )
 
 
-def test_there_are_many_tools_of_many_domains_and_all_levels():
-    assert len(UNSEEN) >= 36 and len(DOMAINS) >= 12
-    assert sorted(name for names in DOMAINS.values() for name in names) == sorted(t.name for t in UNSEEN)
+def test_there_are_many_tools_of_all_levels():
     for level in (1, 2, 3):
         share = sum(t.level == level for t in UNSEEN) / len(UNSEEN)
         assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)

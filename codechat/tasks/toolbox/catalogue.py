@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from codechat.tasks.toolbox import functions, unseen_functions
-from codechat.tasks.toolbox.tool import Tool, ToolError
+from codechat.tasks.toolbox import functions, held_out_functions
+from codechat.tasks.toolbox.tool import Tool, ToolError, read_tools
 
-SEEN: tuple[Tool, ...] = functions.TOOLS
-HELD_OUT: tuple[Tool, ...] = unseen_functions.TOOLS  # in test_hard only, not even as distractors elsewhere
+_HERE = Path(__file__).parent
+SEEN = tuple(
+    replace(tool, adjust=functions.old_from_text) if tool.name == "replace_word" else tool
+    for tool in read_tools(_HERE / "tools.json", functions)
+)
+HELD_OUT = read_tools(
+    _HERE / "held_out_tools.json", held_out_functions
+)  # in test_hard only, elsewhere not even offered
 TOOLS: dict[str, Tool] = {t.name: t for t in (*SEEN, *HELD_OUT)}
 # Tools that could serve the same request are never offered together: the correct call would be ambiguous.
 FAMILIES: tuple[frozenset[str], ...] = tuple(

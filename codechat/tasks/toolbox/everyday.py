@@ -13,36 +13,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from codechat.tasks.toolbox.tool import Tool
-from codechat.tasks.toolbox.values import Slot, choice, clock, date, integer, name, number, phrase, word
+from codechat.tasks.toolbox.values import slot
 
 SERVICES = Path(__file__).with_name("everyday_services.json")
 WORDINGS = Path(__file__).with_name("everyday_wordings.json")
 VARIED = 0.5  # share of the words and names in results that are not invented
-KINDS: dict[str, Callable[..., Slot]] = {
-    "name": name,
-    "word": word,
-    "phrase": phrase,
-    "date": lambda: date(2020, 2040),
-    "time": clock,
-    "integer": integer,
-    "number": number,
-}
-RESULTS = ("word", "word", "phrase", "name", "date", "time", "integer:0:9999", "number:2:900")
-
-
-def slot(kind: str | Mapping[str, str]) -> Slot:
-    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value: "wording|other wording"}."""
-    if isinstance(kind, Mapping):
-        return choice(kind)
-    title, *bounds = kind.split(":")
-    return KINDS[title](*map(int, bounds))
+RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
 
 
 def _run(results: str | Sequence[str], /, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tools that training has: what each computes, and its parameters; tools.json has their words."""
+"""What the tools that training has compute; tools.json has their arguments, limits and words."""
 
 from __future__ import annotations
 
@@ -11,25 +11,11 @@ import random
 import re
 import statistics
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from codechat.tasks.toolbox.tool import Tool, ToolError, made, neat
-from codechat.tasks.toolbox.values import (
-    choice,
-    clock,
-    colour,
-    common_word,
-    date,
-    integer,
-    letter,
-    name,
-    number,
-    numbers,
-    phrase,
-    word,
-)
+from codechat.tasks.toolbox.tool import ToolError, neat
 
 
 def sqrt(x: float) -> float:
@@ -86,26 +72,10 @@ METRES_PER_SECOND = {"mps": 1.0, "kph": 1000 / 3600, "mph": 1609.344 / 3600, "kn
 SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "wk": 604800}
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
-LENGTH = {
-    "m": "metres|meters",
-    "km": "kilometres|km",
-    "cm": "centimetres|cm",
-    "mi": "miles",
-    "ft": "feet",
-    "in": "inches",
-}
-WEIGHT = {"kg": "kilograms|kg|kilos", "g": "grams", "lb": "pounds", "oz": "ounces", "t": "tonnes"}
-VOLUME = {"l": "litres|liters", "ml": "millilitres|ml", "gal": "gallons", "pt": "pints", "cup": "cups"}
-SPEED = {"mps": "metres per second", "kph": "km per hour|kilometres per hour", "mph": "miles per hour", "kn": "knots"}
-TIME = {"min": "minutes", "h": "hours", "d": "days", "wk": "weeks"}
-SIZE = {"kB": "kilobytes", "MB": "megabytes", "GB": "gigabytes"}
-DEGREES = {"C": "Celsius", "F": "Fahrenheit", "K": "kelvin"}
 
-
-def _conversion(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
-    """A tool that converts between units. scale: each unit in the base unit."""
-    slots = dict(value=number(3, 900), unit=choice(units), to=choice(units))
-    return made(name, lambda value, unit, to: neat(value * scale[unit] / scale[to]), **slots)
+def _between(scale: Mapping[str, float]) -> Callable[[float, str, str], float]:
+    """Conversion between the units of a scale, each in the base unit."""
+    return lambda value, unit, to: neat(value * scale[unit] / scale[to])
 
 
 def convert_degrees(value: float, unit: str, to: str) -> float:
@@ -115,15 +85,7 @@ def convert_degrees(value: float, unit: str, to: str) -> float:
     return neat({"C": kelvin - 273.15, "F": (kelvin - 273.15) * 1.8 + 32, "K": kelvin}[to])
 
 
-def _to_base(name: str, units: dict[str, str], scale: Mapping[str, float]) -> Tool:
-    """A tool that converts to the base unit."""
-    return made(name, lambda value, unit: neat(value * scale[unit]), value=number(3, 900), unit=choice(units))
-
-
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = dict(
-    enumerate("January February March April May June July August September October November December".split(), 1)
-)
 
 
 def _day(text: str) -> datetime.date:
@@ -201,7 +163,7 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def _old_from_text(rng: random.Random, arguments: dict[str, Any]) -> dict[str, Any]:
+def old_from_text(rng: random.Random, arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"old": rng.choice(arguments["text"].split())}
 
 
@@ -225,56 +187,10 @@ def combinations(n: int, k: int) -> int:
     return math.comb(n, k)
 
 
-def _need_positive(**sizes: float) -> None:
-    for key, size in sizes.items():
-        if size <= 0:
-            raise ToolError(f"{key} must be above 0")
-
-
-def circle_area(radius: float) -> float:
-    _need_positive(radius=radius)
-    return neat(math.pi * radius**2)
-
-
-def circumference(radius: float) -> float:
-    _need_positive(radius=radius)
-    return neat(2 * math.pi * radius)
-
-
-def sphere_volume(radius: float) -> float:
-    _need_positive(radius=radius)
-    return neat(4 / 3 * math.pi * radius**3)
-
-
 def polygon_angle(sides: int) -> float:
     if sides < 3:
         raise ToolError("sides must be at least 3")
     return neat((sides - 2) * 180 / sides)
-
-
-def rectangle_area(width: float, height: float) -> float:
-    _need_positive(width=width, height=height)
-    return neat(width * height)
-
-
-def triangle_area(base: float, height: float) -> float:
-    _need_positive(base=base, height=height)
-    return neat(base * height / 2)
-
-
-def hypotenuse(a: float, b: float) -> float:
-    _need_positive(a=a, b=b)
-    return neat(math.hypot(a, b))
-
-
-def cylinder_volume(radius: float, height: float) -> float:
-    _need_positive(radius=radius, height=height)
-    return neat(math.pi * radius**2 * height)
-
-
-def box_volume(length: float, width: float, height: float) -> float:
-    _need_positive(length=length, width=width, height=height)
-    return neat(length * width * height)
 
 
 CHANNELS = {"red": 0, "green": 1, "blue": 2}
@@ -346,9 +262,6 @@ MORSE = dict(
     )
 )
 DIGITS = "0123456789abcdef"
-BASES = {2: "binary|base 2", 8: "octal|base 8", 16: "hex|base 16"}
-SCHEMES = {"base64": "base64|base 64", "hex": "hex|hexadecimal", "rot13": "rot13|rot 13"}
-CHECKSUMS = {"crc32": "CRC-32|crc 32", "adler32": "Adler-32|adler 32"}
 NATO = (
     "Alpha Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa "
     "Quebec Romeo Sierra Tango Uniform Victor Whiskey X-ray Yankee Zulu"
@@ -408,16 +321,6 @@ def _need_count(**counts: int) -> None:
             raise ToolError(f"{key} must be between 1 and 1000000")
 
 
-def split_bill(amount: float, people: int) -> float:
-    _need_count(people=people)
-    return neat(amount / people, 2)
-
-
-def savings(amount: int, rate: int, years: int) -> float:
-    _need_count(years=years)
-    return neat(amount * (1 + rate / 100) ** years, 2)
-
-
 def loan_payment(amount: int, rate: int, months: int) -> float:
     _need_count(months=months)
     monthly = rate / 1200
@@ -425,7 +328,6 @@ def loan_payment(amount: int, rate: int, months: int) -> float:
 
 
 HELLO = {"en": "Hello", "fr": "Bonjour", "de": "Hallo", "es": "Hola", "it": "Ciao"}
-LANGUAGES = {"en": "English", "fr": "French", "de": "German", "es": "Spanish", "it": "Italian"}
 
 
 def _plain(text: str) -> str:
@@ -440,179 +342,75 @@ def user_name(name: str) -> str:
     return f"{plain}{sum(map(ord, plain)) % 100:02d}"
 
 
-TOOLS = (
-    # ---- arithmetic
-    made("square", lambda x: neat(x * x), x=number(3, 900)),
-    made("sqrt", sqrt, x=number(3, 9000)),
-    made("is_prime", is_prime, n=integer(11, 9999)),
-    made("factorize", factorize, n=integer(12, 9999)),
-    made("digit_sum", lambda n: sum(map(int, str(abs(n)))), n=integer(12, 99999)),
-    made("add", lambda a, b: neat(a + b), a=number(3, 2000), b=number(3, 2000)),
-    made("multiply", lambda a, b: neat(a * b), a=number(3, 900), b=number(3, 900)),
-    made("modulo", lambda a, b: a % b, a=integer(20, 9999), b=integer(2, 99)),
-    made("power", power, base=integer(2, 400), exponent=integer(2, 9)),
-    made("gcd", lambda a, b: math.gcd(a, b), a=integer(12, 2000), b=integer(12, 2000)),
-    made("lcm", lambda a, b: math.lcm(a, b), a=integer(12, 900), b=integer(4, 900)),
-    made("cube", lambda x: neat(x**3), x=number(3, 500)),
-    made("round_to", round_to, value=number(3, 99, 1.0), digits=integer(0, 5)),
-    made("clamp", clamp, value=integer(3, 900), low=integer(2, 90), high=integer(91, 900)),
-    # ---- units
-    _conversion("convert_length", LENGTH, METRES),
-    _conversion("convert_weight", WEIGHT, KILOGRAMS),
-    _conversion("convert_volume", VOLUME, LITRES),
-    _conversion("convert_speed", SPEED, METRES_PER_SECOND),
-    made("convert_degrees", convert_degrees, value=number(3, 900), unit=choice(DEGREES), to=choice(DEGREES)),
-    _to_base("to_metres", {k: v for k, v in LENGTH.items() if k != "m"}, METRES),
-    _to_base("to_seconds", TIME, SECONDS),
-    _to_base("to_bytes", SIZE, BYTES),
-    # ---- dates
-    made("weekday", lambda date: DAYS[_day(date).weekday()], date=date()),
-    made("add_days", add_days, date=date(), days=integer(3, 900)),
-    made("days_between", lambda start, end: (_day(end) - _day(start)).days, start=date(), end=date()),
-    made("is_leap_year", lambda year: calendar.isleap(_year(year)), year=integer(1600, 2400)),
-    made("day_of_year", lambda date: _day(date).timetuple().tm_yday, date=date()),
-    made("week_number", lambda date: _day(date).isocalendar().week, date=date()),
-    made(
-        "month_days",
-        lambda month, year: calendar.monthrange(_year(year), month)[1],
-        month=choice(MONTHS),
-        year=integer(1600, 2400),
-    ),
-    made("twelve_hour", twelve_hour, time=clock()),
-    made("add_minutes", add_minutes, time=clock(), minutes=integer(3, 900)),
-    made("minutes_between", lambda start, end: (_minutes(end) - _minutes(start)) % 1440, start=clock(), end=clock()),
-    made("age_in", age_in, born=integer(1900, 1999), year=integer(2000, 2099)),
-    # ---- text
-    made("reverse_text", lambda text: text[::-1], text=word()),
-    made("count_letters", lambda text: sum(map(str.isalpha, text)), text=word()),
-    made("uppercase", lambda text: text.upper(), text=word()),
-    made("count_vowels", lambda word: sum(c in "aeiou" for c in word.lower()), word=word()),
-    made("is_palindrome", is_palindrome, word=word()),
-    made("sort_letters", lambda word: "".join(sorted(word)), word=word()),
-    made("repeat_text", repeat_text, text=word(), times=integer(2, 60)),
-    made("count_letter", count_letter, text=word(), letter=letter()),
-    made("pad_text", pad_text, text=word(), width=integer(8, 80)),
-    made("are_anagrams", lambda a, b: sorted(a.lower()) == sorted(b.lower()), a=word(), b=word()),
-    made("edit_distance", edit_distance, a=word(), b=word()),
-    made(
-        "change_case",
-        lambda text, style: {"upper": text.upper(), "lower": text.lower(), "title": text.title()}[style],
-        text=word(),
-        style=choice(
-            {
-                "upper": "capitals|upper case",
-                "lower": "small letters|lower case",
-                "title": "title case|a leading capital",
-            }
-        ),
-    ),
-    made("count_words", lambda text: len(text.split()), text=phrase()),
-    made("acronym", lambda text: "".join(w[0].upper() for w in text.split()), text=phrase(3, 4)),
-    made(
-        "slug", lambda text: "-".join("".join(c for c in w if c.isalnum()) for w in text.lower().split()), text=phrase()
-    ),
-    made("replace_word", replace_word, _old_from_text, text=phrase(), old=common_word(), new=word()),
-    made(
-        "join_words",
-        lambda first, second, mark: first + mark + second,
-        first=word(),
-        second=word(),
-        mark=choice({"-": "a dash|a hyphen", "_": "an underscore", ".": "a dot", "/": "a slash"}),
-    ),
-    made("cut_text", cut_text, text=phrase(3, 4), length=integer(4, 40)),
-    # ---- statistics
-    made("mean", lambda numbers: neat(statistics.fmean(numbers)), numbers=numbers(2, 300)),
-    made("median", lambda numbers: neat(statistics.median(numbers)), numbers=numbers(2, 300)),
-    made("total", lambda numbers: neat(math.fsum(numbers)), numbers=numbers(2, 300)),
-    made("largest", lambda numbers: neat(max(numbers)), numbers=numbers(2, 300)),
-    made("smallest", lambda numbers: neat(min(numbers)), numbers=numbers(2, 300)),
-    made("deviation", lambda numbers: neat(statistics.pstdev(numbers)), numbers=numbers(2, 300)),
-    made(
-        "sort_numbers",
-        lambda numbers, order: sorted(numbers, reverse=order == "down"),
-        numbers=numbers(2, 300),
-        order=choice({"up": "rising order|upward", "down": "falling order|downward"}),
-    ),
-    made("percentage", lambda part, whole: neat(100 * part / whole), part=integer(3, 900), whole=integer(11, 2000)),
-    made("combinations", combinations, n=integer(10, 400), k=integer(2, 9)),
-    # ---- geometry
-    made("circle_area", circle_area, radius=number(3, 900)),
-    made("circumference", circumference, radius=number(3, 900)),
-    made("sphere_volume", sphere_volume, radius=number(3, 900)),
-    made("polygon_angle", polygon_angle, sides=integer(3, 900)),
-    made("rectangle_area", rectangle_area, width=number(3, 900), height=number(3, 900)),
-    made("triangle_area", triangle_area, base=number(3, 900), height=number(3, 900)),
-    made("hypotenuse", hypotenuse, a=number(3, 900), b=number(3, 900)),
-    made("cylinder_volume", cylinder_volume, radius=number(3, 300), height=number(3, 900)),
-    made("box_volume", box_volume, length=number(3, 300), width=number(3, 300), height=number(3, 300)),
-    made(
-        "point_distance",
-        lambda x1, y1, x2, y2: neat(math.hypot(x2 - x1, y2 - y1)),
-        x1=integer(2, 300),
-        y1=integer(2, 300),
-        x2=integer(2, 300),
-        y2=integer(2, 300),
-    ),
-    # ---- colours
-    made("hex_to_rgb", lambda color: _rgb(color), color=colour()),
-    made("invert_color", lambda color: _hex([255 - c for c in _rgb(color)]), color=colour()),
-    made("to_gray", to_gray, color=colour()),
-    made(
-        "color_channel",
-        lambda color, channel: _rgb(color)[CHANNELS[channel]],
-        color=colour(),
-        channel=choice({c: c for c in CHANNELS}),
-    ),
-    made("lighten", lighten, color=colour(), percent=integer(3, 99)),
-    made(
-        "mix_colors",
-        lambda first, second: _hex([(a + b) // 2 for a, b in zip(_rgb(first), _rgb(second), strict=True)]),
-        first=colour(),
-        second=colour(),
-    ),
-    made("rgb_to_hex", rgb_to_hex, red=integer(2, 255), green=integer(2, 255), blue=integer(2, 255)),
-    made("contrast", contrast, first=colour(), second=colour()),
-    # ---- encodings
-    made("to_roman", to_roman, n=integer(3, 3999)),
-    made("to_binary", lambda n: f"{n:b}", n=integer(3, 9999)),
-    made("to_base", to_base, n=integer(3, 9999), base=choice(BASES)),
-    made("to_morse", to_morse, word=word()),
-    made("encode", encode, text=word(), scheme=choice(SCHEMES)),
-    made("caesar", caesar, text=word(), shift=integer(2, 25)),
-    made("checksum", checksum, text=word(), method=choice(CHECKSUMS)),
-    made("url_escape", lambda text: quote(text, safe="", errors="replace"), text=phrase()),
-    made("radio_spell", radio_spell, word=word()),
-    # ---- money
-    made("tip", lambda amount, percent: neat(amount * percent / 100, 2), amount=number(5, 900), percent=integer(5, 40)),
-    made("split_bill", split_bill, amount=number(5, 900), people=integer(2, 40)),
-    made(
-        "discount",
-        lambda price, percent: neat(price * (1 - percent / 100), 2),
-        price=number(5, 900),
-        percent=integer(5, 90),
-    ),
-    made("add_tax", lambda price, rate: neat(price * (1 + rate / 100), 2), price=number(5, 900), rate=integer(3, 30)),
-    made("savings", savings, amount=integer(50, 5000), rate=integer(2, 15), years=integer(2, 40)),
-    made("loan_payment", loan_payment, amount=integer(200, 9000), rate=integer(2, 15), months=integer(6, 90)),
-    made("double", lambda amount: neat(amount * 2, 2), amount=number(3, 2000)),
-    made("halve", lambda amount: neat(amount / 2, 2), amount=number(3, 2000)),
-    # ---- names
-    made("greet", lambda name: f"Hello, {name.strip()}!", name=name()),
-    made("user_name", user_name, name=name()),
-    made("name_tag", lambda name: f"[ {name.strip().upper()} ]", name=name()),
-    made(
-        "greet_in",
-        lambda name, language: f"{HELLO[language]}, {name.strip()}!",
-        name=name(),
-        language=choice(LANGUAGES),
-    ),
-    made("initials", lambda first, last: f"{_plain(first)[0]}{_plain(last)[0]}".upper(), first=name(), last=name()),
-    made("email_for", lambda name, domain: f"{_plain(name)}@{_plain(domain)}.com", name=name(), domain=word()),
-    made(
-        "seat_label",
-        lambda name, row, seat: f"{row}-{seat} {name.strip()}",
-        name=name(),
-        row=integer(2, 90),
-        seat=integer(2, 90),
-    ),
-)
+# A tool without a line here is the function of its name.
+RUN: dict[str, Callable[..., Any]] = {
+    "square": lambda x: neat(x * x),
+    "digit_sum": lambda n: sum(map(int, str(abs(n)))),
+    "add": lambda a, b: neat(a + b),
+    "multiply": lambda a, b: neat(a * b),
+    "modulo": lambda a, b: a % b,
+    "gcd": lambda a, b: math.gcd(a, b),
+    "lcm": lambda a, b: math.lcm(a, b),
+    "cube": lambda x: neat(x**3),
+    "convert_length": _between(METRES),
+    "convert_weight": _between(KILOGRAMS),
+    "convert_volume": _between(LITRES),
+    "convert_speed": _between(METRES_PER_SECOND),
+    "to_metres": lambda value, unit: neat(value * METRES[unit]),
+    "to_seconds": lambda value, unit: neat(value * SECONDS[unit]),
+    "to_bytes": lambda value, unit: neat(value * BYTES[unit]),
+    "weekday": lambda date: DAYS[_day(date).weekday()],
+    "days_between": lambda start, end: (_day(end) - _day(start)).days,
+    "is_leap_year": lambda year: calendar.isleap(_year(year)),
+    "day_of_year": lambda date: _day(date).timetuple().tm_yday,
+    "week_number": lambda date: _day(date).isocalendar().week,
+    "month_days": lambda month, year: calendar.monthrange(_year(year), month)[1],
+    "minutes_between": lambda start, end: (_minutes(end) - _minutes(start)) % 1440,
+    "reverse_text": lambda text: text[::-1],
+    "count_letters": lambda text: sum(map(str.isalpha, text)),
+    "uppercase": lambda text: text.upper(),
+    "count_vowels": lambda word: sum((c in "aeiou" for c in word.lower())),
+    "sort_letters": lambda word: "".join(sorted(word)),
+    "are_anagrams": lambda a, b: sorted(a.lower()) == sorted(b.lower()),
+    "change_case": lambda text, style: {"upper": text.upper(), "lower": text.lower(), "title": text.title()}[style],
+    "count_words": lambda text: len(text.split()),
+    "acronym": lambda text: "".join((w[0].upper() for w in text.split())),
+    "slug": lambda text: "-".join(("".join((c for c in w if c.isalnum())) for w in text.lower().split())),
+    "join_words": lambda first, second, mark: first + mark + second,
+    "mean": lambda numbers: neat(statistics.fmean(numbers)),
+    "median": lambda numbers: neat(statistics.median(numbers)),
+    "total": lambda numbers: neat(math.fsum(numbers)),
+    "largest": lambda numbers: neat(max(numbers)),
+    "smallest": lambda numbers: neat(min(numbers)),
+    "deviation": lambda numbers: neat(statistics.pstdev(numbers)),
+    "sort_numbers": lambda numbers, order: sorted(numbers, reverse=order == "down"),
+    "percentage": lambda part, whole: neat(100 * part / whole),
+    "circle_area": lambda radius: neat(math.pi * radius**2),
+    "circumference": lambda radius: neat(2 * math.pi * radius),
+    "sphere_volume": lambda radius: neat(4 / 3 * math.pi * radius**3),
+    "rectangle_area": lambda width, height: neat(width * height),
+    "triangle_area": lambda base, height: neat(base * height / 2),
+    "hypotenuse": lambda a, b: neat(math.hypot(a, b)),
+    "cylinder_volume": lambda radius, height: neat(math.pi * radius**2 * height),
+    "box_volume": lambda length, width, height: neat(length * width * height),
+    "point_distance": lambda x1, y1, x2, y2: neat(math.hypot(x2 - x1, y2 - y1)),
+    "hex_to_rgb": lambda color: _rgb(color),
+    "invert_color": lambda color: _hex([255 - c for c in _rgb(color)]),
+    "color_channel": lambda color, channel: _rgb(color)[CHANNELS[channel]],
+    "mix_colors": lambda first, second: _hex([(a + b) // 2 for a, b in zip(_rgb(first), _rgb(second), strict=True)]),
+    "to_binary": lambda n: f"{n:b}",
+    "url_escape": lambda text: quote(text, safe="", errors="replace"),
+    "tip": lambda amount, percent: neat(amount * percent / 100, 2),
+    "split_bill": lambda amount, people: neat(amount / people, 2),
+    "discount": lambda price, percent: neat(price * (1 - percent / 100), 2),
+    "add_tax": lambda price, rate: neat(price * (1 + rate / 100), 2),
+    "savings": lambda amount, rate, years: neat(amount * (1 + rate / 100) ** years, 2),
+    "double": lambda amount: neat(amount * 2, 2),
+    "halve": lambda amount: neat(amount / 2, 2),
+    "greet": lambda name: f"Hello, {name.strip()}!",
+    "name_tag": lambda name: f"[ {name.strip().upper()} ]",
+    "greet_in": lambda name, language: f"{HELLO[language]}, {name.strip()}!",
+    "initials": lambda first, last: f"{_plain(first)[0]}{_plain(last)[0]}".upper(),
+    "email_for": lambda name, domain: f"{_plain(name)}@{_plain(domain)}.com",
+    "seat_label": lambda name, row, seat: f"{row}-{seat} {name.strip()}",
+}

@@ -1,9 +1,7 @@
 """One tool: schema, implementation, argument sampler and the ways to ask for it.
 
-    made("square", lambda x: neat(x * x), x=number(2, 500))
-
-tools.json holds its description, its requests (asks, and hard for test_hard) and its answer. Every parameter is
-required; optional ones would make the correct call ambiguous.
+tools.json and held_out_tools.json hold descriptions, arguments by the kinds of `values.slot`, limits, requests (asks, and
+hard for test_hard) and answers. Every parameter is required; optional ones would make the correct call ambiguous.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from codechat.tasks.toolbox.values import Slot, whole
+from codechat.tasks.toolbox.values import Slot, slot, whole
 
 MAX_TEXT, MAX_ITEMS, MAX_NUMBER = 1000, 1000, 1e15
 LEVELS = (1, 2, 3)
@@ -30,7 +28,7 @@ class ToolError(ValueError):
 @dataclass(frozen=True)
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also
-    knows {result}. adjust: (rng, arguments) -> arguments that depend on one another."""
+    knows {result}. limits: argument -> [least, most]. adjust: (rng, arguments) -> arguments that depend on one another."""
 
     name: str
     description: str
@@ -39,6 +37,7 @@ class Tool:
     asks: tuple[str, ...]
     hard_asks: tuple[str, ...]
     answer: str
+    limits: Mapping[str, Sequence[float]] = field(default_factory=dict)
     adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
 
     @cached_property
@@ -91,6 +90,8 @@ class Tool:
             problem = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)[:100]}"
             raise ToolError(f"{self.name}({', '.join(self.slots)}): {problem}")
         checked = {k: check(k, arguments[k], slot.schema) for k, slot in self.slots.items()}
+        for key, (least, most) in self.limits.items():
+            need_within(least, most, **{key: checked[key]})
         try:
             return self.run(**checked)
         except (OverflowError, ZeroDivisionError) as error:
@@ -145,19 +146,19 @@ def say(value: Any) -> str:
     return ", ".join(say(v) for v in value) if isinstance(value, list) else str(value)
 
 
-@cache
-def _texts() -> dict[str, dict[str, Any]]:
-    return json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
-
-
-def made(
-    name: str,
-    run: Callable[..., Any],
-    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
-    /,
-    **slots: Slot,
-) -> Tool:
-    """A function whose parameters are `slots` as the Tool of this name, described in tools.json."""
-    text = _texts()[name]
-    asks, hard = tuple(text["asks"]), tuple(text["hard"])
-    return Tool(name, text["description"], slots, run, asks, hard, text["answer"], adjust)
+def read_tools(path: Path, functions: Any) -> tuple[Tool, ...]:
+    """The tools of a json file; `functions`, a module, has what they compute."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return tuple(
+        Tool(
+            name,
+            row["description"],
+            {key: slot(kind) for key, kind in row["arguments"].items()},
+            functions.RUN.get(name) or getattr(functions, name),
+            tuple(row["asks"]),
+            tuple(row["hard"]),
+            row["answer"],
+            row.get("limits", {}),
+        )
+        for name, row in rows.items()
+    )

@@ -260,6 +260,32 @@ def choice(options: Mapping[Any, str]) -> Slot:
     return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
 
 
+KINDS: dict[str, Callable[..., Slot]] = {
+    "integer": integer,
+    "number": number,
+    "numbers": numbers,
+    "word": word,
+    "name": name,
+    "phrase": phrase,
+    "common_word": common_word,
+    "letter": letter,
+    "date": date,
+    "time": clock,
+    "colour": colour,
+    "formula": formula,
+    "strand": strand,
+    "chess_field": chess_field,
+}
+
+
+def slot(kind: str | Mapping[str, str]) -> Slot:
+    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value: "wording|other wording"}."""
+    if isinstance(kind, Mapping):
+        return choice({int(key) if key.isdecimal() else key: ways for key, ways in kind.items()})
+    title, *bounds = kind.split(":")
+    return KINDS[title](*(float(bound) if "." in bound else int(bound) for bound in bounds))
+
+
 def whole(arguments: Mapping[str, Any], split: str) -> bool:
     """Whether a request with only shared values belongs to `split`."""
     return belongs(json.dumps(arguments, sort_keys=True), split)
