@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.models.config import PRESETS, GPTConfig
@@ -15,7 +16,25 @@ OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functio
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBench:
+class Bench(config.Settings):
+    """What every kind has."""
+
+    rounds: int | None = opt(None, "turns or seeds of each contestant; none = 5, or those of four minutes", least=1)
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model, lengths = getattr(self, "model", None), ("seq_len", "prompt_tokens", "max_new_tokens")
+        parts = {name: getattr(self, name) for name in lengths if hasattr(self, name)}
+        if model and not getattr(self, "ckpt", "") and sum(parts.values()) > model.block_size:
+            listed = " + ".join(f"{name} {n}" for name, n in parts.items())
+            raise ConfigError(
+                f"{listed} exceed the model's block_size {model.block_size}; lower them or set --model.block-size"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBench(Bench):
     """What `python -m benchmarks train` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
@@ -23,21 +42,11 @@ class TrainBench:
     seq_len: int = opt(256, "tokens per sequence", least=1)
     vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
     memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if self.seq_len > self.model.block_size:
-            raise ConfigError(
-                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTBench:
+class SFTBench(Bench):
     """What `python -m benchmarks sft` runs."""
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer")
@@ -46,20 +55,10 @@ class SFTBench:
     seq_len: int = opt(512, "tokens per row", least=1)
     vs: tuple[Literal["arcee"], ...] = opt(("arcee",), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if self.seq_len > self.model.block_size:
-            raise ConfigError(
-                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleBench:
+class SampleBench(Bench):
     """What `python -m benchmarks sample` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
@@ -68,21 +67,10 @@ class SampleBench:
     max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
     top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all", least=1)
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(
-                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                f"{self.model.block_size}; lower them or set --model.block-size"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLBench:
+class RLBench(Bench):
     """What `python -m benchmarks rl` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
@@ -90,59 +78,43 @@ class RLBench:
     group_size: int = opt(8, "completions per problem", least=1)
     max_new_tokens: int = opt(64, "tokens of each completion", least=1)
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
-    rounds: int | None = opt(
-        None, "timed steps of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveBench:
+class CurveBench(Bench):
     """What `python -m benchmarks curve` runs."""
 
     steps: int = opt(20, "steps of each training", least=1)
-    rounds: int | None = opt(
-        None, "seeds: trainings of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
     start_steps: int = opt(10, "steps of the training that makes the common start", least=1)
     problems: int = opt(4, "problems per step; the task has four", least=1)
     group_size: int = opt(16, "completions per problem", least=2)
     lr: float = opt(4e-3, "AdamW learning rate, constant", least=0)
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
-    json: str | None = opt(None, "also write the figures to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AheadBench:
+class AheadBench(Bench):
     """What `python -m benchmarks ahead` runs."""
 
     steps: int = opt(40, "steps of each training; the first five are not timed", least=6)
-    rounds: int | None = opt(
-        None, "seeds: trainings of each way; none = 5, fewer where they would take over four minutes", least=1
-    )
     problems: int = opt(8, "problems per step", least=1)
     group_size: int = opt(32, "completions per problem", least=2)
     max_new_tokens: int = opt(8, "longest completion, tokens", least=1)
     lr: float = opt(4e-3, "AdamW learning rate", least=0)
     importance_cap: float = opt(2.0, "largest importance weight of a token; 0 = no weights", least=0)
-    json: str | None = opt(None, "also write the figures to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataBench:
+class DataBench(Bench):
     """What `python -m benchmarks data` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     megabytes: float = opt(24.0, "text to tokenize", least=0)
     tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeBench:
+class ServeBench(Bench):
     """What `python -m benchmarks serve` runs."""
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
@@ -151,21 +123,10 @@ class ServeBench:
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(128, "new tokens of each completion", least=1)
     first_tokens: int = opt(15, "single requests for the time to the first token", least=1)
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if not self.ckpt and self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(
-                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                f"{self.model.block_size}; lower them or set --model.block-size"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstrainBench:
+class ConstrainBench(Bench):
     """What `python -m benchmarks constrain` runs."""
 
     model: GPTConfig = opt(
@@ -177,23 +138,15 @@ class ConstrainBench:
     prompts: int = opt(16, "prompts sampled together", least=1)
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(48, "new tokens of each prompt", least=1)
-    rounds: int | None = opt(
-        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
-    )
-    json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(
-                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                f"{self.model.block_size}; lower them or set --model.block-size"
-            )
+        super().__post_init__()
         if unknown := [name for name in self.tools if name not in TOOLS]:
             raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], TOOLS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualityBench:
+class QualityBench(config.Settings):
     """What `python -m benchmarks quality` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")

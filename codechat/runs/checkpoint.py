@@ -104,12 +104,11 @@ def _describe(
     run_path: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
     shape = getattr(model, "cfg", None)
-    about = dict(
-        format=FORMAT, step=step, run=name_of(run_path.resolve()), saved=round(time.time(), 3), torch=torch.__version__
-    )
-    about |= dict(world_size=dist.world_size(), sharded=sharding.is_sharded(model), model=type(model).__name__)
-    about |= dict(optimizers=[type(o).__name__ for o in optimizers], model_config=shape and config.to_dict(shape))
-    about |= config.plain(meta)
+    about = {
+        "format": FORMAT, "step": step, "run": name_of(run_path.resolve()), "saved": round(time.time(), 3), "torch": torch.__version__,
+        "world_size": dist.world_size(), "sharded": sharding.is_sharded(model), "model": type(model).__name__,
+        "optimizers": [type(o).__name__ for o in optimizers], "model_config": shape and config.to_dict(shape), **config.plain(meta),
+    }  # fmt: skip
     if about.get("lineage"):
         about["lineage"] = [*about["lineage"][:-1], {**about["lineage"][-1], "step": step}]
     return about
@@ -177,20 +176,15 @@ def _advice(folder: Path) -> str:
     return f"use {instead}; to continue the run from there, delete {folder}, then set --resume"
 
 
-def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
-    problem = ""
-    if listed is None or not path.is_file():
-        problem = "missing"
-    elif path.stat().st_size != listed["bytes"] or (in_full and file_record(path)["sha256"] != listed["sha256"]):
-        problem = "damaged: its bytes are not those that were written"
-    return CheckpointError(f"{path} is {problem}; {_advice(path.parent)}") if problem else None
-
-
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
     """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
-    size, rank = dist.world_size(), dist.rank()
-    problems = [_damage(folder / name, files.get(name), i % size == rank) for i, name in enumerate(names)]
-    dist.raise_together(next(filter(None, problems), None))
+    problem = None
+    for i, name in enumerate(names):
+        path, mine = folder / name, i % dist.world_size() == dist.rank()
+        whole = name in files and path.is_file() and path.stat().st_size == files[name]["bytes"]
+        if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
+            problem = problem or CheckpointError(f"{path} is missing or damaged; {_advice(folder)}")
+    dist.raise_together(problem)
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
@@ -231,8 +225,7 @@ class _Write(Thread):
             self.job()
         except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
             self.problem = CheckpointError(
-                f"checkpoint {self.final} cannot be written ({e}); free space, then continue with --resume; "
-                "earlier checkpoints are intact"
+                f"checkpoint {self.final} cannot be written ({e}); free space, then continue with --resume; earlier checkpoints are intact"
             )
         finally:
             del self.job  # and with it the copy in host memory
@@ -354,17 +347,16 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     settle()
     path = resolve(ref)
     meta = read_meta(path)
-    files = meta["files"]
+    files, step = meta["files"], meta["step"]
+    if RELEASED_WEIGHTS in files:
+        _verify(path, files, [RELEASED_WEIGHTS])
+        return Checkpoint(path, step, meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
-        _verify(path, files, [*files])
         from codechat.runs import sharded_checkpoint
 
-        state = sharded_checkpoint.Shards(path, "model.")
-        optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
-    elif RELEASED_WEIGHTS in files:
-        _verify(path, files, [RELEASED_WEIGHTS])
-        return Checkpoint(path, meta["step"], meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
+        _verify(path, files, [*files])
+        state, optim = (sharded_checkpoint.Shards(path, prefix) for prefix in ("model.", "optim."))
     else:
         _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
         state = _read_file(path / "model.pt", mmap)
@@ -372,22 +364,16 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]
-    return Checkpoint(path, meta["step"], meta, state, optim, mine["extra"], mine["rng"] if same else None)
+    return Checkpoint(
+        path, step, meta, state, optim if optimizer else None, mine["extra"], mine["rng"] if same else None
+    )
 
 
-def is_in_shards(state: Any) -> bool:
-    """Whether it is a `Shards`; where nothing has imported that class, there is none."""
-    module = sys.modules.get("codechat.runs.sharded_checkpoint")
-    return module is not None and isinstance(state, module.Shards)
-
-
-def _check_fit(path: Path, state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    there = state.shapes() if is_in_shards(state) else {name: tuple(tensor.shape) for name, tensor in state.items()}
-    here = {name: tuple(tensor.shape) for name, tensor in target.items()}
+def _check_fit(path: Path, there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple[int, ...]]) -> None:
+    """CheckpointError where the shapes of the saved tensors are not those of the model."""
     problems = [f"{k} is {there[k]} there and {here[k]} here" for k in here if k in there and there[k] != here[k]]
-    problems += [
-        f"{k} is only {'there' if k in there else 'here'}" for k in [*there, *here] if (k in there) != (k in here)
-    ]
+    alone = [k for k in [*there, *here] if (k in there) != (k in here)]
+    problems += [f"{k} is only {'there' if k in there else 'here'}" for k in alone]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
@@ -403,16 +389,14 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
             f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
         )
     try:
-        if is_in_shards(state):
-            sys.modules["codechat.runs.sharded_checkpoint"].restore_optimizers(state, model, optimizers)
-        elif sharding.is_sharded(model):
+        if hasattr(state, "restore_optimizers"):
+            state.restore_optimizers(model, optimizers)
+            return
+        sharded = sharding.is_sharded(model)
+        if sharded:
             from codechat.runs import sharded_checkpoint
-
-            for optimizer, part in zip(optimizers, state or ()):
-                sharded_checkpoint.restore_whole(optimizer, part)
-        else:
-            for optimizer, part in zip(optimizers, state or ()):
-                optimizer.load_state_dict(part)
+        for optimizer, part in zip(optimizers, state):
+            sharded_checkpoint.restore_whole(optimizer, part) if sharded else optimizer.load_state_dict(part)
     except ValueError as e:
         raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit ({e})") from e
 
@@ -423,14 +407,15 @@ def restore(
     """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
 
     rng: also the global random states; None = where optimizers are given, that is, where a run continues from the checkpoint."""
-    model = unwrap(model)
-    targets = model.state_dict()
-    _check_fit(ckpt.path, ckpt.model_state, targets)
-    if is_in_shards(ckpt.model_state):
-        ckpt.model_state.read_into(targets)
+    model, state = unwrap(model), ckpt.model_state
+    targets, sharded = model.state_dict(), hasattr(state, "shapes")
+    shapes = state.shapes() if sharded else {name: tuple(tensor.shape) for name, tensor in state.items()}
+    _check_fit(ckpt.path, shapes, {name: tuple(tensor.shape) for name, tensor in targets.items()})
+    if sharded:
+        state.read_into(targets)
     else:
         for name, target in targets.items():
-            sharding.fill(target, ckpt.model_state[name])
+            sharding.fill(target, state[name])
     if optimizers:
         _restore_optimizers(ckpt, model, optimizers)
     if (bool(optimizers) if rng is None else rng) and ckpt.rng is not None:

@@ -42,20 +42,16 @@ def metric(name: str) -> Metric:
 
 def plain(value: Any, name: str, bad: list[str]) -> Any:
     """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None, noted in `bad`."""
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
         bad.append(f"{name}={value}")
         return None
-    if type(value) in (int, str, bool) or value is None:
-        return value
     if isinstance(value, Mapping):
         return {str(k): plain(v, f"{name}.{k}", bad) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v, f"{name}.{i}", bad) for i, v in enumerate(value)]
-    if hasattr(value, "tolist"):  # of a scalar, a number
-        return plain(value.tolist(), name, bad)
-    return int(value) if isinstance(value, int) else str(value)
+    return value if isinstance(value, (int, float, str)) or value is None else str(value)
 
 
 def plain_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, Any]:

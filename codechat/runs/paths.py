@@ -1,10 +1,8 @@
 """Paths, names and states of run directories, and their creation. `run.Run` writes what is in them.
 
-A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
-checkpoint, or a file inside. released/NAME is a run that came with the package.
-
-They are below runs/ of the folder in which a command is called (`codechat --root DIR` for another one), or of the checkout
-where it is called inside of that.
+A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a checkpoint, or a file inside.
+released/NAME is a run that came with the package. All are below runs/ of the folder in which a command is called (`codechat --root DIR`
+for another one), or of the checkout where it is called inside of that.
 
 A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
 """
@@ -18,7 +16,7 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import codechat
 from codechat.core import config as configs
@@ -26,9 +24,6 @@ from codechat.core import provenance
 from codechat.core.atomic_files import atomic_directory, read_json, write_atomic, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
 from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
@@ -86,13 +81,12 @@ def no_such_run(ref: str | Path) -> MissingFile:
 
 def find_run(ref: str | Path) -> Path:
     """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
-    place = _place(ref)
-    if place is None:
+    if (place := _place(ref)) is None:
         raise no_such_run(ref)
-    for path in (place, *place.parents):
-        if is_run(path):
-            return path
-    raise MissingFile(f"{ref} is not a run: no config.json and status.json there")
+    run = next((path for path in (place, *place.parents) if is_run(path)), None)
+    if run is None:
+        raise MissingFile(f"{ref} is not a run: no config.json and status.json there")
+    return run
 
 
 def exists(name: str) -> bool:
@@ -128,13 +122,11 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     if not steps:
         state = read_status(run_path)["status"]
         raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
-    named = {"latest": latest_step(run_path), "best": pointed_step(run_path, "best")}
-    step = int(which) if which.isdecimal() else named.get(which)
+    best = pointed_step(run_path, "best")
+    step = int(which) if which.isdecimal() else {"latest": latest_step(run_path), "best": best}.get(which)
     if step not in steps:
         choose = (
-            f"; `codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
-            if named["best"] is None
-            else ", best"
+            ", best" if best is not None else f"; `codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
         )
         raise MissingFile(
             f"run {name} has no checkpoint {which!r}; it has {', '.join(map(str, steps))}, latest{choose}"
@@ -143,14 +135,11 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
 
 
 def find_checkpoint(ref: str | Path) -> Path:
-    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint
-    or a file inside it."""
+    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint or a file inside it."""
     text, which = str(ref), "latest"
-    place = _place(text)
-    if place is None and "@" in text:
+    if _place(text) is None and "@" in text:
         text, _, which = text.rpartition("@")
-        place = _place(text)
-    if place is None:
+    if (place := _place(text)) is None:
         raise no_such_run(text)
     folder = place.parent if place.is_file() else place
     if (folder / "meta.json").is_file():
@@ -159,14 +148,13 @@ def find_checkpoint(ref: str | Path) -> Path:
     if place.is_dir() and is_run(run_path):
         return _checkpoint_of(run_path, which)
     raise CheckpointError(
-        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; "
-        "a checkpoint is named by its run, RUN@STEP, or its directory"
+        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; it is named by RUN, RUN@STEP or its directory"
     )
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
-    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one; and, where several could be meant,
-    which it is in words."""
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one; and, where several could
+    be meant, which it is in words."""
     path, place = find_checkpoint(ref), _place(ref)
     run_path = path.parent.parent
     steps = checkpoint_paths(run_path) if is_run(run_path) else {}
@@ -192,27 +180,6 @@ def read_status(run_path: Path) -> dict[str, Any]:
     return status
 
 
-COLUMNS = ("run", "kind", "status", "step", "started", "parent", "commit", "reason")
-
-
-def _row(path: Path) -> tuple[Any, ...]:
-    name = name_of(path.resolve())
-    try:
-        status, env = read_status(path), read_json(path / "env.json")
-        parent, commit = (env.get("parent") or {}).get("run"), env["commit"][:9]
-    except (RunError, AttributeError, KeyError, TypeError):  # a damaged file also holds other fields
-        return (name, None, "damaged", *[None] * 5)
-    step = max(checkpoint_paths(path), default=None)
-    return name, status.get("kind"), status["status"], step, status.get("started"), parent, commit, status.get("reason")
-
-
-def list_runs() -> pd.DataFrame:
-    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason."""
-    import pandas as pd
-
-    return pd.DataFrame([_row(p) for p in run_paths()], columns=COLUMNS)
-
-
 # ---- names in use
 
 
@@ -227,23 +194,19 @@ def check_name(name: str) -> None:
         raise RunError(f"{path} exists and is not a run; choose another --run-name, or move it away")
 
 
-def check_idle(name: str) -> None:
-    """RunError where a live process of this host, other than this one, writes the run."""
-    status = read_status(runs_dir() / name)
-    here = status.get("host") == platform.node() and status.get("pid") != os.getpid()
-    if status["status"] == "running" and here:
-        raise RunError(f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name")
-
-
 def lock_of(run_path: Path) -> Path:
     return run_path / ".lock"
 
 
 def hold(run_path: Path) -> None:
-    """Lock the run for this process; RunError where another one holds it."""
-    if not lock(lock_of(run_path)):
+    """Lock the run for this process; RunError where another one holds it or, by its status, still writes it."""
+    status = read_status(run_path)
+    writes = (
+        status["status"] == "running" and status.get("host") == platform.node() and status.get("pid") != os.getpid()
+    )
+    if writes or not lock(lock_of(run_path)):
         raise RunError(
-            f"run {name_of(run_path)} is being written by another process; stop it, or choose another --run-name"
+            f"run {name_of(run_path)} is being written by process {status.get('pid')}; stop it, or choose another --run-name"
         )
 
 
@@ -263,8 +226,7 @@ def check_same(name: str, config: Any) -> None:
     """RunError where a run that is resumed, or was planned, would compute something else than its config.json says. Fields marked identity=False may
     differ, and so may the way in which ranks share the rows of a step."""
     path = runs_dir() / name
-    stored, env, planned = read_json(path / "config.json"), read_json(path / "env.json"), is_planned(path)
-    now = config
+    stored, now, planned = read_json(path / "config.json"), config, is_planned(path)
     if dataclasses.is_dataclass(config):
         try:
             begun = configs.from_dict(type(config), stored)
@@ -272,34 +234,25 @@ def check_same(name: str, config: Any) -> None:
             raise RunError(f"run {name} has other settings ({e}); choose another --run-name") from e
         stored, now = (configs.identity(c.resolved() if hasattr(c, "resolved") else c) for c in (begun, config))
     if "device_batch_size" in stored.keys() & now.keys():
-        ranks = _ranks() if planned else env.get("world_size", 1)
+        ranks = _ranks() if planned else read_json(path / "env.json").get("world_size", 1)
         a, b = ([c.pop("device_batch_size"), c.pop("grad_accum", 1), n] for c, n in ((stored, ranks), (now, _ranks())))
         if math.prod(a) != math.prod(b):
-            (before, after) = (f"{math.prod(c)} ({' x '.join(map(str, c))})" for c in (a, b))
-            raise RunError(
-                f"run {name} has {before} rows a step (device_batch_size x grad_accum x ranks), this would be {after}; "
-                f"set --device-batch-size and --grad-accum so that the product is {math.prod(a)}"
-            )
+            before, after = (f"{math.prod(c)} ({' x '.join(map(str, c))})" for c in (a, b))
+            raise RunError(f"run {name} has {before} rows a step (device_batch_size x grad_accum x ranks), this would be {after}; "
+                           f"set --device-batch-size and --grad-accum so that the product is {math.prod(a)}")  # fmt: skip
     ignored = COMPLETED if planned else ()
     changes = {k: v for k, v in configs.differences(stored, now).items() if k.partition(".")[0] not in ignored}
     if changes:
         listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
-        raise RunError(
-            f"run {name} was begun or planned with other settings: {listed}; use the same, or choose another --run-name"
-        )
-
-
-def launch_id() -> str | None:
-    """torchrun's name of this launch; the same after it has restarted the ranks."""
-    return os.environ.get("TORCHELASTIC_RUN_ID")
+        raise RunError(f"run {name} was begun or planned with other settings: {listed}; use the same, or choose another --run-name")  # fmt: skip
 
 
 def same_launch(name: str) -> bool:
-    """Whether the run of this name was begun, or last resumed, under the launch of this process."""
+    """Whether the run of this name was begun, or last resumed, under the torchrun of this process, which may have restarted its ranks."""
     if not exists(name):
         return False
     env = read_json(runs_dir() / name / "env.json")
-    return [env, *env.get("resumed", [])][-1].get("launch") == launch_id()
+    return [env, *env.get("resumed", [])][-1].get("launch") == os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 # ---- creation
@@ -327,29 +280,27 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         raise no_such_run(name)
     if there and not (resume or overwrite or planned):
         continued = "--resume to continue it, " if hasattr(config, "resume") else ""
-        raise RunError(
-            f"run name {name!r} is in use ({read_status(path)['status']}); "
-            f"set {continued}--overwrite to replace it, or another --run-name"
-        )
+        raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); "
+                       f"set {continued}--overwrite to replace it, or another --run-name")  # fmt: skip
     if there:
-        check_idle(name)
         hold(path)
     origin = _parent_record(parent)
     if overwrite and origin and origin.get("run") == name:
         raise ConfigError(
             f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
         )
-    status = dict(status="running", reason=None, kind=kind, started=provenance.now(), ended=None, summary={})
-    status |= dict(host=platform.node(), pid=os.getpid(), pid_start=process_start(os.getpid()))
-    snapshot = provenance.snapshot(SHIPPED) | {"world_size": _ranks(), "launch": launch_id()}
-    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
-    files = {"status.json": status, "env.json": env, "config.json": configs.plain(config)}
+    files = _records(
+        config, kind, status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
+    )
+    here = files["env.json"] | {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
+    files["env.json"] = here | {"parent": origin}
     if planned or resume:
         check_same(name, config)
     if resume and not planned:
         env = read_json(path / "env.json")
-        status["started"] = read_json(path / "status.json")["started"]
-        files = {"env.json": env | {"resumed": [*env.get("resumed", []), snapshot]}, "status.json": status}
+        files["status.json"]["started"] = read_json(path / "status.json")["started"]
+        files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
+        del files["config.json"]
     if planned or resume:  # in place: launch.sh and its log stay where they are
         for file, value in files.items():
             write_json(path / file, value)
@@ -357,21 +308,24 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         make_directory(path, files)
 
 
+def _records(config: Any, kind: str, **status: Any) -> dict[str, dict[str, Any]]:
+    """What a new run directory says of itself, by file."""
+    state = dict(status="", reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()) | status
+    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": None, **provenance.snapshot(SHIPPED)}
+    return {"config.json": configs.plain(config), "env.json": env, "status.json": state}
+
+
 def write_planned(name: str, config: Any, kind: str, texts: Mapping[str, str], overwrite: bool) -> Path:
-    """The directory of a run that has not begun, whole or not at all: its settings, status "planned", and text files. It replaces a planned
-    run, another one only with `overwrite`."""
+    """The directory of a run that has not begun, with text files, whole or not at all. It replaces a planned run, another one only with
+    `overwrite`."""
     check_name(name)
     path, there = runs_dir() / name, exists(name)
     if there and not (overwrite or is_planned(path)):
         raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); --overwrite replaces it, or choose another --run-name")  # fmt: skip
     if there:
-        check_idle(name)
         hold(path)
-    status = dict(status=PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node())
-    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": None, **provenance.snapshot(SHIPPED)}
-    files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
     try:
-        make_directory(path, files, texts=texts)
+        make_directory(path, _records(config, kind, status=PLANNED), texts)
     finally:
         unlock(lock_of(path))  # the ranks of the run will hold it
     return path

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -36,7 +35,7 @@ from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
 from codechat.runs import paths
 from codechat.runs.metrics import is_declared, metric_row, plain, plain_row
-from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, list_runs, runs_dir
+from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, runs_dir
 from codechat.runs.tracker import Tracker, require_wandb
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ __all__ = [
     "list_runs",
     "runs_dir",
 ]
-
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 
 
@@ -74,8 +72,8 @@ def _restarted(name: str) -> bool:
 def continues(cfg: Any) -> bool:
     """Whether `Run.create` will find the run of these settings with a checkpoint to continue from, which replaces all weights. A collective."""
     resume = _restarted(cfg.run_name) or cfg.resume
-    found = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
-    return _ranks().gather(found)[0]
+    saved = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
+    return _ranks().gather(saved)[0]
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
@@ -87,7 +85,32 @@ def compare_configs(a: Any, b: Any) -> pd.DataFrame:
     return pd.DataFrame(list(changes.values()), index=pd.Index(list(changes), name="setting"), columns=["a", "b"])
 
 
-# ---- the run
+def list_runs() -> pd.DataFrame:
+    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason; only the name of a damaged one."""
+    import pandas as pd
+
+    rows = []
+    for path in paths.run_paths():
+        row = {"run": paths.name_of(path.resolve()), "kind": None, "status": "damaged", "step": None}
+        with contextlib.suppress(
+            RunError, AttributeError, KeyError, TypeError
+        ):  # a damaged file also holds other fields
+            status, env = paths.read_status(path), read_json(path / "env.json")
+            about = {
+                "parent": (env["parent"] or {}).get("run"),
+                "commit": env["commit"][:9],
+                "reason": status["reason"],
+            }
+            step = max(paths.checkpoint_paths(path), default=None)
+            row |= {
+                "kind": status["kind"],
+                "status": status["status"],
+                "step": step,
+                "started": status["started"],
+                **about,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _frame(path: Path) -> pd.DataFrame:
@@ -98,17 +121,6 @@ def _frame(path: Path) -> pd.DataFrame:
         if not isinstance(row.get("step"), int):
             raise RunError(f"{path} line {number} has no step; delete that line to read the rest")
     return pd.DataFrame(rows or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
-
-
-def _board(folder: Path, purge_after: int | None) -> Any:
-    """TensorBoard's writer, or None without it; created at the first row, since importing it takes longer than a step."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as e:
-        print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
-        return None
-    threading.excepthook = _quiet_about_disks
-    return SummaryWriter(folder, purge_step=None if purge_after is None else purge_after + 1)
 
 
 def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
@@ -127,11 +139,9 @@ class Run:
         self.path, self.name = path, paths.name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
-        self._rewind_to: int | None = (
-            None  # step from which a resumed run continues; later rows are dropped by the first new one
-        )
-        self._purge_after: int | None = None  # the same, of TensorBoard's file
-        self._board: Any = None  # False where there is no TensorBoard
+        self._begins: int | None = None  # step from which a resumed run continues
+        self._rewind = False  # whether the next row drops those behind that step
+        self._board: Any = None
         self._tracker: Tracker | None = None
         self._files: dict[str, IO[bytes]] = {}
 
@@ -149,7 +159,7 @@ class Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
         A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags; one without a checkpoint starts again. RunError where the
-        name is in use, another process writes the run, or (resume) its configuration differs. A collective: every rank raises what the first found.
+        name is in use, another process writes the run, or (resume) its configuration differs. A collective: every rank raises what the first met.
         """
         problem: Exception | None = None
         if _restarted(name):
@@ -164,28 +174,21 @@ class Run:
                 problem = e
             except OSError as e:
                 problem = RunError(f"run {name}: {runs_dir()} cannot be written ({e})")
-        if problem := _ranks().gather(problem)[0]:
-            raise problem
+        _ranks().raise_together(problem)
         run = cls(runs_dir() / name)
         run._writing = True
         if resume:
-            run.resumed = (latest := paths.latest_step(run.path)) is not None
-            run._rewind_to = run._purge_after = latest or 0
-        if tracked:
-            run._track(kind)
-        return run
-
-    def _track(self, kind: str) -> None:
-        """Send rows to the tracker from now on. RunError, on every rank, where it cannot be opened; the run has then failed. A collective."""
-        problem: RunError | None = None
-        if _ranks().is_main():
+            latest = paths.latest_step(run.path)
+            run.resumed, run._begins, run._rewind = latest is not None, latest or 0, True
+        if tracked and _ranks().is_main():
             try:
-                self._tracker = Tracker(self.name, self.config, kind, self.path, continued=self.resumed)
+                run._tracker = Tracker(name, run.config, kind, run.path, continued=run.resumed)
             except RunError as e:
                 problem = e
-        if problem := _ranks().gather(problem)[0]:
-            self.fail(str(problem))
-            raise problem
+                run.fail(str(e))
+        if tracked:
+            _ranks().raise_together(problem)
+        return run
 
     @classmethod
     def open(cls, ref: str | Path) -> Run:
@@ -214,7 +217,7 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row per logged step, a column per metric; of several rows of a step the later values win."""
         frame = _frame(self.path / "metrics.jsonl")
-        if len(frame) and frame["step"].duplicated().any():
+        if frame["step"].duplicated().any():
             frame = frame.groupby("step", as_index=False, sort=False).last()
         return frame
 
@@ -239,9 +242,8 @@ class Run:
         row = plain_row(step, time.time(), values)
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
-            self._show(
-                {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}, evaluation=True
-            )
+            shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}
+            self._show(shown, evaluation=True)
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
@@ -249,14 +251,20 @@ class Run:
             self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
 
     def _show(self, row: Mapping[str, Any], evaluation: bool = False) -> None:
+        """Send a row to the tracker and to TensorBoard."""
         if self._tracker:
             self._tracker.add(row, evaluation)
-        if self._writing:
-            if self._board is None:
-                self._board = _board(self.path / "tb", self._purge_after) or False
-            for name, value in row.items() if self._board else ():
-                if name not in ("step", "time") and isinstance(value, (int, float)):
-                    self._board.add_scalar(name, float(value), row["step"], row["time"])
+        if not self._writing:
+            return
+        if self._board is None:  # at the first row, since the import takes longer than a step
+            from torch.utils.tensorboard import SummaryWriter
+
+            threading.excepthook = _quiet_about_disks
+            purge = None if self._begins is None else self._begins + 1
+            self._board = SummaryWriter(self.path / "tb", purge_step=purge)
+        for name, value in row.items():
+            if name not in ("step", "time") and isinstance(value, (int, float)):
+                self._board.add_scalar(name, float(value), row["step"], row["time"])
 
     def _unwritable(self, file: str, problem: OSError) -> RunError:
         return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")
@@ -272,10 +280,10 @@ class Run:
             raise self._unwritable(file, e) from e
 
     def _open_for_append(self, file: str) -> IO[bytes]:
-        if self._rewind_to is not None:
+        if self._rewind:
             for name in ROWS:
-                drop_rows_after(self.path / name, self._rewind_to)
-            self._rewind_to = None
+                drop_rows_after(self.path / name, self._begins)
+            self._rewind = False
         path = self.path / file
         if path.is_file():
             trim_cut_line(path)
@@ -300,13 +308,12 @@ class Run:
     def _end(self, state: str, reason: str | None, more: Mapping[str, Any]) -> None:
         for f in self._files.values():
             f.close()
-        self._files = {}
         if self._board:
             with contextlib.suppress(OSError):
                 self._board.close()
         if self._tracker:
             self._tracker.finish(failed=state == "failed")
-        self._board, self._tracker, self._writing = None, None, False
+        self._files, self._board, self._tracker, self._writing = {}, None, None, False
         if _ranks().is_main():
             unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")

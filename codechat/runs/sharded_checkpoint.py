@@ -34,19 +34,23 @@ FOLDER = "shards"
 
 def named_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Every tensor of the model and its optimizers under its name in the checkpoint."""
-    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    states = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     names = parameter_names(model, optimizers)
     for optimizer in optimizers:
         for p, state in optimizer.state.items():
-            found |= {f"optim.{names[p]}.{key}": value for key, value in state.items()}
-    return found
+            states |= {f"optim.{names[p]}.{key}": value for key, value in state.items()}
+    return states
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def parameter_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, str]:
     """The name of every parameter; those that the model does not have, such as a value head's, are numbered in the order of the optimizers."""
     names = {p: name for name, p in model.named_parameters()}
-    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    return names | {p: f"beside.{i}" for i, p in enumerate(p for p in trained if p not in names)}
+    beside = [p for optimizer in optimizers for p in parameters_of(optimizer) if p not in names]
+    return names | {p: f"beside.{i}" for i, p in enumerate(beside)}
 
 
 def write(temp: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
@@ -68,13 +72,13 @@ def write(temp: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> 
         problem = next(iter(e.failures.values()))[0]
     except OSError as e:
         problem = e
-    found: list[Any] = [None] * td.get_world_size(group)
-    td.all_gather_object(found, (str(problem) if problem else None, mine), group)
-    if problems := [text for text, _ in found if text]:
+    every: list[Any] = [None] * td.get_world_size(group)
+    td.all_gather_object(every, (str(problem) if problem else None, mine), group)
+    if problems := [text for text, _ in every if text]:
         if dist.is_main():
             shutil.rmtree(temp, ignore_errors=True)
         raise OSError(problems[0])
-    return {name: record for _, files in found for name, record in files.items()}
+    return {name: record for _, files in every for name, record in files.items()}
 
 
 # ---- reading
@@ -106,12 +110,12 @@ class _Reader(dcp.FileSystemReader):
         path = Path(self.path) / ".metadata"
         try:
             with open(path, "rb") as file:
-                found = _Metadata(file).load()
+                metadata = _Metadata(file).load()
         except (pickle.UnpicklingError, EOFError, AttributeError) as e:
             raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
-        found.storage_meta = found.storage_meta or StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 class Shards(Mapping[str, Tensor]):
@@ -141,51 +145,44 @@ class Shards(Mapping[str, Tensor]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(about.size) for name, about in self._about.items()}
 
-    def empty_like(self, name: str, p: Tensor) -> Tensor:
-        """A target for a tensor: sharded as p is where it has p's shape, else whole on p's device."""
-        about = self._about[name]
-        if about.size == p.shape:
-            return torch.zeros_like(p, dtype=about.properties.dtype)
-        return torch.zeros(about.size, dtype=about.properties.dtype, device=p.device)
-
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
         """Fill the targets, whole or sharded tensors, in place; a rank reads its own shard. No communication."""
+        tensors = {self.prefix + name: target.detach() for name, target in targets.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(
-                {self.prefix + name: target.detach() for name, target in targets.items()},
-                storage_reader=_Reader(self.folder),
-                no_dist=True,
-            )
+            dcp.load(tensors, storage_reader=_Reader(self.folder), no_dist=True)
+
+    def restore_optimizers(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Read the optimizer states of each parameter, by its name, sharded as it is. Before the first update there are none. ValueError where
+        a parameter has none and others have."""
+        if not len(self):
+            return
+        names, targets = parameter_names(model, optimizers), {}
+        for optimizer in optimizers:
+            for p in parameters_of(optimizer):
+                keys = [key for key in self if key.rpartition(".")[0] == names[p]]
+                if not keys:
+                    raise ValueError(f"nothing is saved for {names[p]}")
+                empty = {key: _empty(p, self._about[key].size, self._about[key].properties.dtype) for key in keys}
+                optimizer.state[p] = {key.rpartition(".")[2]: tensor for key, tensor in empty.items()}
+                targets |= empty
+        self.read_into(targets)
 
 
-def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Read the optimizer states of each parameter, by its name. Before the first update there are none, as in optimizers that are new. ValueError where
-    a parameter has none and others have."""
-    if not len(saved):
-        return
-    names, targets = parameter_names(model, optimizers), {}
-    for optimizer in optimizers:
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            keys = [key for key in saved if key.rpartition(".")[0] == names[p]]
-            if not keys:
-                raise ValueError(f"nothing is saved for {names[p]}")
-            found = {key: saved.empty_like(key, p) for key in keys}
-            optimizer.state[p] = {key.rpartition(".")[2]: tensor for key, tensor in found.items()}
-            targets |= found
-    saved.read_into(targets)
+def _empty(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to fill: sharded as p is where it has p's shape, else whole on p's device."""
+    same = tuple(shape) == tuple(p.shape)
+    return torch.zeros_like(p, dtype=dtype) if same else torch.zeros(tuple(shape), dtype=dtype, device=p.device)
 
 
 def restore_whole(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Put a `state_dict` that was saved whole into an optimizer of sharded parameters. ValueError where their numbers differ."""
-    numbers = [n for group in saved["param_groups"] for n in group["params"]]
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers, params = [n for group in saved["param_groups"] for n in group["params"]], parameters_of(optimizer)
     if len(numbers) != len(params):
         raise ValueError(f"{len(numbers)} parameters there, {len(params)} here")
     for n, p in zip(numbers, params):
         optimizer.state[p] = {}
         for key, value in saved["state"].get(n, {}).items():
-            whole = value.shape == p.shape
-            target = torch.zeros_like(p) if whole else torch.zeros(value.shape, dtype=value.dtype, device=p.device)
-            sharding.fill(target, value)
-            optimizer.state[p][key] = target
+            dtype = p.dtype if value.shape == p.shape else value.dtype
+            optimizer.state[p][key] = _empty(p, value.shape, dtype)
+            sharding.fill(optimizer.state[p][key], value)

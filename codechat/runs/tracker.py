@@ -34,23 +34,22 @@ def tracked_row(row: Mapping[str, Any], evaluation: bool) -> dict[str, Any]:
 
 
 class Tracker:
-    """One run of the tracker, open until `finish`. RunError where wandb cannot log in."""
+    """One run of the tracker, open until `finish`. project: none = WANDB_PROJECT or PROJECT; mode: online, offline, none = WANDB_MODE;
+    continued: more rows of a run that is there. RunError where wandb is missing or cannot log in."""
 
     def __init__(
         self, name: str, config: Any, kind: str, folder: Path, *, project: str = "", mode: str | None = None,
         continued: bool = False,
     ) -> None:  # fmt: skip
-        """project: none = WANDB_PROJECT or PROJECT. mode: online, offline; none = WANDB_MODE. continued: more rows of a run that is there."""
-        wandb = require_wandb()
+        wandb, project = require_wandb(), project or os.environ.get("WANDB_PROJECT", PROJECT)
+        about = dict(
+            project=project, name=name, id=name.replace("/", "--"), config=config, job_type=kind, dir=str(folder)
+        )
         try:
-            self.run = wandb.init(
-                project=project or os.environ.get("WANDB_PROJECT", PROJECT), name=name, id=name.replace("/", "--"), config=config,
-                job_type=kind, dir=str(folder), mode=mode, resume="allow" if continued else None,
-            )  # fmt: skip
+            self.run = wandb.init(**about, mode=mode, resume="allow" if continued else None)
         except wandb.Error as error:
             raise RunError(
-                f"wandb failed ({error}); run `wandb login`, or write the rows for a later `wandb sync` "
-                "(WANDB_MODE=offline; `codechat runs export --offline`)"
+                f"wandb failed ({error}); run `wandb login`, or set WANDB_MODE=offline and `wandb sync` later"
             ) from error
         self.run.define_metric("*", step_metric="step")
 

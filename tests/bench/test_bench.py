@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,14 +50,6 @@ def test_contestants_take_turns_and_ratios_are_of_the_first() -> None:
     assert fast.mfu == pytest.approx(fast.rate * 50 / 1e4)
 
 
-def test_figures_of_any_kind_of_number_are_written() -> None:
-    """FLOPs and seconds read from a table are numpy's, whose comparisons json does not write."""
-    read = dict(flops=lambda: np.float64(50.0), seconds=lambda: np.float64(0.02))
-    made = measure.Contestant("a", lambda: None, units=2.0, **read)
-    (row,) = json.loads(json.dumps(measure.rows(measure.race([made], rounds=1, peak_flops=1e4))))
-    assert 0 < row["mfu"] < 1 and row["disturbed"] is False
-
-
 def test_a_ratio_survives_a_machine_that_slows_down() -> None:
     """Both slow down threefold after the first round; the medians of the rates alone would mix the two states."""
     turns = {"a": iter((0.01, 0.01, 0.03, 0.03)), "b": iter((0.02, 0.02, 0.06, 0.06))}
@@ -93,11 +84,6 @@ def test_by_default_no_round_would_end_after_the_limit(
         assert found.rounds == made == len(order) - 1, "rounds that were asked for are all run"
 
 
-def test_no_contestants_raise() -> None:
-    with pytest.raises(RunError, match="--vs"):
-        measure.race([], 1)
-
-
 def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     cfg = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=16, vocab_size=300)
     model, ids = peers.PlainGPT(cfg), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -111,27 +97,24 @@ def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     assert sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32  # its learned positions
 
 
-def test_a_peer_that_is_not_installed_raises_with_the_command() -> None:
-    with pytest.raises(MissingFile, match="a_package_that_nobody_has.*pip install"):
+def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in bench.KINDS:
+        with pytest.raises(SystemExit):
+            bench.main([kind, "--help"])
+        assert f"python -m benchmarks {kind}" in capsys.readouterr().out
+    for words in (
+        ["qualty"],
+        ["--rounds", "1"],
+        ["train", "--vs", "nobody"],
+        ["sample", *TINY],
+        ["train", "--seq-len", "999"],
+    ):
+        with pytest.raises(ConfigError):
+            bench.main(words)
+    with pytest.raises(RunError):
+        measure.race([], 1)
+    with pytest.raises(MissingFile):
         peers.require("a_package_that_nobody_has")
-
-
-def test_unknown_kinds_peers_and_settings_raise() -> None:
-    with pytest.raises(ConfigError, match="quality"):
-        bench.main(["qualty"])
-    with pytest.raises(ConfigError, match="python -m benchmarks train --rounds"):
-        bench.main(["--rounds", "1"])
-    with pytest.raises(ConfigError, match="vs"):
-        bench.main(["train", "--vs", "nobody"])
-    with pytest.raises(ConfigError, match="--model.block-size"):
-        bench.main(["sample", *TINY])
-
-
-@pytest.mark.parametrize("kind", bench.KINDS)
-def test_every_kind_explains_itself(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.main([kind, "--help"])
-    assert f"python -m benchmarks {kind}" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.runs import paths
-from codechat.runs.run import Run
+from codechat.runs.run import Run, list_runs
 from codechat.sft import SFTConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
     assert "lr" in str(written) == repr(written)
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
     assert launcher.write(CharsConfig(run_name="c", lr=0.5)).changes == {"lr": (3e-3, 0.5)}
-    assert paths.list_runs().set_index("run").loc["x/y", "status"] == "planned" and Run.open("x/y").env["kind"] == "sft"
+    assert list_runs().set_index("run").loc["x/y", "status"] == "planned" and Run.open("x/y").env["kind"] == "sft"
 
 
 def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(runs_root: Path, tmp_path: Path) -> None:
@@ -296,9 +296,6 @@ def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
         return text != texts[-1]
 
     assert list(launcher.new_lines(lambda: [file], going, 0.0)) == [*"1", "2ab", "3", "2cde", "3", "4", "5xyz", "6"]
-
-
-def test_a_logged_step_in_words() -> None:
     row = {"step": 20, "time": 1.0, "train_loss": 1.23456, "tok_per_s": 22300.0, "lr": None}
     assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 

@@ -143,19 +143,14 @@ def test_which_checkpoints_stay(run: Run) -> None:
             checkpoint.set_best(run.path, 3)
     assert run.checkpoints() == [3, 9, 10] and pointed_step(run.path, "latest") == 10
     save(run, 11, keep_last=0)
+    save(run, 11, keep_last=0, extra={"again": 1})
+    assert checkpoint.load("r").extra == {"again": 1}, "saving a step again replaces it"
     assert run.checkpoints() == [3, 9, 10, 11]
     save(run, 12, keep_last=1)
     assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
     assert {p.name for p in (run.path / "checkpoints").iterdir()} == {"best", "latest", "step_000003", "step_000012"}
     with pytest.raises(CheckpointError, match="7.*3, 12"):
         checkpoint.set_best(run.path, 7)
-
-
-def test_saving_a_step_again_replaces_it(run: Run) -> None:
-    save(run, 1, extra={"n": 1})
-    save(run, 1, extra={"n": 2})
-    assert checkpoint.load("r").extra == {"n": 2}
-    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["latest", "step_000001"]
 
 
 def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(run: Run) -> None:

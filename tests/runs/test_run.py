@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,20 +20,11 @@ from raising import raising
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from codechat.core import processes, provenance
-from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.runs import paths
 from codechat.runs.metrics import METRICS, metric
-from codechat.runs.run import (
-    Run,
-    compare_configs,
-    exists,
-    find_checkpoint,
-    find_run,
-    list_runs,
-    runs_dir,
-)
+from codechat.runs.run import Run, compare_configs, exists, find_checkpoint, find_run, list_runs, runs_dir
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -260,11 +250,8 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     board = EventAccumulator(str(again.path / "tb")).Reload()
     expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
     assert [(e.step, e.value) for e in board.Scalars("train_loss")] == expected
-
-
-def test_resume_before_the_first_checkpoint_starts_again() -> None:
-    new().log(1, train_loss=1.0)
-    again = new(resume=True)
+    new("early").log(1, train_loss=1.0)
+    again = new("early", resume=True)  # before the first checkpoint it starts again
     again.log(1, train_loss=7.0)
     assert not again.resumed and again.metrics()["train_loss"].tolist() == [7.0]
 
@@ -346,15 +333,6 @@ run.log(step, lr=2.0)
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
-def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "status.json"
-    write_atomic(path, "former")
-    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(OSError, match="full"):
-        write_atomic(path, "new")
-    assert path.read_text() == "former" and [p.name for p in tmp_path.iterdir()] == ["status.json"]
-
-
 # ---- finding
 
 
@@ -368,15 +346,8 @@ def test_references_to_runs_and_checkpoints() -> None:
     (run.path / "checkpoints" / "best").write_text("step_000010\n")
     assert find_checkpoint("nano/sft@best") == first and run.checkpoints() == [10, 20]
     assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
-
-
-def test_a_checkpoint_that_was_being_replaced_is_its_former_self() -> None:
-    run = new()
-    folder = fake_checkpoint(run, 10)
-    folder.rename(folder.with_name(".step_000010.old"))
-    assert run.checkpoints() == [10] and find_checkpoint("r").name == ".step_000010.old"
-    fake_checkpoint(run, 10)
-    assert find_checkpoint("r") == folder
+    last.rename(last.with_name(".step_000020.old"))  # its replacement was killed
+    assert run.checkpoints() == [10, 20] and find_checkpoint("nano/sft").name == ".step_000020.old"
 
 
 def test_the_parent_is_recorded() -> None:
@@ -415,38 +386,23 @@ def git(root: Path, *args: str) -> None:
     subprocess.run(["git", "-C", str(root), *identity, *args], check=True, capture_output=True)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
-    root = tmp_path / "repository"
-    root.mkdir()
-    (root / "pyproject.toml").write_text("[project]\n")
-    git(root, "init", "-q")
-    return root
-
-
-def test_the_commit_and_what_was_changed_since(repository: Path) -> None:
+def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(tmp_path: Path) -> None:
+    repository, inner = tmp_path / "repository", tmp_path / "repository" / "vendored"
+    inner.mkdir(parents=True)
+    project = repository / "pyproject.toml"
+    project.write_text("[project]\n")
+    git(repository, "init", "-q")
     assert provenance.git_state(repository)["commit"] == "unknown", "no commit yet"
     git(repository, "add", "pyproject.toml")
     git(repository, "commit", "-qm", "first")
     clean = provenance.git_state(repository)
     assert len(clean["commit"]) == 40 and clean["dirty"] is False and clean["dirty_hash"] is None
-    hashes = set()
+    changed = []
     for text in ("[project]\n#", "[project]\n##"):
-        (repository / "pyproject.toml").write_text(text)
-        state = provenance.git_state(repository)
-        assert state["dirty"] and state["commit"] == clean["commit"]
-        hashes.add(state["dirty_hash"])
-    assert len(hashes) == 2
-
-
-def test_a_foreign_repository_around_the_package_gives_no_commit(repository: Path) -> None:
-    git(repository, "add", "pyproject.toml")
-    git(repository, "commit", "-qm", "theirs")
-    inner = repository / "vendored"
-    inner.mkdir()
+        project.write_text(text)
+        changed.append(provenance.git_state(repository))
+    assert all(state["dirty"] and state["commit"] == clean["commit"] for state in changed)
+    assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
+    assert provenance.git_state(inner) == {"commit": "unknown", "reason": "not a source checkout"}
     (inner / "pyproject.toml").write_text("")
     assert "enclosing repository" in provenance.git_state(inner)["reason"]
-    (inner / "pyproject.toml").unlink()
-    assert provenance.git_state(inner) == {"commit": "unknown", "reason": "not a source checkout"}
