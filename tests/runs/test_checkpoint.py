@@ -118,7 +118,7 @@ def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
     assert loaded.tokenizer.spec == "bytes" and loaded.tags == "text" and loaded.meta["step"] == 4
     assert loaded.path == checkpoint.resolve("r") and loaded.model.cfg == TINY
     save(run, 5)
-    with pytest.raises(CheckpointError, match="model_config"):
+    with pytest.raises(CheckpointError):
         loading.load_model("r")
 
 
