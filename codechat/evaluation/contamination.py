@@ -110,7 +110,7 @@ class _Index:
                 self.short.setdefault(tuple(words), set()).add(problem.id)
             if "function" in gold:
                 self.names.setdefault(_plain_name(gold["function"]), set()).add(problem.id)
-            code = gold.get("code") if isinstance(gold.get("code"), str) else ""
+            code = str(gold.get("code") or "")
             for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
                 for word in words:
                     self.vocabulary.setdefault(word, len(self.vocabulary) + 1)

@@ -34,7 +34,7 @@ from codechat.core.atomic_files import atomic_directory, file_record, read_json,
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError
 from codechat.runs import paths
-from codechat.text.imported_tokenizer import ImportedTokenizer
+from codechat.text.tokenizer import ImportedTokenizer
 
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint

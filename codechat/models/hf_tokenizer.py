@@ -18,8 +18,14 @@ from typing import Any
 from codechat.core.errors import ConfigError
 from codechat.text import chat
 from codechat.text.chat import END_TAG, TAG_OF
-from codechat.text.imported_tokenizer import ImportedTokenizer
-from codechat.text.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer, byte_letters
+from codechat.text.tokenizer import (
+    END_OF_TEXT,
+    BpeTokenizer,
+    ImportedTokenizer,
+    TableTokenizer,
+    Tokenizer,
+    byte_letters,
+)
 from codechat.text.tool_calls import CALL_TAG, TAGS
 
 CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text

@@ -55,7 +55,7 @@ def rollout_metrics(
         **batch.tier_shares(tiers),
     )
     ratios = {"entropy": (nats, batch.n_tokens), **ratios}
-    return combine_ranks(dist.gather(RankMetrics(batch.rewards.double(), mine | means, sums, maxima, ratios)))
+    return combine_ranks(dist.gather(RankMetrics(batch.rewards.double(), {**mine, **means}, sums, maxima, ratios)))
 
 
 def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:

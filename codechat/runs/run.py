@@ -102,7 +102,7 @@ def list_runs() -> pd.DataFrame:
                 "reason": status["reason"],
             }
             step = max(paths.checkpoint_paths(path), default=None)
-            row |= {
+            row = row | {
                 "kind": status["kind"],
                 "status": status["status"],
                 "step": step,
@@ -280,7 +280,7 @@ class Run:
             raise self._unwritable(file, e) from e
 
     def _open_for_append(self, file: str) -> IO[bytes]:
-        if self._rewind:
+        if self._rewind and self._begins is not None:
             for name in ROWS:
                 drop_rows_after(self.path / name, self._begins)
             self._rewind = False

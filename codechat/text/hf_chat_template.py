@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text.imported_tokenizer import ImportedTokenizer
+from codechat.text.tokenizer import ImportedTokenizer
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -66,10 +66,18 @@ def rl_session(
         kept: dict[str, Any] = {"sentinel": diagnose.Sentinel(cfg.dead_patience)} | (
             {"value_head": head} if head else {}
         )
-        heads = {head: head.optimizers(cfg.value_lr)} if head else {}
-        trained_on = dict(task=cfg.task, data_dir=cfg.data_dir)
-        how = dict(parent=parent, evaluate=lambda policy, step: evaluate(policy), trained_on=trained_on)
-        r = RLSession(kind, cfg, model, tok, interrupt, heads=heads, kept=kept, **how)
+        r = RLSession(
+            kind,
+            cfg,
+            model,
+            tok,
+            interrupt,
+            parent=parent,
+            evaluate=lambda policy, step: evaluate(policy),
+            heads={head: head.optimizers(cfg.value_lr)} if head else {},
+            trained_on=dict(task=cfg.task, data_dir=cfg.data_dir),
+            kept=kept,
+        )
         r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, kept["sentinel"]
         r.reference, r.head, r.measures = frozen, head, measures
         with r.running():
@@ -164,8 +172,8 @@ class RLSession(Session):
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
         DEAD steps in a row. sums: over this rank's tokens. A collective."""
         ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
-        means = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
-        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, ratios=ratios, **means)
+        values = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
+        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, ratios=ratios, **values)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
             steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"

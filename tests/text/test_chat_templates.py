@@ -12,7 +12,7 @@ import pytest
 
 from codechat.core.errors import DataError
 from codechat.text import chat, tokenizer
-from codechat.text.imported_tokenizer import ImportedTokenizer
+from codechat.text.tokenizer import ImportedTokenizer
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -86,6 +86,7 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
 class RowsConfig(preparation.PreparedConfig):
     """What both preparations share."""
 
+    source: Any  # each has its own
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")

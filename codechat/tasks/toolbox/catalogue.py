@@ -58,7 +58,7 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
 
 def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:
     """k tools that could not serve a request for any of `tools`, nor for one another."""
-    taken, others = frozenset().union(*(family(t.name) for t in tools)), []
+    taken, others = set().union(*(family(t.name) for t in tools)), list[Tool]()
     while len(others) < k:
         other = rng.choice(tools_of(split))
         if other.name not in taken:

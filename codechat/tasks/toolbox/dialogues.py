@@ -440,13 +440,13 @@ def _conversation(sampler: Sampler) -> tuple[Drawn, Drawn | None]:
         return (sampler.served(scene, user), scene.meta(kind)), None
     if kind == "small_talk":
         further = mix.wordings and rng.random() < mix.wordings
-        said, answer = rng.choice(synthetic.small_talk() if further else SMALL_TALK)
-        messages = [scene.system(rng), message("user", said), message("assistant", answer)]
+        said, reply = rng.choice(synthetic.small_talk() if further else SMALL_TALK)
+        messages = [scene.system(rng), message("user", said), message("assistant", reply)]
         return (messages, scene.meta("chat") | {"asked": "chat"}), None
     if kind == "no_tools":
-        system, answer = message("system", neutral_system(rng)), rng.choice(NO_TOOLS)
+        system, reply = message("system", neutral_system(rng)), rng.choice(NO_TOOLS)
         meta = scene.meta("absent") | {"tools_present": False, "tools": []}
-        return ([system, user, message("assistant", answer)], meta), None
+        return ([system, user, message("assistant", reply)], meta), None
     answer = message("assistant", rng.choice(NO_FUNCTION))
     fitting = replace(scene, offered=[scene.request.tool, *scene.offered[1:]])
     twin = [fitting.system(rng), user, call_message(fitting.calls()[0])], fitting.meta("call")
