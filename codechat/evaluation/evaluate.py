@@ -69,13 +69,14 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: episodes.Sampler = generate.sample,
+    sampler: episodes.Sampler | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share
     the problems.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
-    the prompt offers. sampler: that of an engine. A prompt that fills the model's block counts as failed."""
+    the prompt offers. sampler: that of an engine, else `generate.sample`. A prompt that fills the model's block counts
+    as failed."""
     _check_sampling(n, ks, temperature)
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
@@ -89,7 +90,7 @@ def evaluate_task(
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            fitting = partial(_sample_those_that_fit, sampler, begin=list(begin), grammars=held)
+            fitting = partial(_sample_those_that_fit, sampler or generate.sample, begin=list(begin), grammars=held)
             how = dict(keys=[p.id for p in chunk], sampler=fitting)
             with dist.autocast(model.wte.weight.device):
                 my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
