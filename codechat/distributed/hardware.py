@@ -15,7 +15,6 @@ from codechat.distributed import gpu_specs, sharding
 T = TypeVar("T")
 
 STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
-PRODUCT = {"cuda": 8192, "cpu": 1024}  # width of the measured product
 
 
 @cache
@@ -24,13 +23,18 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if peak := gpu_specs.stated_peak(name):
         return peak, f"{name}, data sheet, dense bf16"
-    n = PRODUCT[device.type]
+    n = _width(device)
     return measured_peak(device, dtype), f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
+
+
+def _width(device: torch.device) -> int:
+    """Of the measured product."""
+    return 8192 if device.type == "cuda" else 1024
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> float:
     """FLOP/s of the best of so many products, measured now."""
-    n = PRODUCT[device.type]
+    n = _width(device)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
     for _ in range(trials):

@@ -167,10 +167,10 @@ def test_data_end_to_end(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < found["loader_share"] < 0.5
 
 
-def test_quality_holds_out_every_50th_document(in_folder: Path) -> None:
+def test_quality_holds_out_some_documents(in_folder: Path) -> None:
     text = lines_of_python(in_folder, 100)
     manifest = quality.prepare(quality.QualityBench(path=str(text)), "gpt2:4096", in_folder / "corpus")
-    assert manifest["val_documents"] == 2 and manifest["train_documents"] == 98
+    assert 1 <= manifest["val_documents"] <= 6 and manifest["val_documents"] + manifest["train_documents"] == 100
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
-    flags = "--tokenizer bytes --max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --no-call-share 0 --negatives-share 0"
+    flags = "--tokenizer bytes --max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
     command.main(["calls", "--out", str(home / "calls"), *flags.split()])
     shape = {"model.depth": 1, "model.n_embd": 16, "model.n_head": 1, "model.block_size": 512}
     how = dict(
