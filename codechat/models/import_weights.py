@@ -4,10 +4,11 @@
     codechat import qwen --run-name qwen
     codechat chat --ckpt qwen --user "write quicksort"
     codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
+    codechat import SmolLM2.gguf --run-name smollm2
     codechat import old/latest.pt --run-name old
 
-Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the
-original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
+Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), GGUF files of
+the first three (pip install "codechat[gguf]"), and the original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
 `codechat export` writes them. Weights become float32. An imported model keeps its own tokenizer and chat template
 ("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
 rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text without
@@ -35,10 +36,12 @@ class ImportConfig:
     """Which weights become which run."""
 
     source: Path = opt(
-        REQUIRED, "directory of a Hugging Face model, or a .pt file of the original system", positional=True
+        REQUIRED,
+        "directory of a Hugging Face model, a GGUF file, or a .pt file of the original system",
+        positional=True,
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
-    tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
+    tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file")
     tags: Literal["template", "reserved", "text", "raw"] | None = opt(
         None,
         "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the "
@@ -49,19 +52,23 @@ class ImportConfig:
 
 def import_model(cfg: ImportConfig) -> Run:
     """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
-    from codechat.models import hf_format  # these import torch, which --help does not need
+    from codechat.models import gguf_format, hf_format  # these import torch, which --help does not need
     from codechat.runs import checkpoint, run
 
     if not cfg.source.exists():
         raise MissingFile(f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
-    step, directory = 0, cfg.source.is_dir()
-    about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}
-    tok = tokenizer.load(cfg.tokenizer or (f"hf:{cfg.source}" if directory else "gpt2"))
+    step, directory, weights = 0, cfg.source.is_dir(), None
+    if cfg.source.suffix == ".gguf":
+        about, weights, saved = gguf_format.read(cfg.source)
+        tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
+    else:
+        about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}
+        tok = tokenizer.load(cfg.tokenizer or (f"hf:{cfg.source}" if directory else "gpt2"))
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
-    if directory:
+    if directory or weights is not None:
         shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
-        model = hf_format.read_model(shape, hf_format.read_weights(cfg.source))
+        model = hf_format.read_model(shape, hf_format.read_weights(cfg.source) if weights is None else weights)
     elif tags in ("text", chat.RAW):
         model, step = hf_format.read_original(cfg.source, tok.n_vocab)
     else:

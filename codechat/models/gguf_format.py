@@ -1,0 +1,210 @@
+"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into, and written from, the names of Hugging Face.
+
+A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and the chat template. The
+`gguf` package reads its layout and its quantizations. Two things differ from Hugging Face's files: the rows of Llama's
+query and key projections are in the order of interleaved rotary positions, and a SentencePiece vocabulary has scores
+instead of merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# theirs -> Hugging Face's; {} is the layer
+NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm", "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj", "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj", "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm", "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}  # fmt: skip
+SPACE, CONTROL, USER_DEFINED, BYTE = "\u2581", 3, 4, 6  # SentencePiece's blank; kinds of tokens
+# How a byte-level vocabulary of this name splits a text before it merges.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {"gpt-2": GPT2, "default": GPT2, "smollm": GPT2, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The file's tensors by Hugging Face's names, in float32; each is computed when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, Any], interleaved: Mapping[str, int]) -> None:
+        self.tensors, self.interleaved = tensors, interleaved  # heads of query and key projections
+
+    def __getitem__(self, name: str) -> Tensor:
+        from gguf import quants
+
+        found = self.tensors[name]
+        values = np.array(quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
+        weight = torch.from_numpy(values.reshape(tuple(map(int, reversed(found.shape)))))
+        part = ".".join(name.split(".")[-2:])
+        return deinterleaved(weight, self.interleaved[part]) if part in self.interleaved else weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows (heads x 2 x half) of Hugging Face in llama.cpp's order (heads x half x 2)."""
+    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def deinterleaved(weight: Tensor, heads: int) -> Tensor:
+    """The inverse of `interleaved`."""
+    return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def read(path: Path) -> tuple[dict[str, Any], Tensors, dict[str, Any]]:
+    """(config.json, tensors, `saved` of an ImportedTokenizer) of a file.
+
+    MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
+    another architecture, quantization or vocabulary."""
+    fields, tensors = _opened(path)
+    family = fields.get("general.architecture")
+    if family not in FAMILIES:
+        raise ConfigError(f"{path} holds architecture {family!r}; required is one of {', '.join(FAMILIES)}")
+    if unread := sorted({t.tensor_type.name for t in tensors.values()} - set(READ)):
+        raise ConfigError(f"{path} holds tensors in {', '.join(unread)}; required are {', '.join(READ)}")
+    about = _config(path, family, fields, tensors)
+    heads = {"q_proj.weight": about["num_attention_heads"], "k_proj.weight": about["num_key_value_heads"]}
+    renamed = {_hugging_face(name): tensor for name, tensor in tensors.items() if name != "rope_freqs.weight"}
+    return about, Tensors(renamed, heads if family == "llama" else {}), _tokenizer(path, fields)
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        import gguf
+    except ImportError:
+        raise MissingFile("GGUF files need the package gguf; pip install gguf") from None
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        return fields, {tensor.name: tensor for tensor in reader.tensors}
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
+
+
+def _hugging_face(name: str) -> str:
+    """Hugging Face's name of a tensor; an unknown one stays as it is, and is told as part of no architecture."""
+    stem, _, kind = name.rpartition(".")
+    parts = stem.split(".")
+    layer = parts[1] if len(parts) > 2 and parts[0] == "blk" else ""
+    known = NAMES.get(".".join(["blk", "{}", *parts[2:]]) if layer else stem)
+    return f"{known.format(layer)}.{kind}" if known else name
+
+
+def _config(path: Path, family: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def number(key: str, default: Any = None) -> Any:
+        value = fields.get(f"{family}.{key}", default)
+        if value is None:
+            raise CheckpointError(f"{path} lacks {family}.{key}; download another conversion of the model")
+        return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not 9.99999997e-07
+
+    if "token_embd.weight" not in tensors:
+        raise CheckpointError(f"{path} has no embedding (token_embd.weight); download another conversion of the model")
+    heads, width = number("attention.head_count"), number("embedding_length")
+    scaling = fields.get(f"{family}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in fields:
+        raise ConfigError(f"{path} scales its positions ({scaling}); import the model's Hugging Face directory instead")
+    return {
+        "model_type": family,
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),  # rows beyond the tokens are padding
+        "hidden_size": width,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv", heads),
+        "head_dim": number("attention.key_length", width // heads),
+        "max_position_embeddings": number("context_length"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+
+
+# ---------------------------------------------------------------- tokenizer
+
+
+def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
+    kind, split = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
+    if kind == "gpt2" and split in SPLITS:
+        tokenizer = _byte_level(fields, split)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(fields)
+    else:
+        raise ConfigError(f"{path} has tokenizer {kind} ({split}); required is llama, or gpt2 with {', '.join(SPLITS)}")
+    tokens = fields["tokenizer.ggml.tokens"]
+    names = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
+    ids = {name: fields.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in names.items()}
+    special = {name: tokens[i] for name, i in ids.items() if i is not None}
+    template = fields.get("tokenizer.chat_template")
+    return {"spec": f"hf:{path.stem}", "json": tokenizer.to_str(), "special": special, "template": template}
+
+
+def _byte_level(fields: Mapping[str, Any], split: str) -> Any:
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    pieces = pre_tokenizers.Split(Regex(SPLITS[split]), "isolated")
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made = _made(models.BPE(_vocabulary(fields), merges, ignore_merges=split == "llama-bpe"), fields)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([*digits, pieces, letters]), decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(fields: Mapping[str, Any]) -> Any:
+    """Merges are every way to split a token into two others, the likeliest token first, as transformers derives them."""
+    from tokenizers import decoders, models, normalizers
+
+    vocabulary, scores = _vocabulary(fields), fields["tokenizer.ggml.scores"]
+    merges = []
+    for token, i in vocabulary.items():
+        halves = [(token[:at], token[at:]) for at in range(1, len(token))]
+        ways = [(a, b) for a, b in halves if a in vocabulary and b in vocabulary]
+        ways.sort(key=lambda way: (scores[vocabulary[way[0]]], scores[vocabulary[way[1]]]), reverse=True)
+        merges += [(scores[i], way) for way in ways]
+    merges.sort(key=lambda merge: merge[0], reverse=True)
+    unknown = fields["tokenizer.ggml.tokens"][fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    model = models.BPE(vocabulary, [way for _, way in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    made, leads = _made(model, fields), fields.get("tokenizer.ggml.add_space_prefix", True)
+    first = [normalizers.Prepend(SPACE)] if leads else []
+    made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", SPACE)])
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if leads else [])])
+    return made
+
+
+def _vocabulary(fields: Mapping[str, Any]) -> dict[str, int]:
+    return {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+
+
+def _made(model: Any, fields: Mapping[str, Any]) -> Any:
+    """A tokenizer of this model with the file's special and added tokens."""
+    from tokenizers import AddedToken, Tokenizer, processors
+
+    made, tokens = Tokenizer(model), fields["tokenizer.ggml.tokens"]
+    kinds = zip(tokens, fields.get("tokenizer.ggml.token_type") or [1] * len(tokens))
+    added = [(token, kind) for token, kind in kinds if kind in (CONTROL, USER_DEFINED)]
+    made.add_tokens([AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
+    bos = fields.get("tokenizer.ggml.bos_token_id")
+    if fields.get("tokenizer.ggml.add_bos_token") and bos is not None:
+        first = tokens[bos]
+        made.post_processor = processors.TemplateProcessing(f"{first} $A", f"{first} $A $B", [(first, bos)])
+    return made

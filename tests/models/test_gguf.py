@@ -1,0 +1,138 @@
+"""GGUF in: the same logits and ids as the Hugging Face directory with these weights; foreign and damaged files are one line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_hf_format import foreign, ids_below, imported, transformers  # noqa: F401
+
+from codechat.core.errors import UserError
+from codechat.models import gguf_format
+
+gguf = pytest.importorskip("gguf", reason="files are written by it: pip install -e '.[test]'")
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+BACK = {theirs: name for name, theirs in gguf_format.NAMES.items()}  # Hugging Face's -> the file's
+
+
+def gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    parts = stem.split(".")
+    layer = parts[2] if parts[1:2] == ["layers"] else ""
+    return BACK[stem.replace(f".{layer}.", ".{}.", 1) if layer else stem].format(layer) + f".{kind}"
+
+
+def written(directory: Path, model: Any, kind: str = "F32", architecture: str = "", **fields: Any) -> Path:
+    """The model of a Hugging Face directory as a GGUF file; matrices in `kind`. fields: replace its own."""
+    cfg, path = model.config, directory.with_suffix(".gguf")
+    family = architecture or cfg.model_type
+    writer = gguf.GGUFWriter(path, family)
+    for name, value in dict(
+        context_length=cfg.max_position_embeddings,
+        embedding_length=cfg.hidden_size,
+        block_count=cfg.num_hidden_layers,
+        feed_forward_length=cfg.intermediate_size,
+        **{"attention.head_count": cfg.num_attention_heads, "attention.head_count_kv": cfg.num_key_value_heads},
+    ).items():
+        writer.add_uint32(f"{family}.{name}", value)
+    head_width = getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads
+    writer.add_uint32(f"{family}.attention.key_length", head_width)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", cfg.rms_norm_eps)
+    writer.add_float32(f"{family}.rope.freq_base", cfg.rope_parameters["rope_theta"])
+    write_tokenizer(writer, directory, fields)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and cfg.tie_word_embeddings:
+            continue
+        if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = cfg.num_attention_heads if "q_proj" in name else cfg.num_key_value_heads
+            tensor = gguf_format.interleaved(tensor, heads)
+        sort = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 else "F32"]
+        data = gguf.quants.quantize(tensor.numpy().astype(np.float32), sort)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=sort)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_tokenizer(writer: Any, directory: Path, fields: dict[str, Any]) -> None:
+    file = json.loads((directory / "tokenizer.json").read_text())
+    about = json.loads((directory / "tokenizer_config.json").read_text())
+    special = {t["content"] for t in file["added_tokens"]}
+    tokens = sorted(file["model"]["vocab"], key=file["model"]["vocab"].get)
+    writer.add_tokenizer_model(fields.get("tokenizer", "gpt2"))
+    writer.add_tokenizer_pre(fields.get("pre", "qwen2"))
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf_format.CONTROL if t in special else 1 for t in tokens])
+    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in file["model"]["merges"]])
+    writer.add_eos_token_id(tokens.index(about["eos_token"]))
+    writer.add_chat_template(about["chat_template"])
+
+
+TEXTS = ["", " ", "a  b\t\tc\n\n\n  x = 12345", "héé 漢字 🙂\u200b", "<|im_end|> it's  WE'LL", "\r\n\n a1b2"]
+ALPHABET = "ab \n\t19'éλ漢🙂_.<|>"
+TEXTS += ["".join(random.Random(i).choices(ALPHABET, k=40)) for i in range(200)]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen2-grouped", "qwen3", "qwen3-tied"])
+@torch.no_grad()
+def test_a_file_gives_the_logits_ids_and_template_of_its_directory(
+    transformers: Any,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+) -> None:
+    theirs = foreign(transformers, tmp_path / "in", name)
+    ours, other = imported(written(tmp_path / "in", theirs), "file"), imported(tmp_path / "in", "directory")
+    ids = ids_below(400, 2, 64)
+    assert torch.equal(ours.model(ids), other.model(ids))
+    torch.testing.assert_close(ours.model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+    assert (ours.tags, ours.tokenizer.template) == (other.tags, other.tokenizer.template)
+    for text in TEXTS:
+        assert ours.tokenizer.encode(text) == other.tokenizer.encode(text), text
+        assert ours.tokenizer.decode(ours.tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind, error", [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.2), ("Q4_1", 0.2)])
+def test_quantized_weights_are_what_the_file_says(
+    transformers: Any,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+    error: float,
+) -> None:
+    theirs = foreign(transformers, tmp_path / "in", "llama", intermediate_size=64)
+    path = written(tmp_path / "in", theirs, kind)
+    weights = gguf_format.read(path)[1]
+    for name, weight in theirs.state_dict().items():
+        if name in weights:
+            found = weights[name]
+            assert found.dtype == torch.float32 and found.shape == weight.shape
+            assert (found - weight).abs().max() <= error * weight.abs().max(), name
+    assert imported(path, "quantized").model.cfg == imported(tmp_path / "in", "whole").model.cfg
+
+
+def test_files_that_cannot_be_imported_are_one_line(
+    transformers: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    theirs = foreign(transformers, tmp_path / "in", "llama", intermediate_size=64)
+    whole = written(tmp_path / "in", theirs).read_bytes()
+    for i, text in enumerate((b"", b"GGUF", whole[:200], whole[: len(whole) // 2], b"\0" * 500)):
+        (tmp_path / f"{i}.gguf").write_bytes(text)
+        with pytest.raises(UserError) as caught:
+            imported(tmp_path / f"{i}.gguf", f"cut{i}")
+        assert "\n" not in str(caught.value)
+    for how, named in (
+        (dict(architecture="gemma"), "gemma"),
+        (dict(kind="Q5_0"), "Q5_0"),
+        (dict(tokenizer="bert"), "bert"),
+        (dict(pre="deepseek-llm"), "deepseek-llm"),
+    ):
+        with pytest.raises(UserError, match=named):
+            imported(written(tmp_path / "in", theirs, **how), "foreign")
