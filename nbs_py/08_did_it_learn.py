@@ -345,7 +345,8 @@ paired = gaps.loc["pass@1, test"]
 assert paired["to"] - paired["from"] < 2 * paired["unpaired half width"]
 own = seeds[seeds["run"] == evals["run"].iloc[0]].set_index("comparison").loc[f"test: {rl} - {sft}"]
 mine = gaps.loc["pass@1, test", ["RL - SFT", "from", "to"]].astype(float)
-np.testing.assert_allclose(own[["value", "lo", "hi"]].astype(float), mine, atol=0.004)
+np.testing.assert_allclose(float(own["value"]), mine.iloc[0], atol=5e-4)  # evaluation draws tools, this notebook problems
+assert own["lo"] <= own["value"] <= own["hi"] and (source != "frozen" or np.allclose(own[["lo", "hi"]].astype(float), mine[1:], atol=0.004))
 sharpened = gaps.loc[f"pass@{max(ks)}, test", "RL - SFT"] < gaps.loc["pass@1, test", "RL - SFT"]
 print(f"RL gained more at k = 1 than at k = {max(ks)}: {sharpened}")
 assert sharpened or source != "frozen"
