@@ -351,4 +351,4 @@ sharpened = gaps.loc[f"pass@{max(ks)}, test", "RL - SFT"] < gaps.loc["pass@1, te
 print(f"RL gained more at k = 1 than at k = {max(ks)}: {sharpened}")
 assert sharpened or source != "frozen"
 assert widths["width"].iloc[2] < widths["width"].iloc[1]
-assert test.loc[rl, "probe/tool_with_tools/call"] > 0.8
+assert test.loc[rl, "probe/tool_with_tools/call"] > (0.8 if source == "frozen" else 0.5)
