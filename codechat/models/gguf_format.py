@@ -1,4 +1,4 @@
-"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into, and written from, the names of Hugging Face.
+"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging Face.
 
 A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and the chat template. The
 `gguf` package reads its layout and its quantizations. Two things differ from Hugging Face's files: the rows of Llama's
@@ -59,13 +59,8 @@ class Tensors(Mapping[str, Tensor]):
         return len(self.tensors)
 
 
-def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows (heads x 2 x half) of Hugging Face in llama.cpp's order (heads x half x 2)."""
-    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
 def deinterleaved(weight: Tensor, heads: int) -> Tensor:
-    """The inverse of `interleaved`."""
+    """Rows (heads x half x 2) of llama.cpp in Hugging Face's order (heads x 2 x half)."""
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 

@@ -51,7 +51,7 @@ def written(directory: Path, model: Any, kind: str = "F32", architecture: str = 
             continue
         if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = cfg.num_attention_heads if "q_proj" in name else cfg.num_key_value_heads
-            tensor = gguf_format.interleaved(tensor, heads)
+            tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
         sort = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 else "F32"]
         data = gguf.quants.quantize(tensor.numpy().astype(np.float32), sort)
         writer.add_tensor(gguf_name(name), data, raw_dtype=sort)
