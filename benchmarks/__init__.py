@@ -77,7 +77,7 @@ def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
     part = importlib.import_module(f"benchmarks.{kind}")
     figures = {
         "kind": kind,
-        "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"},
+        "config": {k: v for k, v in config.plain(cfg).items() if k != "json"},
         "machine": {**provenance.hardware(), **provenance.versions()},
         "time": provenance.now(),
         **part.bench(cfg),

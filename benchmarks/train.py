@@ -86,7 +86,7 @@ def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Ten
 def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     began, made = time.perf_counter(), builders(cfg)
-    plain = config.to_dict(replace(cfg, memory=False, json=None))
+    plain = config.plain(replace(cfg, memory=False, json=None))
     alone = tqdm(made if cfg.memory else [], desc="peak memory, each alone", leave=False, delay=measure.BAR_AFTER_S)
     memory = {name: measure.peak_memory(__name__, plain, name) for name in alone}
     left, peak = measure.LIMIT_S - (time.perf_counter() - began), measure.Peak()

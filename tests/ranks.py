@@ -77,7 +77,7 @@ def on_ranks(n: int, program: str, folder: Path, *args: str, **more: Any) -> str
 def written(home: Path, cfg: Any) -> str:
     """The path of a configuration's file in `home`, named as its run."""
     path = home / f"{cfg.run_name}.json"
-    path.write_text(json.dumps(config.to_dict(cfg)))
+    path.write_text(json.dumps(config.plain(cfg)))
     return str(path)
 
 

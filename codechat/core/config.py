@@ -163,57 +163,47 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
 # ---- from mappings
 
 
-def _nested(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys as nested ones; of two keys with one meaning the later wins."""
-    out: dict[str, Any] = {}
+def _flat(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """{dotted field: value} from nested, dotted and aliased keys; of two keys with one meaning the later wins."""
+    out, leaves = {}, leaves_of(cls)
     for key, value in mapping.items():
         if (name := find_field(cls, key)) is None:
-            raise ConfigError(
-                f"{where}: unknown setting {prefix + key!r}{nearest(key.replace('-', '_'), leaves_of(cls, prefix))}"
-            )
-        head, _, rest = name.partition(".")
-        below, value = fields_of(cls)[head].nested, {rest: value} if rest else value
-        if below and isinstance(value, (Mapping, below)):
-            value = _nested(below, plain(value), where, f"{prefix}{head}.")
-        out = _merge(out, {head: value})
+            hint = nearest(key.replace("-", "_"), leaves_of(cls, prefix))
+            raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
+        nested = leaves[name].nested
+        if nested and isinstance(value, (Mapping, nested)):
+            below = _flat(nested, plain(value), where, f"{prefix}{name}.")
+            out |= {f"{name}.{k}": v for k, v in below.items()}
+        else:
+            out[name] = value
     return out
 
 
-def _merge(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins, key by key within nested mappings."""
-    deeper = {
-        k: _merge(values[k], v) for k, v in over.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
-    }
-    return {**values, **over, **deeper}
-
-
-def _build(cls: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
-    """An instance from nested values; absent fields keep their defaults."""
+def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:
+    """An instance from values by dotted field; absent fields are those of the instance `usual`, or have their defaults."""
     values: dict[str, Any] = {}
-    for key, f in fields_of(cls).items():
-        name, value = prefix + key, given.get(key)
-        if key not in given:
-            if f.default is REQUIRED:
-                raise ConfigError(f"{name} is required ({f.meta['help']}); set {flag_of(name)}")
-        elif f.nested and isinstance(value, Mapping):
-            values[key] = _build(f.nested, _merge(to_dict(f.default), value) if f.default else value, f"{name}.")
-        else:
+    for name, f in fields_of(cls).items():
+        default, flag = getattr(usual, name, f.default), flag_of(prefix + name)
+        if below := {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}:
+            values[name] = _build(f.nested, below, default, f"{prefix}{name}.")
+        elif name in given:
             try:
-                values[key] = convert(f.type, value)
+                values[name] = convert(f.type, value := given[name])
             except (ValueError, OverflowError):
                 got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-                needed = f"{type_name(f.type)} ({f.meta['help']})"
-                raise ConfigError(f"{flag_of(name)} got {got!r}; required: {needed}") from None
+                raise ConfigError(f"{flag} got {got!r}; required: {type_name(f.type)} ({f.meta['help']})") from None
+        elif default is REQUIRED:
+            raise ConfigError(f"{prefix}{name} is required ({f.meta['help']}); set {flag}")
     _check_bounds(cls, values, prefix)
     try:
-        return cls(**values)
+        return dataclasses.replace(usual, **values) if usual else cls(**values)
     except ValueError as e:  # from __post_init__: the values do not go together
         raise e if isinstance(e, UserError) else ConfigError(f"{cls.__name__}: {e}") from e
 
 
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
     """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong types."""
-    return _build(cls, _nested(cls, d, where or cls.__name__))
+    return _build(cls, _flat(cls, d, where or cls.__name__))
 
 
 def resolve(
@@ -229,11 +219,11 @@ def resolve(
     values = read_json(Path(file)) if file else {}
     if preset := preset or values.pop("preset", None):
         check_choice("preset", str(preset), presets)
-    chosen = _nested(cls, presets[preset] if preset else {}, f"preset {preset}")
-    over = _nested(cls, overrides or {}, "flags" if file or preset else cls.__name__)
-    cfg = _build(cls, _merge(_merge(chosen, _nested(cls, values, str(file))), over))
+    chosen = _flat(cls, presets[preset] if preset else {}, f"preset {preset}")
+    over = _flat(cls, overrides or {}, "flags" if file or preset else cls.__name__)
+    cfg = _build(cls, chosen | _flat(cls, values, str(file)) | over)
     if check := getattr(cfg, "check_given", None):
-        check(_dotted(_merge(chosen, over)))
+        check(chosen | over)
     return cfg
 
 
@@ -241,19 +231,14 @@ def resolve(
 
 
 def plain(value: Any) -> Any:
-    """Configurations, mappings, tuples and paths as plain json."""
+    """Configurations, mappings, tuples and paths as plain json. `from_dict(type(cfg), plain(cfg)) == cfg`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_dict(value)
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def to_dict(cfg: Any) -> dict[str, Any]:
-    """Plain json: nested dicts, lists for tuples. `from_dict(type(cfg), to_dict(cfg)) == cfg`."""
-    return {f.name: plain(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
 
 
 def identity(cfg: Any) -> dict[str, Any]:
@@ -298,34 +283,29 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
     kinds = {name: [typing.get_origin(arm) or arm for arm in arms(f.type)] for name, f in leaves.items()}
     while words:
         word = words.pop(0)
+        key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--"):
             if not free:
                 raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            many = tuple in kinds[name := free[0]]
-            values[name] = [*values.get(name, ()), word] if many else word
-            free = free if many else free[1:]
-            continue
-        key, equals, value = word[2:].partition("=")
-        name = key if key in extra else find_field(cls, key)
-        negated = find_field(cls, key.removeprefix("no-"))
-        if name is None and not equals and bool in kinds.get(negated, ()):
-            name, equals, value = negated, "=", False
-        if name is None:
-            raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), map(flag_of, [*leaves, *extra]))}")
+            name, equals, value = free[0], "=", word
+            free = free if tuple in kinds[name] else free[1:]
+        elif (name := key if key in extra else find_field(cls, key)) is None:
+            name = find_field(cls, key.removeprefix("no-"))
+            if equals or bool not in kinds.get(name, ()):
+                raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), map(flag_of, [*leaves, *extra]))}")
+            equals, value = "=", False
         many = tuple in kinds.get(name, ())
         if name in values and not many:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
         if not equals and bool in kinds.get(name, ()):
             value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
-        elif many:
-            more = [] if equals else list(itertools.takewhile(lambda w: not w.startswith("--"), words))
-            del words[: len(more)]
-            value = [*values.get(name, ()), *([value] if equals else more)]
         elif not equals:
-            if not words or words[0].startswith("--"):
+            following = list(itertools.takewhile(lambda w: not w.startswith("--"), words))[: None if many else 1]
+            if not (following or many):
                 raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
-            value = words.pop(0)
-        values[name] = value
+            del words[: len(following)]
+            value = following if many else following[0]
+        values[name] = [*values.get(name, ()), *([value] if isinstance(value, str) else value)] if many else value
     return values
 
 

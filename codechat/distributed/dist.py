@@ -100,11 +100,11 @@ def when_destroyed(drop: Callable[[], None]) -> None:
 
 
 @contextmanager
-def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[World]:
+def session(settings: Any = None) -> Iterator[World]:
     """The process group for the time of the block. Inside another session it joins that one.
 
     settings: a configuration that must be the same on all ranks; it and the library's code are compared first. RunError
-    where they differ, and where a collective fails or does not complete within `timeout_s`, with this rank's call and
+    where they differ, and where a collective fails or does not complete within TIMEOUT_S, with this rank's call and
     where the others are."""
     where, local_size = device(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
@@ -113,32 +113,29 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
         torch.cuda.set_device(where)
     keep_freed_memory(where)
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
-    with nullcontext() if joins else _group(where, settings, timeout_s):
+    with nullcontext() if joins else _group(where, settings):
         yield World(rank(), world_size(), where)
 
 
 @contextmanager
-def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
+def _group(where: torch.device, settings: Any) -> Iterator[None]:
     global _watch
     # Its functions keep the group of the moment of their import as a default argument: import it before there is one.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
-    store, me, size = desync.join_store(timeout_s)
-    code = {"sources and torch": desync.code_digest()}
-    desync.agree(store, me, size, "code", code, "start all ranks from the same checkout and environment")
-    remedy = "start all ranks with the same command and config file"
-    desync.agree(store, me, size, "settings", plain({} if settings is None else settings), remedy)
+    store, me, size = desync.join_store(TIMEOUT_S)
+    desync.agree(store, me, size, "code", {"sources and torch": desync.code_digest()})
+    desync.agree(store, me, size, "settings", plain(settings or {}))
     gpu = where.type == "cuda"
     kinds = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # objects and agreements travel without the GPU
-    how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=timeout_s))
+    how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=TIMEOUT_S))
     td.init_process_group(kinds, store=store, rank=me, world_size=size, **how)
     _watch = desync.Watch(store, me, size)
     _watch.start()
     try:
-        with desync.Trace(store.clone(), me) if desync.tracing_requested() else nullcontext():
-            yield
-            td.barrier()  # without it a rank may tear down while another still reads from it
+        yield
+        td.barrier()  # without it a rank may tear down while another still reads from it
     except RuntimeError as e:
         if (better := explained(e)) is not e:
             raise better from e
@@ -173,11 +170,8 @@ def sum_(tensor: Tensor) -> Tensor:
 
 def mean(values: dict[str, float]) -> dict[str, float]:
     """The mean over ranks of each value; every rank passes the same names."""
-    if not _grouped():
-        return dict(values)
-    names = sorted(values)
-    total = sum_(torch.tensor([float(values[n]) for n in names], dtype=torch.float64))
-    return {n: total[i].item() / world_size() for i, n in enumerate(names)}
+    rows = gather(values)
+    return {name: sum(float(row[name]) for row in rows) / len(rows) for name in values}
 
 
 def gather(value: Any) -> list[Any]:
@@ -231,7 +225,8 @@ def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
 
 def is_sharded_tensor(value: object) -> bool:
     """Whether it is a DTensor; imports nothing, since where nothing has imported that class there is none."""
-    return desync.is_dtensor_class(type(value))
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

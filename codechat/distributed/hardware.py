@@ -23,21 +23,15 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if peak := gpu_specs.stated_peak(name):
         return peak, f"{name}, data sheet, dense bf16"
-    n = _width(device)
-    return measured_peak(device, dtype), f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
+    return measured_peak(device, dtype), f"measured, {str(dtype).removeprefix('torch.')} product"
 
 
-def _width(device: torch.device) -> int:
-    """Of the measured product."""
-    return 8192 if device.type == "cuda" else 1024
-
-
-def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> float:
-    """FLOP/s of the best of so many products, measured now."""
-    n = _width(device)
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of the best of eight products, measured now."""
+    n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
-    for _ in range(trials):
+    for _ in range(8):
         began = time.perf_counter()
         a @ b
         if device.type == "cuda":
@@ -47,9 +41,11 @@ def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> 
 
 
 def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16: in float32 a CPU
-    gains nothing over the model's own gradients, and compiling takes 10 to 25 s."""
-    return (device.type == "cuda" or dtype == torch.bfloat16) if requested is None else requested
+    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16 and a C++ compiler: in
+    float32 a CPU gains nothing over the model's own gradients, and compiling takes 10 to 25 s."""
+    if requested is not None:
+        return requested
+    return device.type == "cuda" or dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
 def eager(method: Callable[..., T]) -> Callable[..., T]:
@@ -76,12 +72,8 @@ def compile_blocks(model: Any, **how: Any) -> None:
 def maybe_compile(
     fn: Callable[..., Any], requested: bool | None, device: torch.device, dtype: torch.dtype
 ) -> Callable[..., Any]:
-    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block. A
-    CPU without a C++ compiler runs eagerly, with a message."""
+    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block."""
     if not compiles(requested, device, dtype):
-        return fn
-    if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
-        print("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
         return fn
     model = getattr(fn, "__self__", None)
     if sharding.is_sharded(model) or device.type == "cuda":

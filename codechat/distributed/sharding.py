@@ -38,9 +38,9 @@ def device_memory(device: torch.device) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def fits(model: nn.Module, device: torch.device) -> bool:
-    """Whether a device can train its own replica."""
-    return BYTES_PER_WEIGHT * sum(p.numel() for p in model.parameters()) <= SHARE_FOR_WEIGHTS * device_memory(device)
+def fits(n_params: int, memory: float) -> bool:
+    """Whether a device with so many bytes of memory can train its own replica."""
+    return BYTES_PER_WEIGHT * n_params <= SHARE_FOR_WEIGHTS * memory
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
@@ -86,8 +86,10 @@ def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None 
     whole or sharded. shard_it: None = where a replica does not fit. No rank ever holds more than one whole parameter."""
     with torch.device("meta"):
         model = make()
-    device = dist.device()
-    if dist.world_size() > 1 and (not all(dist.gather(fits(model, device))) if shard_it is None else shard_it):
+    device, n_params = dist.device(), sum(p.numel() for p in model.parameters())
+    if shard_it is None:
+        shard_it = not all(dist.gather(fits(n_params, device_memory(device))))
+    if dist.world_size() > 1 and shard_it:
         shard(model, mesh(over))
     model.to_empty(device=device)
     if seed is not None:

@@ -108,7 +108,7 @@ class PlanConfig(config.Settings):
         """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
-        return sharding.BYTES_PER_WEIGHT * self.model.n_params > sharding.SHARE_FOR_WEIGHTS * self.usable_gib * GIB
+        return not sharding.fits(self.model.n_params, self.usable_gib * GIB)
 
     @property
     def over(self) -> int:

@@ -87,7 +87,7 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
         whole = dist.gathered(sharding.for_products(name, p.detach(), dist.compute_dtype()))
         tensors[name] = whole if dist.is_main() else whole.new_empty(0)
     if dist.is_main():
-        about = dict(meta, step=step, version=version, model_config=config.to_dict(model.cfg))
+        about = dict(meta, step=step, version=version, model_config=config.plain(model.cfg))
         try:
             with atomic_directory(final) as fresh:
                 hf_format.save(fresh / ONE_FILE, tensors)

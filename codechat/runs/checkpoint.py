@@ -107,7 +107,7 @@ def _describe(
     about = {
         "format": FORMAT, "step": step, "run": name_of(run_path.resolve()), "saved": round(time.time(), 3), "torch": torch.__version__,
         "world_size": dist.world_size(), "sharded": sharding.is_sharded(model), "model": type(model).__name__,
-        "optimizers": [type(o).__name__ for o in optimizers], "model_config": shape and config.to_dict(shape), **config.plain(meta),
+        "optimizers": [type(o).__name__ for o in optimizers], "model_config": shape and config.plain(shape), **config.plain(meta),
     }  # fmt: skip
     if about.get("lineage"):
         about["lineage"] = [*about["lineage"][:-1], {**about["lineage"][-1], "step": step}]

@@ -49,7 +49,7 @@ def load_parent(
 
 def check_taken(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
     """ConfigError where a setting that a run takes from its parent checkpoint was set to something else."""
-    settings |= {f"model.{name}": value for name, value in config.to_dict(shape).items()}
+    settings |= {f"model.{name}": value for name, value in config.plain(shape).items()}
     check_parent(cfg.init_from, {name: value for name, (_, value) in config.changed(cfg).items()}, settings)
 
 

@@ -25,7 +25,7 @@ from codechat.core.config import (
     opt,
     parse,
     resolve,
-    to_dict,
+    plain,
 )
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.registry import ENTRIES, LOOPS, PREPARATIONS, STAGES
@@ -108,7 +108,7 @@ class Named:
 def test_required_and_positional_fields() -> None:
     cfg = parse(Named, ["--out", "x", "why", "how so"])
     assert cfg == Named(out="x", prompts=("why", "how so"))
-    assert from_dict(Named, to_dict(cfg)) == cfg
+    assert from_dict(Named, plain(cfg)) == cfg
     with raising(ConfigError, "out", "file to write", "--out"):
         parse(Named, [])
 
@@ -191,8 +191,8 @@ def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
 
 def test_json_and_back() -> None:
     cfg = words("--ks 4 --where /x --model.depth 8")
-    assert json.loads(json.dumps(to_dict(cfg))) == to_dict(cfg)
-    assert from_dict(Loop, json.loads(json.dumps(to_dict(cfg)))) == cfg
+    assert json.loads(json.dumps(plain(cfg))) == plain(cfg)
+    assert from_dict(Loop, json.loads(json.dumps(plain(cfg)))) == cfg
     with pytest.raises(FrozenInstanceError):
         cfg.lr = 1.0
 

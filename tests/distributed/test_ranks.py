@@ -243,9 +243,7 @@ def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.Monke
     assert not sharding.is_sharded(built), "one process never shards"
     assert all(torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True))
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
-    for memory, answer in ((need, True), (need - 1, False)):
-        monkeypatch.setattr(sharding, "device_memory", lambda device, memory=memory: memory)
-        assert sharding.fits(plain, torch.device("cpu")) is answer
+    assert sharding.fits(TINY.n_params, need) and not sharding.fits(TINY.n_params, need - 1)
     monkeypatch.setattr(dist, "world_size", lambda: 6)
     for over in (4, 12):
         with raising(ConfigError, over, 6, "--shard-over"):

@@ -354,7 +354,7 @@ def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
 def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
     v = {name: stages_of(name) for name in VERSIONS}
     cfgs = {name: v[name][f"{name}-evaluate"].cfg for name in VERSIONS}
-    alike = [{k: x for k, x in config.to_dict(c).items() if k not in ("run_name", "ckpt")} for c in cfgs.values()]
+    alike = [{k: x for k, x in config.plain(c).items() if k not in ("run_name", "ckpt")} for c in cfgs.values()]
     assert all(settings == alike[0] for settings in alike)
     assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/nano/base")  # fmt: skip
     chosen = [name for name, cfg in cfgs.items() if any("@best" in ref for ref in cfg.ckpt)]

@@ -73,7 +73,7 @@ def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK)
 
 def settings(loop: str, home: Path, **changes: Any) -> Any:
     module, cls = LOOPS[loop]
-    small = SMALL | dict(model=config.to_dict(SHAPE), eval_examples=1, engine_patience_s=60.0)
+    small = SMALL | dict(model=config.plain(SHAPE), eval_examples=1, engine_patience_s=60.0)
     small |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
     small |= (DAPO if loop == "grpo" else {}) | changes
     return config.resolve(cls, "toy", overrides=small, presets=module.RUN_PRESETS)

@@ -50,7 +50,7 @@ class FuncallTask:
             raise ConfigError(
                 f"staircase {staircase!r}; required: one of {', '.join(STAIRCASES)}{nearest(staircase, STAIRCASES)}"
             )
-        own = config.to_dict(STAIRCASES[staircase])
+        own = config.plain(STAIRCASES[staircase])
         given = isinstance(weights, Staircase)
         self.weights = weights if given else config.from_dict(Staircase, own | dict(weights or {}))
         self.max_reward = self.weights.full
