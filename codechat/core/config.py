@@ -214,11 +214,10 @@ def resolve(
     *,
     presets: Presets = {},
 ) -> T:
-    """defaults < preset < file < overrides. A file may name its own preset. A class may have a method `check_given`, which is called with what
-    preset and overrides set."""
+    """defaults < preset < file < overrides. A class may have a method `check_given`, which is called with what preset and overrides set."""
     values = read_json(Path(file)) if file else {}
-    if preset := preset or values.pop("preset", None):
-        check_choice("preset", str(preset), presets)
+    if preset:
+        check_choice("preset", preset, presets)
     chosen = _flat(cls, presets[preset] if preset else {}, f"preset {preset}")
     over = _flat(cls, overrides or {}, "flags" if file or preset else cls.__name__)
     cfg = _build(cls, chosen | _flat(cls, values, str(file)) | over)

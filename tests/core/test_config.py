@@ -24,8 +24,8 @@ from codechat.core.config import (
     leaves_of,
     opt,
     parse,
-    resolve,
     plain,
+    resolve,
 )
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.registry import ENTRIES, LOOPS, PREPARATIONS, STAGES
@@ -90,13 +90,6 @@ def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
     cfg = parse(Loop, ["--steps", "9", "--preset", "quick", "--config", str(file)], presets=PRESETS)
     assert (cfg.lr, cfg.steps, cfg.model.n_head, cfg.group_size) == (0.5, 9, 4, 4)
     assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(lr=2.0, steps=100, model=Model(depth=2))
-    file.write_text(json.dumps({"preset": "slow", "steps": 7}))
-    assert words(f"--config {file}") == Loop(steps=7, model=Model(depth=2)), "a file names its own preset"
-
-    for name in (5, ["quick"]):
-        file.write_text(json.dumps({"preset": name}))
-        with pytest.raises(ConfigError, match="preset"):
-            words(f"--config {file}")
 
 
 @dataclass(frozen=True, kw_only=True)
