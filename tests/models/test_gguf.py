@@ -1,4 +1,4 @@
-"""GGUF in: the same logits and ids as the Hugging Face directory with these weights; foreign and damaged files are one line."""
+"""GGUF in and out: the logits and ids of the Hugging Face directory with these weights; foreign and damaged files are one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from test_hf_format import foreign, ids_below, imported, transformers  # noqa: F401
 
 from codechat.core.errors import UserError
-from codechat.models import gguf_format
+from codechat.models import export, gguf_format
 
 gguf = pytest.importorskip("gguf", reason="files are written by it: pip install -e '.[test]'")
 pytestmark = pytest.mark.usefixtures("runs_root")
@@ -115,6 +115,34 @@ def test_quantized_weights_are_what_the_file_says(
             assert found.dtype == torch.float32 and found.shape == weight.shape
             assert (found - weight).abs().max() <= error * weight.abs().max(), name
     assert imported(path, "quantized").model.cfg == imported(tmp_path / "in", "whole").model.cfg
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-grouped", "qwen3-tied"])
+@torch.no_grad()
+def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Path, name: str) -> None:  # noqa: F811
+    foreign(transformers, tmp_path / "in", name)
+    ours, ids = imported(tmp_path / "in", "ours"), ids_below(400, 2, 64)
+    for dtype, cast in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+        out = tmp_path / dtype
+        export.write(export.ExportConfig(ckpt="ours", out=out, format="gguf", dtype=dtype))
+        back = imported(out, f"back-{dtype}")
+        for (which, weight), again in zip(ours.model.named_parameters(), back.model.parameters()):
+            assert torch.equal(again, weight.to(cast).float() if weight.ndim == 2 else weight), which
+        assert dtype != "float32" or torch.equal(back.model(ids), ours.model(ids))
+        assert back.tokenizer.template == ours.tokenizer.template
+        assert all(back.tokenizer.encode(text) == ours.tokenizer.encode(text) for text in TEXTS)
+
+
+def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path) -> None:  # noqa: F811
+    foreign(transformers, tmp_path / "arcee", "arcee")
+    imported(tmp_path / "arcee", "arcee")
+    wide = foreign(transformers, tmp_path / "wide", "llama", intermediate_size=72)
+    assert wide.config.intermediate_size % 32
+    imported(tmp_path / "wide", "wide")
+    for ckpt, dtype, named in (("arcee", "float16", "arcee"), ("wide", "q8_0", "down_proj")):
+        with pytest.raises(UserError, match=named):
+            export.write(export.ExportConfig(ckpt=ckpt, out=tmp_path / "out", format="gguf", dtype=dtype))
+        assert not (tmp_path / "out").exists()
 
 
 def test_files_that_cannot_be_imported_are_one_line(
