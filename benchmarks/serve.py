@@ -55,21 +55,19 @@ def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
     """The URL of a server in this process."""
     settings = serve.ServeConfig(ckpt="", port=0, name="bench", max_batch=cfg.clients, timeout_s=600)
     box: list[Any] = []
-    with serve.listen("127.0.0.1", 0) as sock:
-        thread = threading.Thread(
-            target=serve.answer, args=(settings, loaded, sock, lambda *found: box.extend(found)), daemon=True
-        )
-        thread.start()
-        end = time.monotonic() + START_S
-        while not (box and box[0].started):
-            if not thread.is_alive() or time.monotonic() > end:
-                raise RunError("the server did not start; read its output above")
-            time.sleep(0.01)
-        try:
-            yield box[1]
-        finally:
-            box[0].should_exit = True
-            thread.join(START_S)
+    how = dict(loaded=loaded, ready=lambda *found: box.extend(found))
+    thread = threading.Thread(target=serve.serve, args=(settings,), kwargs=how, daemon=True)
+    thread.start()
+    end = time.monotonic() + START_S
+    while not box:
+        if not thread.is_alive() or time.monotonic() > end:
+            raise RunError("the server did not start; read its output above")
+        time.sleep(0.01)
+    try:
+        yield box[1]
+    finally:
+        box[0].should_exit = True
+        thread.join(START_S)
 
 
 class Crowd:

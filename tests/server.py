@@ -68,7 +68,7 @@ class Serving:
         )
         self.thread.start()
         end = time.monotonic() + 60
-        while not (self.box and self.box[0].started):
+        while not self.box:
             assert self.thread.is_alive() and time.monotonic() < end, "the server does not start"
             time.sleep(0.01)
         server, url = self.box

@@ -37,6 +37,17 @@ class Refused(ConfigError):
         return str(self.args[0])
 
 
+def read_key(path: Path) -> str:
+    """The API key that a file holds: its first line."""
+    try:
+        key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingFile(f"{path}: {error}; --api-key-file takes a text file whose first line is the key") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{path} holds no key; its first line must be printable ASCII")
+    return key
+
+
 class Link:
     """A server by its URL, with or without /v1. flag: the flag that set the URL; kind, remedy: what error messages call
     the server, and how to get one."""
@@ -61,11 +72,7 @@ class Link:
             raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
         self.headers = {"Content-Type": "application/json"}
         if api_key_file:
-            try:
-                key = api_key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-            except OSError as error:
-                raise MissingFile(f"{api_key_file}: {error.strerror}; it must hold the server's key") from None
-            self.headers["Authorization"] = f"Bearer {key}"
+            self.headers["Authorization"] = f"Bearer {read_key(api_key_file)}"
         # a proxy cannot reach the loopback address of this machine
         direct = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
         self.opener = urllib.request.build_opener(*direct)

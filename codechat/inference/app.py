@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from codechat.core.errors import CheckpointError, MissingFile, RunError, UserError
+from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.inference import protocol
 from codechat.inference.engine import Engine, Job, Overloaded
 from codechat.inference.page import add_page
@@ -44,7 +45,7 @@ class AsciiJson(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode()
 
 
-def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts: Iterable[str] = ("*",)) -> FastAPI:
+def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
     app.add_exception_handler(UserError, lambda request, error: error_response(error))
@@ -52,7 +53,7 @@ def build_app(engine: Engine, served: ServedModel, key: str | None = None, hosts
     app.add_exception_handler(
         RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
     )
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     guarded = APIRouter(dependencies=[Depends(_key_check(key))] if key else [])
     add_api(guarded, engine, served)
     add_page(app, guarded, served)
@@ -78,10 +79,9 @@ def _http_error(request: Request, error: HTTPException) -> AsciiJson:
     return error_response(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}"))
 
 
-def _key_check(key: str) -> Callable[[Request], Awaitable[None]]:
-    async def check_key(request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+def _key_check(key: str) -> Callable[..., Awaitable[None]]:
+    async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
+        if not hmac.compare_digest(given.credentials.strip().encode(), key.encode()):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     return check_key
@@ -203,14 +203,12 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
         raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
-    if not (checkpoint / "meta.json").is_file():
-        raise ApiError(404, f"path {path[:200]!r}: no checkpoint lies there", "path")
     try:
         state, meta = loading.read_weights(checkpoint)
         shape, tok, tags = loading.describe(checkpoint, meta)
         if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
             raise CheckpointError("shape, tokenizer and tags must be those of the served model")
-    except (CheckpointError, MissingFile, RunError) as error:
+    except UserError as error:
         raise ApiError(409, str(error), "path") from None
     version = meta.get("version") or fingerprint(meta)
     engine.update_weights(state, version)

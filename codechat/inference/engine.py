@@ -51,7 +51,7 @@ class Request:
     draws: int  # `generate.row_key`
     how: Truncation = Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
-    should_stop: Callable[[int], bool] | None = None  # called with every token
+    should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
     banned: tuple[int, ...] = ()  # ids that are never sampled
     grammar: CallGrammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
@@ -196,6 +196,8 @@ class Engine:
                                   f"at least 1 each, and ids in 0..{cfg.n_ids - 1}")  # fmt: skip
             if len(r.prompt) >= cfg.block_size:
                 raise ConfigError(f"the prompt has {len(r.prompt)} tokens; at most {cfg.block_size - 1}; shorten it")
+        if len(requests) > (most := self.max_waiting + self.max_rows):
+            raise ConfigError(f"{len(requests)} completions at once; at most {most} are possible")
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
         with self._changed_alive():
             room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self._waiting)
@@ -347,9 +349,9 @@ class Engine:
         return min(job.request.max_new_tokens, block) - len(job.ids)
 
     def _ended(self, job: Job) -> End | None:
-        """Why the completion ends with its last token, if it does. Called once per token: `should_stop` may count."""
+        """Why the completion ends with its last token, if it does."""
         request, ids, state = job.request, job.ids, job.state
-        halted = request.should_stop is not None and request.should_stop(ids[-1])
+        halted = request.should_stop is not None and request.should_stop(ids)
         inside, over = state is not None and state.inside, state is not None and state.ended
         if halted or over or not inside and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
             return "stop"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from codechat.core.errors import ConfigError, DataError, UserError
-from codechat.inference.detokenizer import Detokenizer, StopStrings
+from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Request
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
@@ -62,16 +62,9 @@ def encodable(value: Any) -> Any:
     return value
 
 
-def unsupported(value: Any) -> Any:
-    if value:
-        raise ValueError("this server does not support it; leave it out")
-    return value
-
-
 Text = Annotated[str, Field(min_length=1), AfterValidator(encodable)]
 Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
-Unsupported = Annotated[Any, AfterValidator(unsupported)]
 
 
 class Lenient(BaseModel):
@@ -93,6 +86,19 @@ class Called(Lenient):
     name: str
     arguments: str
 
+    @property
+    def written(self) -> str:
+        """The call as a text of the chat format."""
+        return chat.format_call(self.name, json.loads(self.arguments or "{}"))
+
+    @model_validator(mode="after")
+    def readable(self) -> Called:
+        try:
+            self.written
+        except (ValueError, RecursionError):
+            raise ValueError("a name and arguments that are a json object in a string are required") from None
+        return self
+
 
 class ToolCall(Lenient):
     id: Text
@@ -106,9 +112,23 @@ class Message(Lenient):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
+    @model_validator(mode="after")
+    def complete(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is absent; give a text")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to the assistant's messages")
+        return self
+
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+
+    @property
+    def turn(self) -> Turn:
+        role, calls = PROTOCOL_ROLES.get(self.role, self.role), self.tool_calls or ()
+        result_of = (self.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
+        return Turn(role, self.text, [call.function.written for call in calls], [call.id for call in calls], result_of)
 
 
 class Function(Lenient):
@@ -132,10 +152,10 @@ class StreamOptions(Lenient):
 
 
 class Common(Strict):
-    """The fields of both kinds of completion."""
+    """The fields of both kinds of completion. Of what is not supported only the value that changes nothing is taken."""
 
     model: str
-    max_tokens: Count | None = None
+    max_tokens: Count | None = Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
     temperature: Annotated[float, Field(ge=0, le=10)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
@@ -146,23 +166,17 @@ class Common(Strict):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     user: str | None = None
-    frequency_penalty: Unsupported = None
-    presence_penalty: Unsupported = None
-    logit_bias: Unsupported = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """The field that sets the longest completion, and its value."""
-        return "max_tokens", self.max_tokens
-
 
 class ChatRequest(Common):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
@@ -170,12 +184,7 @@ class ChatRequest(Common):
     parallel_tool_calls: bool | None = True
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     metadata: dict[str, str] | None = None
-    store: Unsupported = None
-
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        longest = self.max_completion_tokens
-        return super().limit if longest is None else ("max_completion_tokens", longest)
+    store: Literal[False] | None = None
 
 
 class CompletionRequest(Common):
@@ -184,7 +193,7 @@ class CompletionRequest(Common):
     keys: list[int | Text] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool = False
-    echo: Unsupported = None
+    echo: Literal[False] | None = None
 
 
 # ---- what is sampled
@@ -198,7 +207,6 @@ class ServedModel:
     name: str
     created: int  # seconds since 1970
     timeout_s: float = 120.0
-    most_choices: int = 64
     reload_from: Path | None = None  # directory from which weights may be loaded; none = never
     meaning: str = ""  # which of its run's checkpoints it is, in words
 
@@ -223,8 +231,6 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     """A chat completion. ApiError names the field."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "max_tokens and max_completion_tokens are one setting; keep one", "max_completion_tokens")
     loaded, tools = served.loaded, offered_tools(body)
     ids, grammar = prompt_of(body.messages, [t.schema_ for t in tools], loaded), grammar_of(body, tools, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
@@ -234,8 +240,8 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     how |= dict(banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else ())
     rows = requests_of(body, [ids], served, detokenizer, **how)
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
-        message = f"a call may need {needed} tokens, and the answer may have {longest}; raise the limit"
-        raise ApiError(400, f"{message}, or shorten the conversation", body.limit[0])
+        message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
+        raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
     return ParsedRequest(rows, detokenizer, len(ids), bool(body.logprobs), body.parallel_tool_calls is False)
 
 
@@ -271,33 +277,22 @@ def requests_of(
 ) -> list[Request]:
     """n requests per prompt, which sample as `generate.sample` does for this seed and these keys."""
     n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
-    if n * len(prompts) > served.most_choices:
-        raise ApiError(400, f"{n * len(prompts)} completions at once; at most {served.most_choices} are possible", "n")
     if body.return_token_ids and body.stream:
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
     temperature = 1.0 if body.temperature is None else body.temperature
     common |= dict(how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p))
-    common |= dict(timeout_s=served.timeout_s)
-    requests = []
+    common |= dict(should_stop=detokenizer.stopped if body.stops else None, timeout_s=served.timeout_s)
+    requests, block = [], served.loaded.model.cfg.block_size
     for i, ids in enumerate(prompts):
-        budget = budget_of(len(ids), body, served.loaded.model.cfg.block_size)
+        if len(ids) + (body.max_tokens or 1) > block:
+            field = "max_tokens" if body.max_tokens else "messages" if isinstance(body, ChatRequest) else "prompt"
+            message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
+            raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
+        budget = body.max_tokens or block - len(ids)
         for s in range(n):
-            should_stop = StopStrings(detokenizer) if body.stops else None
             draws = row_key(seed, i if keys is None else keys[i], s)
-            requests.append(Request(prompt=ids, max_new_tokens=budget, draws=draws, should_stop=should_stop, **common))
+            requests.append(Request(prompt=ids, max_new_tokens=budget, draws=draws, **common))
     return requests
-
-
-def budget_of(prompt: int, body: Common, block: int) -> int:
-    """Tokens that a completion may have after a prompt of so many."""
-    (field, requested), room = body.limit, block - prompt
-    if room >= max(1, requested or 0):
-        return requested or room
-    if room < 1:
-        field = "messages" if isinstance(body, ChatRequest) else "prompt"
-    message = f"{field}: the prompt has {prompt} tokens and the answer may have {requested or 1}"
-    remedy = f"set {room} or less" if room > 0 else "shorten the prompt"
-    raise ApiError(400, f"{message}; both must fit the model's {block}; {remedy}", field, "context_length_exceeded")
 
 
 # ---- conversations
@@ -338,7 +333,7 @@ def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write, as in training."""
-    turns = [to_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    turns = [message.turn for message in messages]
     for turn in turns:
         if loaded.declines and turn == Turn("assistant", chat.DECLINED):
             turn.content = chat.DECLINE  # as the model wrote it
@@ -348,26 +343,6 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
         if error.turn is None:
             raise ApiError(400, str(error), "tools") from None
         field = f"messages[{next(i for i, turn in enumerate(turns) if turn is error.turn)}]"
-        field += ".tool_call_id" if error.turn.role == "function" else ".tool_calls"
         raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
     except DataError as error:  # where tags are text, a content or a tool's description may forge a turn
         raise ApiError(400, str(error), "messages") from None
-
-
-def to_turn(message: Message, field: str) -> Turn:
-    """A message whose calls are texts of the project's protocol."""
-    role, given = PROTOCOL_ROLES.get(message.role, message.role), message.tool_calls or []
-    if message.content is None and not given:
-        raise ApiError(400, f"{field}.content is absent; give a text", f"{field}.content")
-    if given and role != "assistant":
-        raise ApiError(400, f"{field}.tool_calls belongs to the assistant's messages", f"{field}.tool_calls")
-    calls = [call_text(call.function, f"{field}.tool_calls[{i}].function") for i, call in enumerate(given)]
-    result_of = (message.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
-    return Turn(role, message.text, calls, [call.id for call in given], result_of)
-
-
-def call_text(function: Called, field: str) -> str:
-    try:
-        return chat.format_call(function.name, json.loads(function.arguments or "{}"))
-    except (ValueError, RecursionError, DataError):
-        raise ApiError(400, "a name and arguments that are a json object in a string are required", field) from None

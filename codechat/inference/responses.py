@@ -115,7 +115,6 @@ class ResponseBuilder:
             "tokens": [self._shown(token) for token in job.ids[start:stop]],
             "token_logprobs": job.logprobs[start:stop],
             "top_logprobs": top if job.details else None,
-            "text_offset": self.detokenizer.offsets(job.ids[:stop])[start:],
         }
 
     def _entry(self, job: Job, t: int) -> Json:

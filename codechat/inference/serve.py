@@ -12,7 +12,6 @@ before it.
 from __future__ import annotations
 
 import ipaddress
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,9 +23,12 @@ from typing import Any
 from codechat.core import config
 from codechat.core.command import parse_and_run
 from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import ConfigError
+from codechat.core.http_client import read_key
 from codechat.distributed import dist
+from codechat.inference.engine import Engine
 from codechat.models import loading
+from codechat.models.loading import LoadedModel
 from codechat.runs import paths
 
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
@@ -66,87 +68,54 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_key(path: Path | None) -> str | None:
-    """The API key of a file: its first line."""
-    if path is None:
-        return None
-    try:
-        key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError):
-        raise MissingFile(f"{path} is no text file; --api-key-file takes a file whose first line is the key") from None
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{path} holds no key; its first line must be printable ASCII")
-    return key
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port} ({error}); set another --port or --host") from None
-
-
-def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
+def name_of(loaded: LoadedModel, ckpt: str) -> str:
     """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
     name = paths.name_of(loaded.path.parent.parent)
     return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
 
 
-def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) -> None:
-    """Load the checkpoint and answer until interrupted. ready: called with the server and its URL before it starts."""
+def serve(
+    cfg: ServeConfig, *, loaded: LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
+) -> None:
+    """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the server and its URL."""
     try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
+        import uvicorn
+
+        from codechat.inference.app import build_app
+        from codechat.inference.protocol import ServedModel
     except ImportError as error:
         raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
-    read_key(cfg.api_key_file)
-    with listen(cfg.host, cfg.port) as sock:
-        path, meaning = paths.chosen_checkpoint(cfg.ckpt)
-        if meaning:
-            print(f"[{meaning}]", flush=True)
-        device = dist.device()
-        dist.keep_freed_memory(device)
-        answer(cfg, loading.load_model(path, device), sock, ready, meaning)
-
-
-def answer(
-    cfg: ServeConfig,
-    loaded: loading.LoadedModel,
-    sock: socket.socket,
-    ready: Callable[[Any, str], None] | None = None,
-    meaning: str = "",
-) -> None:
-    """Answer on a bound socket until the server is told to stop. meaning: which checkpoint it is, for the page."""
-    import uvicorn
-
-    from codechat.inference.app import build_app
-    from codechat.inference.engine import Engine
-    from codechat.inference.protocol import ServedModel
 
     class Server(uvicorn.Server):
         async def startup(self, *args: Any, **kwargs: Any) -> None:
             await super().startup(*args, **kwargs)
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             # not before: Ctrl-C would end a half-built event loop
-            print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
+            print(
+                f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True
+            )
+            if ready:
+                ready(self, url)
 
-    name, most = cfg.name or name_of(loaded, cfg.ckpt), cfg.max_batch + cfg.max_queue
-    served = ServedModel(loaded, name, int(time.time()), cfg.timeout_s, most, cfg.reload_from, meaning)
-    host, port = sock.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    key, meaning = read_key(cfg.api_key_file) if cfg.api_key_file else None, ""
+    if loaded is None:
+        path, meaning = paths.chosen_checkpoint(cfg.ckpt)
+        if meaning:
+            print(f"[{meaning}]", flush=True)
+        dist.keep_freed_memory(dist.device())
+        loaded = loading.load_model(path, dist.device())
+    name = cfg.name or name_of(loaded, cfg.ckpt)
+    served = ServedModel(loaded, name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
     # on loopback the server has its own names only, so that no web page's name can point here
-    hosts = {"127.0.0.1", "localhost", "[::1]", cfg.host} if is_loopback(cfg.host) else {"*"}
+    hosts = ["127.0.0.1", "localhost", "[::1]", cfg.host] if is_loopback(cfg.host) else ["*"]
     usual = sys.getswitchinterval()
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
-        app = build_app(engine, served, read_key(cfg.api_key_file), hosts)
         settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
-        server = Server(uvicorn.Config(app, **settings))
-        if ready:
-            ready(server, url)
+        app = build_app(engine, served, key, hosts)
         sys.setswitchinterval(SWITCH_S)
         try:
-            server.run(sockets=[sock])
+            Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()
         finally:
             sys.setswitchinterval(usual)
 

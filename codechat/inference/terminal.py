@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from codechat.core import config
 from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.errors import ConfigError, UserError
 from codechat.core.http_client import Link
 from codechat.distributed import dist
 from codechat.inference.detokenizer import Detokenizer
@@ -40,6 +39,7 @@ from codechat.text.token_view import visible
 
 Message = dict[str, str]
 M = TypeVar("M")
+ROUNDS = 4  # answers per request, calls included
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
@@ -71,8 +71,7 @@ class ChatConfig(Settings):
         None, "Python file whose public functions are offered and run (see examples/my_tools.py)"
     )
     run: bool = opt(True, "run the calls; --no-run only shows them")
-    raw: bool = opt(False, "show turns as the model sees them, tags included")
-    max_rounds: int = opt(4, "answers per request, calls included", least=1)
+    raw: bool = opt(False, "before each answer, show the prompt as the model sees it, tags included")
     constrain: Literal["auto", "off"] = opt(
         "auto", "auto: token masks keep calls to the functions offered and their schemas; off: calls are sampled freely"
     )
@@ -82,7 +81,9 @@ class ChatConfig(Settings):
         if self.user and self.complete:
             raise ConfigError("--user and --complete exclude each other; keep one")
         if self.raw and self.server:
-            raise ConfigError("--raw shows a checkpoint's own tokens, which no server sends; set --ckpt")
+            raise ConfigError("--raw shows a checkpoint's prompt, which no server sends; set --ckpt")
+        if bool(self.ckpt) == bool(self.server):
+            raise ConfigError(f"ckpt {self.ckpt!r}, server {self.server!r}; set one: --ckpt RUN, or --server URL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class LocalModel:
 
     def __init__(self, cfg: ChatConfig) -> None:
         self.cfg, self.answers = cfg, 0
-        self.content = ""  # of the last turn, however it was shown
+        self.content = ""  # of the last turn, as the model wrote it
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
@@ -121,8 +122,7 @@ class LocalModel:
         grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if held else None
         ids: list[int] = []
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
-        shown = Detokenizer(self.tokenizer, self.tags, raw=self.cfg.raw)
-        yield from self._pieces(ids, self.prompt(messages), shown, **how)
+        yield from self._pieces(ids, self.prompt(messages), Detokenizer(self.tokenizer, self.tags), **how)
         self.content = chat.completion_text(ids, self.tokenizer, self.tags)
 
     def complete(self, text: str) -> Iterator[str]:
@@ -178,78 +178,39 @@ def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Calla
 
 
 class RemoteModel:
-    """A server that speaks OpenAI's API, with the methods of `LocalModel`. The seed grows with each answer. Calls travel
-    as `tool_calls` and come back as the text of the project's protocol."""
+    """A server that speaks OpenAI's API, with the methods of `LocalModel`. The seed grows with each answer."""
 
     def __init__(self, cfg: ChatConfig) -> None:
-        self.link, self.seed = Link(cfg.server, cfg.api_key_file), cfg.seed
+        self.link, self.seed, self.content = Link(cfg.server, cfg.api_key_file), cfg.seed, ""
         settings = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
         self.settings = {k: v for k, v in settings.items() if v is not None} | {"model": self.link.model()}
-        self.content = ""  # of the last turn
 
     def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), held: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
-        strict = {"strict": True} if held else {}
-        offered = [{"type": "function", "function": {**schema, **strict}} for schema in tools]
+        """The assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
+        offered = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
         body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
-        self.content, calls = "", {}
-        for choice in self._choices("/v1/chat/completions", body):
-            for piece in choice["delta"].get("tool_calls") or ():
-                call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
-                for key in call:
-                    call[key] += (piece.get("function") or {}).get(key) or ""
-            if text := choice["delta"].get("content"):
-                self.content += text
-                yield text
-        for call in calls.values():
-            line_end = "\n" if self.content and not self.content.endswith("\n") else ""
-            text = line_end + _call_text(**call)
-            self.content += text
-            yield text
+        message = self._choice("chat/completions", body)["message"]
+        calls = [_call_text(**call["function"]) for call in message.get("tool_calls") or ()]
+        self.content = "\n".join([text for text in (message.get("content"),) if text] + calls)
+        yield self.content
 
     def complete(self, text: str) -> Iterator[str]:
-        """Pieces of the continuation of a plain text."""
-        for choice in self._choices("/v1/completions", {"prompt": text}):
-            if choice.get("text"):
-                yield choice["text"]
+        """The continuation of a plain text."""
+        yield self._choice("completions", {"prompt": text})["text"]
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation as it is: only the server knows its length for the model."""
         return messages
 
-    def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The choices of a streamed answer. RunError where the server gives up."""
-        seed, self.seed = self.seed, self.seed + 1
-        with self.link.open(path, {**self.settings, "seed": seed, "stream": True, **body}) as lines:
-            for line in lines:
-                data = line.decode("utf-8").strip().removeprefix("data:").strip()
-                if not data or data == "[DONE]":
-                    continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise RunError(f"the server at {self.link.url} gave up: {event['error'].get('message')}")
-                yield from event.get("choices", ())
+    def _choice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self.link.ask(f"/v1/{path}", self.settings | body | {"seed": self.seed})
+        self.seed += 1
+        return answer["choices"][0]
 
 
-def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form: readable calls that have a result each become tool_calls; others stay text."""
-    out: list[dict[str, Any]] = []
-    ids: list[str] = []
-    for number, message in enumerate(messages):
-        role, content = message["role"], message["content"]
-        if role == "function":
-            out.append({"role": "tool", "content": content} | ({"tool_call_id": ids.pop(0)} if ids else {}))
-            continue
-        out.append({"role": role, "content": content})
-        calls = chat.parse_calls(content) if role == "assistant" else []
-        results = list(takewhile(lambda m: m["role"] == "function", messages[number + 1 :]))
-        if len(calls) == len(results) and all(call.form in chat.READABLE for call in calls):
-            ids = [f"call_{number}_{k}" for k in range(len(calls))]
-        if ids:
-            functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
-            given = [{"id": id_, "type": "function", "function": f} for id_, f in zip(ids, functions)]
-            out[-1] |= {"content": content.split(chat.CALL_TAG)[0] or None, "tool_calls": given}
-    return out
+def as_openai(messages: Sequence[Message]) -> list[Message]:
+    """Messages in OpenAI's form. Calls stay texts of the chat format, which the server reads as the model wrote them."""
+    return [message | {"role": "tool" if message["role"] == "function" else message["role"]} for message in messages]
 
 
 def _call_text(name: str, arguments: str) -> str:
@@ -260,14 +221,11 @@ def _call_text(name: str, arguments: str) -> str:
         return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'
 
 
-def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
-    """The checkpoint or the server of the flags."""
-    if bool(cfg.ckpt) == bool(cfg.server):
-        raise ConfigError(f"ckpt {cfg.ckpt!r}, server {cfg.server!r}; set one: --ckpt RUN, or --server URL")
-    return LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
-
-
 # ---- a conversation
+
+
+def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
+    return LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
 
 
 class ToolChat:
@@ -282,7 +240,6 @@ class ToolChat:
         self.model = open_model(cfg)
         # for functions that change with the request; of a server's model nothing is known
         self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
-        self.transcript = ""  # what --raw has printed
 
     def offer(self, request: str) -> None:
         """Where functions are chosen, offer those that fit a request, and say which."""
@@ -312,9 +269,12 @@ class ToolChat:
         messages = self.opening() + [message for message in messages if message["role"] != "system"]
         answered: set[str] = set()  # readable calls that have a result or an error
         complained = False
-        for _ in range(self.cfg.max_rounds):
+        for _ in range(ROUNDS):
             messages = self.model.fit(messages)
-            text = self._speak(messages)
+            if self.cfg.raw:
+                print(chat.decode(self.model.prompt(messages), self.model.tokenizer), end="")
+            show(self.model.say(messages, self.kit.schemas, bool(self.kit.schemas) and self.cfg.constrain == "auto"))
+            text = self.model.content
             messages = [*messages, {"role": "assistant", "content": text}]
             calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
             if not calls or not self._may_run(calls):
@@ -328,20 +288,10 @@ class ToolChat:
             for call in calls:
                 response = self.kit.respond(call)
                 messages = [*messages, {"role": "function", "content": response}]
-                if not self.cfg.raw:
-                    self._note(f"{call.name or 'call'}: {response}")
+                self._note(f"{call.name or 'call'}: {response}")
             answered |= {signature(call) for call in calls if call.form in chat.READABLE}
-        print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
+        self._note(f"stopped after {ROUNDS} answers")
         return messages
-
-    def _speak(self, messages: list[Message]) -> str:
-        schemas, prompt = self.kit.schemas, ""
-        if self.cfg.raw:
-            prompt = chat.decode(self.model.prompt(messages), self.model.tokenizer)  # tags as text
-            print(prompt.removeprefix(self.transcript), end="")
-        held = bool(schemas) and self.cfg.constrain == "auto"
-        self.transcript = prompt + show(self.model.say(messages, schemas, held))
-        return self.model.content
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
         missing = [call.name for call in calls if not self.kit.can_run(call)]
@@ -363,14 +313,12 @@ def signature(call: chat.Call) -> str:
 # ---- the terminal
 
 
-def show(pieces: Iterator[str]) -> str:
-    """Print pieces as they come; the whole text. A terminal gets no control characters."""
-    clean, whole = visible if sys.stdout.isatty() else str, ""
+def show(pieces: Iterator[str]) -> None:
+    """Print pieces as they come. A terminal gets no control characters."""
+    clean = visible if sys.stdout.isatty() else str
     for piece in pieces:
         print(clean(piece), end="", flush=True)
-        whole += piece
     print(flush=True)
-    return whole
 
 
 def converse(reply: Callable[[list[Message]], list[Message]]) -> None:

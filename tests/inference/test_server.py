@@ -22,6 +22,7 @@ from server import Running, Serving
 from taught import ANSWER, CALL, CODE, REQUEST, SQUARE, TOK, TOOL, exchange
 
 from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.http_client import read_key
 from codechat.inference import engine, serve
 from codechat.inference.serve import ServeConfig
 from codechat.models import generate, loading
@@ -363,12 +364,16 @@ def test_settings_are_checked_first(up: Running, tmp_path: Path) -> None:
     for name, value in (("host", "0.0.0.0"), ("host", "example.com"), ("port", 70000), ("max_batch", 0)):
         with pytest.raises(ConfigError, match=name):
             ServeConfig(ckpt="none", **{name: value})
-    with pytest.raises(ConfigError, match="127.0.0.1 port"):
-        serve.listen(*up.place)
     (tmp_path / "empty").write_text("\n")
     for path, kind in ((tmp_path / "none", MissingFile), (tmp_path / "empty", ConfigError)):
         with pytest.raises(kind, match=path.name):
-            serve.read_key(path)
+            read_key(path)
+
+
+def test_a_port_in_use_ends_the_command(up: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.serve(ServeConfig(ckpt="tiny/sft", port=up.place[1]))
+    assert "address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -147,17 +147,18 @@ def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Pa
 # ---- functions
 
 
-def test_a_call_is_run_and_its_result_fed_back_within_the_rounds_and_as_requested(said) -> None:
+def test_a_call_is_run_and_its_result_fed_back_within_the_rounds_and_as_requested(
+    said, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ["--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST]
     whole = f'{CALL}\n[square: {{"result": 144}}]\n12 squared is 144.\n'
     assert said("tools", *flags) == (0, whole, "")
     assert said("tools", *flags, "--no-run")[:2] == (0, f"{CALL}\n[not run: --no-run]\n")
-    code, out, err = said("tools", *flags, "--max-rounds", "1")
-    assert code == 0 and out.endswith('[square: {"result": 144}]\n') and "stopped after 1" in err
     _, out, _ = said("tools", *flags, "--raw")
-    expected = chat.decode(chat.render(lessons()[3], TOK).ids, TOK)
-    assert out.replace("\n", "") == expected.replace("\n", "")
-    assert out.count("<|end|>") == expected.count("<|end|>") == 5
+    for n in (2, 4):  # the prompt of each answer
+        assert chat.decode(chat.prompt(lessons()[3][:n], TOK), TOK) in out
+    monkeypatch.setattr(terminal, "ROUNDS", 1)
+    assert said("tools", *flags)[1].endswith('[square: {"result": 144}]\n[stopped after 1 answers]\n')
 
 
 def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
