@@ -48,7 +48,7 @@ torture: venv  ## kills, full disks, fuzzed inputs, hostile clients: an hour at 
 	$(PY) tools/torture.py $(ARGS)
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
-	$(PY) -m codechat.reports.notebooks build $(ARGS)
+	$(PY) tools/notebook_pairs.py build $(ARGS)
 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)

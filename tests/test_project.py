@@ -13,6 +13,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import notebook_pairs
 import pytest
 import yaml
 
@@ -191,12 +192,12 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
 
 
 def test_notebooks_are_paired_fresh_and_executed() -> None:
-    assert notebooks.check() == []
+    assert notebook_pairs.check() == []
 
 
 def test_notebooks_have_the_agreed_shape() -> None:
     for name in notebooks.names():
-        source, report = notebooks.source_of(name, ROOT), notebooks.is_template(name)
+        source, report = notebooks.source_of(name), notebooks.is_template(name)
         code, first = [cell.source for cell in source.cells if cell.cell_type == "code"], source.cells[0]
         assert first.cell_type == "markdown" and first.source.startswith("# "), name
         parts = (

@@ -55,7 +55,7 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
         shutil.copytree(kept, here)
     path = out / f"{name}.ipynb"
     try:
-        notebooks.execute_copy(templates()[name], path, values, root=paths.SHIPPED)
+        notebooks.execute_copy(templates()[name], path, values)
     except notebooks.NotebookError as error:
         raise RunError(f"report {name}: {error}; the notebook up to there is {path}") from error
     return html.write_page(path)

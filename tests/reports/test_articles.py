@@ -10,6 +10,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from codechat.reports import articles, html, notebooks
+from codechat.runs import paths
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 
@@ -94,13 +95,14 @@ def test_the_index_shows_title_first_sentence_and_picture(tmp_path: Path) -> Non
     assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
 
 
-def test_an_executed_copy_folds_its_code_in_jupyter_too(tmp_path: Path) -> None:
+def test_an_executed_copy_folds_its_code_in_jupyter_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("nbs_py", "out"):
         (tmp_path / folder).mkdir()
     (tmp_path / "jupytext.toml").write_text((Path(__file__).parents[2] / "jupytext.toml").read_text())
     source = '# %% tags=["hide-input"]\nprint(1)\n\n# %%\nprint(2)\n'
     (tmp_path / "nbs_py" / "91_x.py").write_text(source)
-    notebooks.execute_copy("91_x", tmp_path / "out" / "x.ipynb", {}, root=tmp_path)
+    monkeypatch.setattr(paths, "SHIPPED", tmp_path)
+    notebooks.execute_copy("91_x", tmp_path / "out" / "x.ipynb", {})
     hidden = [c.metadata.get("jupyter", {}).get("source_hidden") for c in html.read(tmp_path / "out" / "x.ipynb").cells]
     assert hidden == [True, None]
 

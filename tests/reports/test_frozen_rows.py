@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import freeze_rows
 import pandas as pd
 import pytest
 from raising import raising
@@ -41,9 +42,9 @@ def make_run(name: str, *, finish: bool = True) -> None:
 def recipe(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe with all stages finished and its data prepared; no rows came with the package."""
     monkeypatch.setattr(paths, "SHIPPED", runs_root)
-    for stage in frozen_rows.STAGES:
+    for stage in freeze_rows.STAGES:
         make_run(f"nano/{stage}")
-    for data in frozen_rows.DATA:
+    for data in freeze_rows.DATA:
         folder = runs_root / "data" / "nano" / data
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"what": data, "kept": {"calls": 3}}))
@@ -51,14 +52,14 @@ def recipe(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
-    frozen_rows.freeze("nano")
+    freeze_rows.freeze("nano")
     for stage, tables in TABLES.items():
         for table in tables:
             live, kept = frozen_rows.rows("nano", stage, table), frozen_rows.rows("frozen", stage, table)
             where = f"{stage} {table}"
             pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=where)
     for source in ("nano", "frozen"):
-        for data in frozen_rows.DATA:
+        for data in freeze_rows.DATA:
             assert frozen_rows.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
         assert frozen_rows.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
     assert len(frozen_rows.rows("frozen", "evaluate", "samples")) == 90, "every sample: checkpoints can be paired"
@@ -67,7 +68,7 @@ def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
 def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> None:
     make_run("nano/evaluate-s1")
     make_run("nano/evaluate-s2", finish=False)
-    frozen_rows.freeze("nano")
+    freeze_rows.freeze("nano")
     for source in ("nano", "frozen"):
         found = frozen_rows.seeds(source)
         assert found["run"].to_list() == ["nano/evaluate", "nano/evaluate-s1"]
@@ -78,34 +79,34 @@ def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> Non
 def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
     (recipe / "data" / "nano" / "sft" / "manifest.json").unlink()
     with pytest.raises(MissingFile, match=r"manifest\.json"):
-        frozen_rows.freeze("nano")
+        freeze_rows.freeze("nano")
     with pytest.raises(MissingFile, match="other/pretrain"):
-        frozen_rows.freeze("other")
-    for stage in frozen_rows.STAGES:
+        freeze_rows.freeze("other")
+    for stage in freeze_rows.STAGES:
         make_run(f"other/{stage}", finish=stage != "sft")
     with pytest.raises(RunError, match="other/sft"):
-        frozen_rows.freeze("other")
+        freeze_rows.freeze("other")
     assert not (recipe / "reports").exists()
     with pytest.raises(MissingFile):
         frozen_rows.rows("frozen", "sft", "metrics")
 
 
 def test_a_source_without_runs_says_how_to_make_them(runs_root: Path) -> None:
-    for source, command in (("nano", "make lab"), ("mine", "codechat run mine")):
-        for read, more in (
-            (frozen_rows.rows, ("sft", "metrics")),
-            (frozen_rows.manifest, ("corpus",)),
-            (frozen_rows.seeds, ()),
-        ):
-            with raising(MissingFile, source, command, "source='frozen'"):
-                read(source, *more)
+    read = frozen_rows
+    for call in (
+        lambda: read.rows("mine", "sft", "runs"),
+        lambda: read.manifest("mine", "corpus"),
+        lambda: read.seeds("mine"),
+    ):
+        with raising(MissingFile, "mine", "codechat run mine", "source='frozen'"):
+            call()
 
 
 def test_the_committed_rows_serve_every_stage() -> None:
     folder = frozen_rows.frozen_dir()
     assert folder.parent.parent == paths.SHIPPED
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
-    for stage in frozen_rows.STAGES:
+    for stage in freeze_rows.STAGES:
         assert frozen_rows.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
-    for data in frozen_rows.DATA:
+    for data in freeze_rows.DATA:
         assert frozen_rows.manifest("frozen", data)

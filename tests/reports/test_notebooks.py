@@ -1,4 +1,4 @@
-"""The notebook tools on a small project: what a build writes, what a check finds, what a copy claims."""
+"""Notebooks: on a small project what a build writes, what a check finds, what a copy claims; and the project's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import notebook_pairs as pairs
 import pytest
 
 from codechat.core.errors import DataError
@@ -43,6 +44,15 @@ print(sys.prefix)
 # %%
 assert 2 + one == 3, f"{2 + one} is not 3"
 """
+READS = """# %% [markdown]
+# # It reads runs
+
+# %% tags=["parameters"]
+source = "frozen"
+
+# %%
+assert source == {!r}, source
+"""
 OTHER = ADDS.replace("one: int = 1\n", "other = 5\n").replace("2 + one == 3", "other == 5")
 
 
@@ -53,14 +63,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "nbs_py").mkdir()
     shutil.copy(ROOT / "jupytext.toml", root)
     (root / "nbs_py" / "01_adds.py").write_text(ADDS)
-    notebooks.build("01_adds", root=root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "SHIPPED", root)
+        pairs.build("01_adds")
+        assert pairs.check() == []
     return root
 
 
 @pytest.fixture
-def project(built: Path, tmp_path: Path) -> Path:
+def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the built project that a test may change."""
-    return Path(shutil.copytree(built, tmp_path / "project"))
+    copy = Path(shutil.copytree(built, tmp_path / "project"))
+    monkeypatch.setattr(paths, "SHIPPED", copy)
+    return copy
 
 
 def edit(path: Path, change: Callable[[dict], object]) -> None:
@@ -82,8 +97,7 @@ def replace(path: Path, old: str, new: str) -> None:
 # --- build
 
 
-def test_a_built_notebook_passes_its_check_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
-    assert notebooks.check(root=built) == []
+def test_a_built_notebook_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     text = text_outputs(built)
     assert text.startswith(". [] ")
     assert "<object object at 0x...>" in text and "<cell>:" in text
@@ -93,7 +107,7 @@ def test_a_built_notebook_passes_its_check_names_no_machine_and_ran_in_an_empty_
 def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(project: Path) -> None:
     pair = [project / "nbs_py/01_adds.py", project / "notebooks/01_adds.ipynb"]
     before = [path.read_bytes() for path in pair]
-    notebooks.build("01_adds", root=project)
+    pairs.build("01_adds")
     assert [path.read_bytes() for path in pair] == before
     for newer in pair:
         os.utime(newer, (4e9, 4e9))
@@ -108,7 +122,7 @@ def test_a_cell_that_fails_or_does_not_end_is_named_and_leaves_the_committed_not
     for code, reason in (("1 / 0", "ZeroDivisionError"), ("import time\ntime.sleep(60)", "did not end")):
         source.write_text(text.replace("import warnings\n", f"import warnings\n{code}\n"))
         with pytest.raises(NotebookError, match=f"2 of 3.*{reason}"):
-            notebooks.build("01_adds", root=project, timeout_s=5)
+            pairs.build("01_adds", timeout_s=5)
         assert path.read_bytes() == before
 
 
@@ -117,16 +131,16 @@ def test_a_build_does_not_lose_code_edited_in_the_notebook(project: Path) -> Non
     edit(path, lambda notebook: notebook["cells"][1].update(source="one = 7"))
     before = path.read_bytes()
     with pytest.raises(DataError, match="01_adds"):
-        notebooks.build("01_adds", root=project)
+        pairs.build("01_adds")
     assert path.read_bytes() == before
 
 
 def test_a_report_template_is_stamped_but_not_executed(project: Path) -> None:
     (project / "nbs_py" / "91_report.py").write_text(ADDS.replace("import os\n", "raise SystemExit\n"))
-    notebooks.build("91_report", root=project)
-    assert notebooks.check(["91_report"], root=project) == []
+    pairs.build("91_report")
+    assert pairs.check(["91_report"]) == []
     edit(project / "notebooks" / "91_report.ipynb", lambda nb: nb["cells"][1].update(execution_count=1))
-    assert "stripped" in notebooks.check(["91_report"], root=project)[0]
+    assert "stripped" in pairs.check(["91_report"])[0]
 
 
 # --- prose and links
@@ -136,31 +150,31 @@ def test_prose_is_rewritten_and_outputs_are_kept(project: Path) -> None:
     source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
     outputs = text_outputs(project)
     replace(source, "Is it?", "Is it so?")
-    assert notebooks.check(root=project)
-    notebooks.rewrite_prose("01_adds", root=project)
-    assert notebooks.check(root=project) == [] and text_outputs(project) == outputs and "Is it so?" in path.read_text()
+    assert pairs.check()
+    pairs.rewrite_prose("01_adds")
+    assert pairs.check() == [] and text_outputs(project) == outputs and "Is it so?" in path.read_text()
     replace(source, "2 + one == 3", "1 + one + 1 == 3")
     before = path.read_bytes()
     with pytest.raises(DataError, match="01_adds"):
-        notebooks.rewrite_prose("01_adds", root=project)
+        pairs.rewrite_prose("01_adds")
     assert path.read_bytes() == before
 
 
 def test_neighbours_are_linked_and_a_new_one_moves_the_links(project: Path) -> None:
     for name in ("03_other", "91_report"):
         (project / "nbs_py" / f"{name}.py").write_text(OTHER)
-        notebooks.build(name, root=project)
-    notebooks.rewrite_prose("01_adds", root=project)
-    assert notebooks.check(root=project) == []
+        pairs.build(name)
+    pairs.rewrite_prose("01_adds")
+    assert pairs.check() == []
     (project / "nbs_py" / "02_between.py").write_text(OTHER)
-    notebooks.build("02_between", root=project)
-    old = [line.split(":")[0] for line in notebooks.check(root=project) if "links" in line]
+    pairs.build("02_between")
+    old = [line.split(":")[0] for line in pairs.check() if "links" in line]
     assert old == ["notebooks/01_adds.ipynb", "notebooks/03_other.ipynb"]
     for name in ("01_adds", "03_other"):
-        notebooks.rewrite_prose(name, root=project)
-    assert notebooks.check(root=project) == []
+        pairs.rewrite_prose(name)
+    assert pairs.check() == []
     for folder, suffix in (("nbs_py", "py"), ("notebooks", "ipynb")):
-        texts = {name: (project / folder / f"{name}.{suffix}").read_text() for name in notebooks.names(root=project)}
+        texts = {name: (project / folder / f"{name}.{suffix}").read_text() for name in notebooks.names()}
         found = [re.findall(r"\((\w+)\.ipynb\)", text) for text in texts.values()]
         assert found == [["02_between"], ["01_adds", "03_other"], ["02_between"], []]
 
@@ -187,43 +201,39 @@ def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path) -
     ):
         path.write_text(whole)
         edit(path, change)
-        problems = notebooks.check(root=project)
+        problems = pairs.check()
         assert len(problems) == 1 and found in problems[0]
 
 
 def test_check_finds_outputs_older_than_their_code_and_a_lonely_half(project: Path) -> None:
     source = project / "nbs_py" / "01_adds.py"
     replace(source, "one: int = 1", "one: int = 2")
-    problems = notebooks.check(root=project)
+    problems = pairs.check()
     assert len(problems) == 2 and "cells" in problems[0] and "executed" in problems[1]
     source.rename(project / "nbs_py" / "02_moved.py")
-    problems = "\n".join(notebooks.check(root=project))
+    problems = "\n".join(pairs.check())
     assert "notebooks/02_moved.ipynb" in problems and "notebooks/01_adds.ipynb" in problems
 
 
 # --- copies
 
 
-def test_copies_get_the_parameters_they_define_and_say_which_claims_held(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_copies_of_those_that_read_runs_say_which_claims_held(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (project / "nbs_py" / "02_other.py").write_text(OTHER)
-    committed = (project / "notebooks" / "01_adds.ipynb").read_bytes()
-    errors = notebooks.execute_copies(["01_adds", "02_other"], tmp_path / "copies", {"one": 2}, root=project)
-    assert (
-        "4 of 4" in errors["01_adds"]
-        and "AssertionError: 4 is not 3" in errors["01_adds"]
-        and errors["02_other"] is None
-    )
+    for number, source in (("02", "mine"), ("03", "frozen")):
+        (project / "nbs_py" / f"{number}_reads.py").write_text(READS.format(source))
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    notebooks.run_copies(notebooks.CopiesConfig(out="copies", source="mine"))
     first, second, last = capsys.readouterr().out.splitlines()
-    assert "Two and one is three: FAILED" in first and second.endswith("held") and last.startswith("1 of 2 claims held")
-    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"01_adds.ipynb", "02_other.ipynb"}
-    assert (project / "notebooks" / "01_adds.ipynb").read_bytes() == committed
+    assert first.endswith("02_reads: It reads runs: held") and last.startswith("1 of 2 claims held")
+    assert "03_reads" in second and "FAILED: code cell 3 of 3" in second and second.endswith("AssertionError: mine")
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"02_reads.ipynb", "03_reads.ipynb"}
 
 
 # --- the project's own notebooks
 
-WALKS = notebooks.walks()
+WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
 
 
 def committed(name: str) -> dict:
@@ -296,9 +306,6 @@ def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
     assert time.perf_counter() - begin < limit, f"a walk-through takes under {limit // 2} s on two free cores"
 
 
-def test_the_recipe_executes_the_notebooks_that_read_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(notebooks, "execute_copies", lambda chosen, *_: asked.extend(chosen))
-    notebooks.run_copies(notebooks.CopiesConfig())
-    assert {"04_pretraining", "08_did_it_learn"} <= set(asked)
-    assert not [name for name in asked if name.startswith("02") or notebooks.is_template(name)]
+def test_the_recipe_executes_the_notebooks_that_read_runs() -> None:
+    reading = [name for name in notebooks.names() if notebooks.has_parameter(notebooks.source_of(name), "source")]
+    assert {"04_pretraining", "08_did_it_learn"} <= set(reading) <= set(WALKS)
