@@ -137,7 +137,7 @@ class LocalModel:
         self.answers += 1
         longest = cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
         with dist.autocast(dist.device()):
-            for token, _ in generate.stream(self.loaded.model, prompt, max_new_tokens=longest, **how):
+            for token in generate.stream(self.loaded.model, prompt, max_new_tokens=longest, **how):
                 ids.append(token)
                 text = detokenizer.growing(ids)
                 if len(text) > len(shown):

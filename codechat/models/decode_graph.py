@@ -23,18 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
-from codechat.models.draws import Truncation, draw, uniform
+from codechat.models.draws import Batch, Ended, Rows, Truncation, draw, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_members
 from codechat.models.layers import residual, rope_table
 
 if TYPE_CHECKING:
-    from codechat.models.generate import Reader, _Batch
+    from codechat.models.generate import Reader
 
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
 COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds in a process, pays
-ANY, NEVER = -2, -3  # of stop sequences: where every token matches, and where none does
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
@@ -98,30 +97,41 @@ class Layer:
         return attend_shared(q, self.own[0], self.own[-1][..., :width], mask, prompt, at.members, at.place)
 
 
-class Slots:
-    """Where the rows lie, and what they have sampled: tensors that steps change in place."""
+class Slots(Rows):
+    """`Rows`, and where they lie; every token changes them in place."""
 
-    PER_ROW = "place base keys budget hidden tail done stopped ends ids logprobs".split()  # noqa: SIM905
+    KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
 
-    def __init__(self, **tensors: Tensor) -> None:
-        vars(self).update(tensors)
+    def __init__(self, batch: Batch, cache: KVCache, last: Tensor) -> None:
+        count = len(batch.budgets)
+        super().__init__(batch, bucket(count), last.device)
+        shared = isinstance(cache, SharedCache)
+        prompts, self.extent = (cache.prefix, cache.extent) if shared else (cache, 0)
+        owner = cache.owner if shared else torch.arange(count, device=last.device)
+        padding = 0, len(self.row) - count
+        self.owner = F.pad(owner, padding)  # (B,) prompt of each slot
+        self.base = F.pad(cache.positions(1)[:, 0], padding)  # (B,) position of the first new token
+        self.hidden = F.pad(last, (0, 0, *padding))  # (B, D) last states
+        self.prompt_real = prompts.real[:, None, None, : prompts.extent]  # (P, 1, 1, S) false = padding
+        self.column = torch.tensor([self.extent], device=last.device)  # (1,) own column that the next token takes
+        self.own_real = self.prompt_real[..., :0]  # (B, 1, 1, O) false = padding behind a shared beginning
+        self.arrange(count)
+
+    def arrange(self, live: int) -> None:
+        """Give every prompt's live slots, the first ones, their places in the grid."""
+        groups = len(self.prompt_real)
+        self.members, place = group_members(self.owner[:live], groups)  # (P, W) slots; 0 where a prompt has fewer
+        self.place = F.pad(place, (0, len(self.owner) - live))  # (B,) in the flattened grid (P W)
 
 
 def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Tensor, ...]:
     """Draw a token of every row from its last state and note it; returns what the blocks need: (x, cos, sin, mask)."""
     logits = F.linear(slots.hidden, head).float()
     logits[:, model.cfg.n_ids :] = -math.inf
-    ids, logprobs = draw(logits, how, uniform(slots.keys, slots.t))
-    slots.tail.copy_(torch.cat((slots.tail[:, 1:], ids[:, None]), dim=1))
-    hit = ((slots.tail[:, None] == slots.endings) | (slots.endings == ANY)).all(-1).any(-1)
-    first = hit & ~slots.done
-    slots.stopped.logical_or_(first)
-    slots.ends.copy_(torch.where(first, slots.t + 1, slots.ends))
-    slots.ids.index_copy_(1, slots.t, ids[:, None])
-    slots.logprobs.index_copy_(1, slots.t, logprobs[:, None])
-    slots.done.logical_or_(hit | (slots.budget == slots.t + 1))
     # a finished row may stand behind the model's block, where there is no position
     positions = (slots.base + slots.t).clamp(max=model.cfg.block_size - 1)
+    ids, logprobs = draw(logits, how, uniform(slots.keys, slots.t))
+    slots.add(ids, logprobs)
     columns = torch.arange(slots.own_real.shape[3], device=ids.device)
     mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
     x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
@@ -137,13 +147,12 @@ def _run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, ma
 def _advance(norm: Any, x: Tensor, slots: Slots) -> None:
     slots.hidden.copy_(norm(x)[:, 0])
     slots.column.add_(1)
-    slots.t.add_(1)
 
 
 @cache
-def compiled_region(region: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """A region, compiled once per process for all sizes."""
-    return torch.compile(region, fullgraph=True, dynamic=True, backend=backend)
+def compiled_region(region: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """A region, compiled once per process for all sizes; none = as it is."""
+    return torch.compile(region, fullgraph=True, dynamic=True, backend=backend) if backend else region
 
 
 def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
@@ -169,65 +178,23 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 
 
 class Decoder:
-    """A batch (`generate._Batch`) that is decoded to its end. cache, last (B, D): of `generate._prefill` without
-    room."""
+    """A batch that is decoded to its end. cache, last (B, D): of `generate._prefill` without room."""
 
-    def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: _Batch) -> None:
+    def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: Batch) -> None:
         self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
-        regions = (_sample, _run_block, _advance)
-        self.regions = [compiled_region(f, self.compiled) for f in regions] if self.compiled else regions
-        device, self.count, self.most = last.device, len(batch.budgets), max(batch.budgets)
-        B, rows = bucket(self.count), torch.arange(self.count, device=device)
-        prompts, owner, self.extent = cache, rows, 0
-        if isinstance(cache, SharedCache):
-            prompts, owner, self.extent = cache.prefix, cache.owner, cache.extent
-        self.steps = self.waits = 0  # tokens so far; questions to the device
-        self.room = room_for(self.extent + self.most)
-        self.row = torch.arange(B, device=device)  # the batch's row in each slot; rows from count on are padding
-        self.owner = F.pad(owner, (0, B - self.count))
-        self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=device)
-        self.own_real[: self.count, 0, 0, : self.extent] = cache.real[:, : self.extent] if self.extent else True
-
-        def slots(values: list[int] | Tensor) -> Tensor:
-            values = torch.as_tensor(values, device=device)
-            return F.pad(values, (0, 0) * (values.ndim - 1) + (0, B - self.count))
-
-        budget, longest = slots(batch.budgets), max(map(len, batch.stops), default=1)
-        endings = [[ANY] * (longest - len(s)) + s for s in batch.stops] or [[NEVER]]
-        self.slots = Slots(
-            members=self.owner[:0, None],  # (P, W) slots of each prompt's rows; 0 where it has fewer
-            place=self.owner,  # (B,) each slot's place in the flattened grid (P W)
-            prompt_real=prompts.real[:, None, None, : prompts.extent],  # (P, 1, 1, S) false = padding
-            own_real=self.own_real[..., :0],  # (B, 1, 1, O) false = padding behind a shared beginning
-            column=torch.tensor([self.extent], device=device),  # (1,) own column that the next token takes
-            t=torch.zeros(1, dtype=torch.long, device=device),  # (1,) its number among the new tokens
-            base=slots(cache.positions(1)[:, 0]),  # (B,) position of the first new token
-            keys=slots(batch.draws),  # (B,) of random numbers
-            budget=budget,  # (B,) new tokens that a row may have
-            hidden=slots(last),  # (B, D) last states
-            tail=torch.full((B, longest), -1, device=device),  # (B, L) last tokens; -1 = none yet
-            endings=torch.tensor(endings, device=device),  # (N, L) stop sequences, right-aligned
-            done=budget == 0,
-            stopped=torch.zeros(B, dtype=torch.bool, device=device),  # by a stop sequence
-            ends=budget.clone(),  # (B,) tokens of the completion
-            ids=torch.zeros(B, self.most, dtype=torch.long, device=device),
-            logprobs=torch.zeros(B, self.most, device=device),
-        )
-        depth, n, _, K, _, W = prompts.kv.shape
+        self.regions = [compiled_region(f, reader.compiled) for f in (_sample, _run_block, _advance)]
+        self.slots, count = Slots(batch, cache, last), len(batch.budgets)
+        prompts, extent, B = getattr(cache, "prefix", cache), self.slots.extent, len(self.slots.row)
+        self.most = max(batch.budgets)
+        self.room = room_for(extent + self.most)
+        self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
+        self.own_real[:count, 0, 0, :extent] = cache.real[:, :extent]
+        _, n, _, K, _, W = prompts.kv.shape
         self.layers = []
-        for i in range(depth):
-            own = prompts.kv.new_zeros(n, B, K, self.room, W)
-            if self.extent:
-                own[:, : self.count, :, : self.extent] = cache.kv[i, :, :, :, : self.extent]
-            self.layers.append(Layer(prompts.kv[i, :, :, :, : prompts.extent], own))
-        self.out: list[Any] = [None] * self.count
-        self._arrange(rows)
-
-    def _arrange(self, live: Tensor) -> None:
-        """Give every prompt's live slots their places in the grid."""
-        members, place = group_members(self.owner[live], len(self.slots.prompt_real))
-        self.slots.members = live[members]
-        self.slots.place = place.new_zeros(len(self.owner)).index_put((live,), place)
+        for kv, prompt in zip(cache.kv, prompts.kv):  # of each block
+            own = prompt.new_zeros(n, B, K, self.room, W)
+            own[:, :count, :, :extent] = kv[..., :extent, :]
+            self.layers.append(Layer(prompt[..., : prompts.extent, :], own))
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""
@@ -235,7 +202,7 @@ class Decoder:
         wide = min(max(NARROWEST, 1 << (columns - 1).bit_length()), self.room - 1)
         if wide == self.slots.own_real.shape[3]:
             return False
-        B = len(self.owner)
+        B = len(self.slots.row)
         for layer in self.layers:
             layer.own, layer.slots = layer.buffer[:, :B, :, :wide], self.slots
         self.slots.own_real = self.own_real[:B, :, :, :wide]
@@ -245,24 +212,15 @@ class Decoder:
         """Keep the live rows, in the first slots of the same buffers, block by block: a second cache would not fit."""
         B = bucket(len(live))
         slots = F.pad(live, (0, B - len(live)))  # padding repeats slot 0, and is done
-        padding = torch.arange(B, device=live.device) >= len(live)
         for layer in self.layers:
             for kept in layer.buffer:
                 kept[:B] = kept[slots]
         self.own_real[:B] = self.own_real[slots]
-        for name in Slots.PER_ROW:
-            setattr(self.slots, name, getattr(self.slots, name)[slots])
-        self.slots.done |= padding
-        self.owner, self.row = self.owner[slots], torch.where(padding, self.count, self.row[slots])
-        self._arrange(torch.arange(len(live), device=live.device))
+        self.slots.keep(slots)
+        self.slots.done[len(live) :] = True
+        self.slots.row[len(live) :] = len(self.slots.out)
+        self.slots.arrange(len(live))
         self.slots.own_real = self.own_real[:B, :, :, :0]  # so that `_narrow` sees a change
-
-    def _flush(self, slots: Tensor) -> None:
-        """Read the completions of these slots to the host."""
-        columns = (self.row, self.slots.ends, self.slots.stopped, self.slots.ids, self.slots.logprobs)
-        for row, n, hit, ids, logprobs in zip(*(x[slots].tolist() for x in columns)):
-            if row < self.count:
-                self.out[row] = ids[:n], logprobs[:n], hit
 
     def step(self) -> None:
         """One new token of every row."""
@@ -272,26 +230,21 @@ class Decoder:
             x = block_of(block, x, *rope, mask, layer)
         advance(self.model.norm, x, self.slots)
 
-    def run(self) -> list[tuple[list[int], list[float], bool]]:
-        """(ids, log-probabilities, whether a stop sequence ended it) of each row."""
+    def run(self) -> list[Ended]:
+        """Of each row."""
         with ExitStack() as stack:
             if self.compiled:  # as many sizes as there are; sizes that happen to be equal are not taken for one
                 stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
                 stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
-            step = replayed(self.step, self.owner.is_cuda)
-            while self.steps < self.most:
-                todo = min(CHUNK, self.most - self.steps)
-                if self._narrow(self.extent + self.steps + todo):
-                    step = replayed(self.step, self.owner.is_cuda)
+            for done in range(0, self.most, CHUNK):
+                todo = min(CHUNK, self.most - done)
+                if self._narrow(self.slots.extent + done + todo):
+                    step = replayed(self.step, self.head.is_cuda)
                 for _ in range(todo):
                     step()
-                self.steps += todo
-                self.waits += 1
                 live = (~self.slots.done).nonzero()[:, 0]  # waits for the device
                 if not len(live):
                     break
-                if bucket(len(live)) < len(self.owner) and self.steps < self.most:
-                    self._flush(self.slots.done.nonzero()[:, 0])
+                if bucket(len(live)) < len(self.slots.row):
                     self._compact(live)
-        self._flush(torch.arange(len(self.owner), device=self.owner.device))
-        return self.out
+        return self.slots.completions()

@@ -1,5 +1,6 @@
-"""Draws: a truncated distribution, one token of it per row, and the random numbers that decide: hashes of (seed, prompt
-key, sample, position), so that a row's tokens do not depend on its neighbours. Shapes: B rows, V ids.
+"""Draws: a truncated distribution, one token of it per row, the random numbers that decide, and what the rows of a batch
+have sampled. The numbers are hashes of (seed, prompt key, sample, position), so that a row's tokens do not depend on its
+neighbours. Shapes: B rows, V ids.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
     States = Sequence[GrammarState | None]  # none: the row follows no grammar
 
+Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a stop sequence ended it
+
 BLOCK = 64  # our padded vocabulary is a multiple of it
+ANY, NEVER = -2, -3  # in place of a stop sequence's id: every token matches; none does
 COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
 
 
@@ -119,12 +123,11 @@ def stopped_by(stopped: Tensor, states: States) -> Tensor:
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
-    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, one for all or (B,).
+def uniform(keys: Tensor, position: Tensor) -> Tensor:
+    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, (1,) or (B,).
 
     SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
-    step = (position + 1) * _signed(_GOLDEN)  # of a tensor: modulo 2**64 as it is
-    x = keys + (step if isinstance(step, Tensor) else _signed(step))
+    x = keys + (position + 1) * _signed(_GOLDEN)
     x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
     return _shift(x ^ _shift(x, 31), 11).double() * 2.0**-53
@@ -145,3 +148,74 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def _signed(x: int) -> int:
     """The int64 with the low 64 bits of x."""
     return (x + 2**63) % 2**64 - 2**63
+
+
+# ---- the rows of a batch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that are decoded together."""
+
+    prompts: list[Sequence[int]]
+    cuts: list[int]  # first tokens of each prompt that others may share
+    budgets: list[int]  # tokens that each completion may have
+    draws: list[int]  # `row_key` of each
+    how: Truncation
+    stops: list[list[int]]
+    states: States | None = None  # none = no row has a grammar
+
+
+class Rows:
+    """What a batch has sampled: tensors that every token changes in place, so that a GPU can replay it as a graph.
+
+    `size` rows: those of the batch, then padding, which is done from the start."""
+
+    KEPT = ["row", "keys", "budget", "tail", "done", "stopped", "ends", "ids", "logprobs"]  # one value per row
+
+    def __init__(self, batch: Batch, size: int, device: Any) -> None:
+        most, longest = max(batch.budgets), max(map(len, batch.stops), default=1)
+        endings = [[ANY] * (longest - len(s)) + s for s in batch.stops] or [[NEVER]]
+        self.endings = torch.tensor(endings, device=device)  # (N, L), right-aligned
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens so far
+        self.row = torch.arange(size, device=device)  # number in the batch; behind it padding
+        padded = (F.pad(torch.tensor(x, device=device), (0, size - len(x))) for x in (batch.draws, batch.budgets))
+        self.keys, self.budget = padded
+        self.tail = torch.full((size, longest), -1, device=device)  # (B, L) last tokens; -1 = none yet
+        self.done = self.budget == 0
+        self.stopped = torch.zeros_like(self.done)  # by a stop sequence
+        self.ends = self.budget.clone()  # tokens of the completion
+        self.ids = torch.zeros(size, most, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(size, most, device=device)
+        self.out: list[Ended] = [([], [], False)] * len(batch.budgets)
+
+    def add(self, ids: Tensor, logprobs: Tensor, states: States | None = None) -> None:
+        """Append a token to every row (B,), and note which end with it. What is done stays as it is."""
+        self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
+        hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
+        if states is not None:
+            hit = stopped_by(hit, states)
+        first = hit & ~self.done
+        self.ids.index_copy_(1, self.t, ids[:, None])
+        self.logprobs.index_copy_(1, self.t, logprobs[:, None])
+        self.t.add_(1)
+        self.stopped.logical_or_(first)
+        self.ends.copy_(torch.where(first, self.t, self.ends))
+        self.done.logical_or_(hit | (self.budget == self.t))
+
+    def keep(self, rows: Tensor) -> None:
+        """These rows alone, in this order; those that are done are read to the host first."""
+        self._read(self.done)
+        for name in self.KEPT:
+            setattr(self, name, getattr(self, name)[rows])
+
+    def completions(self) -> list[Ended]:
+        """Of every row of the batch."""
+        self._read(slice(None))
+        return self.out
+
+    def _read(self, rows: Tensor | slice) -> None:
+        columns = (self.row, self.ends, self.stopped, self.ids, self.logprobs)
+        for row, n, hit, ids, logprobs in zip(*(x[rows].tolist() for x in columns)):
+            if row < len(self.out):
+                self.out[row] = ids[:n], logprobs[:n], hit

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import decode_graph, lora, packed_attention
-from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
+from codechat.models.draws import Batch, Ended, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache
+from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.layers import compute_dtype
 
 if TYPE_CHECKING:
-    from codechat.text.call_grammar import CallGrammar, GrammarState
+    from codechat.text.call_grammar import CallGrammar
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
@@ -39,7 +39,6 @@ PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN
 StopReason = Literal["stop", "length", "context", "turns"]
 CUT_OFF: tuple[StopReason, ...] = ("length", "context")
 OnOverflow = Literal["raise", "stop"]
-Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a stop sequence ended it
 
 
 @dataclass(frozen=True)
@@ -97,38 +96,32 @@ def sample(
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none. progress: called with the rows of each batch."""
-    how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
-    budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
-    for name, values in dict(keys=keys, prefix_tokens=prefix_tokens, grammars=grammars).items():
-        if values is not None and len(values) != len(prompts):
-            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; required is one per prompt, or none")
-    if min(samples_per_prompt, 1 if batch_size is None else batch_size) < 1:
-        raise ConfigError(f"samples_per_prompt {samples_per_prompt}, batch_size {batch_size}; required is at least 1")
-    cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
-    if prefix_tokens is not None and not all(0 < n < len(p) for n, p in zip(cuts, prompts)):
-        raise ConfigError(f"prefix_tokens {cuts[:8]}; required is at least 1 and less than each prompt's length")
+    how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), [list(s) for s in stop]
+    budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
+    cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
+    names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
     if not rows or not max(budgets):
         return [Completion([], [], "context") for _ in rows]
     # similar lengths together need little padding
-    order = sorted(range(len(rows)), key=lambda r: (cuts[rows[r][0]], len(prompts[rows[r][0]]), r))
+    order = sorted(rows, key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
-    done: dict[int, Completion] = {}
+    done: dict[tuple[int, int], Completion] = {}
     with reading(model, graph if grammars is None else False, len(rows) * max(budgets)) as reader:
         for start in range(0, len(order), width):
             some = order[start : start + width]
-            at = [rows[r][0] for r in some]
-            texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-            draws = [row_key(seed, i if keys is None else keys[i], n) for i, n in (rows[r] for r in some)]
-            states = grammars and [grammars[i] and grammars[i].begin() for i in at]
-            batch = _Batch(texts, starts, most, draws, how, stops, states)
-            for r, (ids, lp, hit) in zip(some, _complete(reader, batch)):
+            texts, starts, most = ([values[i] for i, _ in some] for values in (prompts, cuts, budgets))
+            draws = [row_key(seed, names[i], n) for i, n in some]
+            states = grammars and [(grammar := grammars[i]) and grammar.begin() for i, _ in some]
+            for row, (ids, lp, hit) in zip(
+                some, _complete(reader, Batch(texts, starts, most, draws, how, stops, states))
+            ):
                 reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
-                done[r] = Completion(ids, lp, reason)
+                done[row] = Completion(ids, lp, reason)
             if progress:
                 progress(len(some))
-    return [done[r] for r in range(len(rows))]
+    return [done[row] for row in rows]
 
 
 @torch.no_grad()
@@ -140,33 +133,17 @@ def stream(
     stop: Sequence[Sequence[int]] = (),
     seed: int | None = None,
     key: int | str = 0,
-    on_overflow: OnOverflow = "raise",
     grammar: CallGrammar | None = None,
     **truncation: Any,
-) -> Iterator[tuple[int, float]]:
-    """(id, logprob) of each token as it is sampled, equal to `sample` for this prompt and key; arguments as there."""
-    how, stops = Truncation(**truncation), _stop_sequences(stop)
-    budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
+) -> Iterator[int]:
+    """Each token as it is sampled, equal to `sample` for this prompt and key; arguments as there."""
+    budget = _budget(model, prompt, max_new_tokens, "raise")
     draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
-    if not budget:
-        return
+    how, stops = Truncation(**truncation), [list(s) for s in stop]
     with reading(model, False, budget) as reader:
-        for _, ids, logprobs, _ in _steps(reader, _Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)):
-            yield int(ids), float(logprobs)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Rows that are decoded together."""
-
-    prompts: list[Sequence[int]]
-    cuts: list[int]  # first tokens of each prompt that others may share
-    budgets: list[int]  # tokens that each completion may have
-    draws: list[int]  # `row_key` of each
-    how: Truncation
-    stops: list[list[int]]
-    states: list[GrammarState | None] | None = None  # none = no row has a grammar
+        steps = _steps(reader, Batch([prompt], [len(prompt)], [budget], draws, how, stops, states))
+        yield from (int(rows.ids[0, t]) for t, rows in enumerate(steps))
 
 
 @dataclass(frozen=True)
@@ -235,69 +212,46 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda x: x @ copy if len(x) <= FEW_ROWS else F.linear(x, weight)
 
 
-def _complete(reader: Reader, batch: _Batch) -> list[Ended]:
+def _complete(reader: Reader, batch: Batch) -> list[Ended]:
     """Decode one batch to its end."""
-    B, T = len(batch.prompts), max(batch.budgets)
-    if not T:
-        return [([], [], False)] * B
+    if not max(batch.budgets):
+        return [([], [], False)] * len(batch.prompts)
     if reader.graph:
         return decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
-    device = reader.model.wte.weight.device
-    ids, logprobs = torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, device=device)
-    ends = torch.tensor(batch.budgets, device=device)  # (B,) tokens of each completion
-    stopped = torch.zeros(B, dtype=torch.bool, device=device)
-    for t, (rows, *drawn, hit) in enumerate(_steps(reader, batch)):
-        ids[rows, t], logprobs[rows, t] = drawn
-        # finished rows stay until the next compaction: they must not stop twice, or after their budget
-        first = hit & ~stopped[rows] & (t < ends[rows])
-        stopped[rows] |= first
-        ends[rows] = torch.where(first, t + 1, ends[rows])
-    columns = zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
-    return [(i[:n], lp[:n], hit) for i, lp, n, hit in columns]
+    for rows in _steps(reader, batch):  # noqa: B007
+        pass
+    return rows.completions()
 
 
-def _steps(reader: Reader, batch: _Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(rows, ids, log-probabilities, whether a stop sequence is complete) of each new token, all (B,), until every row
-    has stopped or used its budget; rows that are done may appear in a few more."""
-    model, states, room = reader.model, batch.states, []
+def _steps(reader: Reader, batch: Batch) -> Iterator[Rows]:
+    """The rows after each new token, until all have ended. Those that have stay until they are many."""
+    model, states = reader.model, batch.states
     cache, hidden = _prefill(model, batch, max(batch.budgets))
-    rows = torch.arange(len(batch.prompts), device=hidden.device)
-    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
-    endings = [torch.tensor(s, device=hidden.device) for s in batch.stops]
-    # no id is -1, so nothing matches before enough tokens were sampled
-    tail = torch.full((len(rows), max(map(len, batch.stops), default=1)), -1, device=hidden.device)
-    done = budget == 0
+    rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = {max(b, 1) for b in batch.budgets}
-    for t in range(max(batch.budgets)):
+    for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
         if states is not None:
-            room = (budget - t - 1).tolist()
+            room = (rows.budget - t).tolist()
             apply_grammars(logits, states, room)
-        ids, logprobs = draw(logits, batch.how, uniform(keys, t))
+        ids, logprobs = draw(logits, batch.how, uniform(rows.keys, rows.t))
         if states is not None:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
-        tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
-        stopped = torch.zeros(len(tail), dtype=torch.bool, device=tail.device)
-        for ending in endings:
-            stopped |= (tail[:, -len(ending) :] == ending).all(-1)
-        if states is not None:
-            stopped = stopped_by(stopped, states)
-        yield rows, ids, logprobs, stopped
-        done = done | stopped | (budget == t + 1)
-        alive = len(rows) - int(done.sum())  # the one wait for the device per token
-        if not alive:
+        rows.add(ids, logprobs, states)
+        yield rows
+        live = (~rows.done).nonzero()[:, 0]  # the one wait for the device per token
+        if not len(live):
             return
-        if alive < COMPACT_BELOW * len(rows) or t + 1 in full:
-            keep = (~done).nonzero()[:, 0]
-            cache = cache.select(keep)
-            rows, budget, keys, done, tail, ids = (x[keep] for x in (rows, budget, keys, done, tail, ids))
-            states = states and [states[i] for i in keep.tolist()]
+        if len(live) < COMPACT_BELOW * len(ids) or t in full:
+            cache, ids = cache.select(live), ids[live]
+            rows.keep(live)
+            states = states and [states[i] for i in live.tolist()]
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
+def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens,
     and last states (B, D).
 
@@ -319,7 +273,7 @@ def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache, Tensor]:
     last, rest = torch.cat(states)[owner], [p[len(head) :] for p, head in zip(batch.prompts, heads)]
     if alone:
         return cache, last
-    shared = cache.share(owner, max(map(len, rest)) + room)
+    shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):
         ids, lengths = pad_right(rest, device)
         last = last_real(model.hidden(ids, cache=shared, n_new=lengths), lengths)
@@ -347,24 +301,15 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 
 
-def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
+def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
     """Tokens that this prompt's completion may have."""
     cfg, room = model.cfg, model.cfg.block_size - len(prompt)
-    got = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
-    if max_new_tokens < 1 or not prompt:
-        raise ConfigError(f"{got}; required is 1 each")
-    if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-        raise ConfigError(f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; required are 0..{cfg.n_ids - 1}")
+    got = f"a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"
+    if max_new_tokens < 1 or not prompt or not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
+        raise ConfigError(f"{got}; required are at least 1 each, and ids in 0..{cfg.n_ids - 1}")
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
         raise ConfigError(f"{got}; together they must fit the block_size {cfg.block_size}; shorten one of them")
     return min(room, max_new_tokens)
-
-
-def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Token sequences as lists. ConfigError for bare ids, which would read as a set of stop tokens."""
-    if any(isinstance(s, (int, str)) or not len(s) for s in stop):
-        raise ConfigError(f"stop {stop!r}; required are token sequences, none empty, such as ((27, 91),)")
-    return [list(s) for s in stop]
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int) -> int:

@@ -101,16 +101,9 @@ class KVCache:
         out.kv, out.lengths, out.real = self.kv[:, :, rows], self.lengths[rows], self.real[rows]
         return out
 
-    def share(self, owner: Tensor, room: int) -> SharedCache:
-        """Without copies, a cache of len(owner) rows: row i continues row owner[i] of this one by `room` tokens."""
-        return SharedCache(self, owner, room)
-
-
-new_cache = KVCache
-
 
 class SharedCache(KVCache):
-    """Rows that continue shared prefixes; its columns are the tokens behind the prefix.
+    """Rows that continue shared prefixes: row i continues row owner[i] of `prefix`, which is not copied, by `room` tokens.
 
     With one new token per row, attention waits for memory: a prefix is read once for all rows of its group."""
 

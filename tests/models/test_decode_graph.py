@@ -18,6 +18,7 @@ from codechat.distributed import sharding
 from codechat.launch.step_memory import Tape
 from codechat.models import decode_graph, generate, lora, packed_attention
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.draws import Batch, Truncation
 from codechat.models.generate import sample
 from codechat.models.gpt import GPT
 
@@ -52,13 +53,13 @@ def test_shared_beginnings_full_blocks_and_small_batches_draw_the_same() -> None
 
 
 def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, slots = [], []
-    opened, step = decode_graph.Decoder.__init__, decode_graph.Decoder.step
-    monkeypatch.setattr(decode_graph.Decoder, "__init__", lambda self, *a: (made.append(self), opened(self, *a))[1])
-    monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.owner)), step(self))[1])
+    slots, chunks = [], []
+    step, narrow = decode_graph.Decoder.step, decode_graph.Decoder._narrow
+    monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.slots.row)), step(self))[1])
+    monkeypatch.setattr(decode_graph.Decoder, "_narrow", lambda self, n: (chunks.append(n), narrow(self, n))[1])
     out = sample(random_model(), PROMPTS, max_new_tokens=50, seed=0, samples_per_prompt=8, stop=STOPS, graph=True)
     longest = max(len(c.ids) for c in out)
-    assert [d.waits for d in made] == [-(-longest // decode_graph.CHUNK)] and longest > 2 * decode_graph.CHUNK
+    assert len(chunks) == -(-longest // decode_graph.CHUNK) and longest > 2 * decode_graph.CHUNK
     assert slots[0] == 32 and slots[-1] < 32 and slots == sorted(slots, reverse=True)
     sizes = {4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
     assert {decode_graph.bucket(n) for n in range(1, 513)} == sizes
@@ -134,7 +135,7 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
     free = 79 * GIB - 4 * cfg.n_params
     rows = decode_graph.rows_in_memory(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)
     prompts = [[i] * 256 for i in range(-(-rows // samples)) for _ in range(samples)][:rows]
-    batch = generate._Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), generate.Truncation(), [[1]])
+    batch = Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), Truncation(), [[1]])
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model = GPT(cfg)
         with Tape() as tape:

@@ -16,7 +16,7 @@ from codechat.distributed import hardware
 from codechat.launch.step_memory import Tape
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache
+from codechat.models.kv_cache import KVCache, SharedCache
 
 OPTIONS = [
     dict(),
@@ -70,7 +70,7 @@ def test_latent_attention_counts_rotated_columns_and_caches_a_latent_and_a_rotar
     assert cfg.flops_per_token(10) == 6 * (2 * (by_hand + 10 * 4 * (12 + 8)) + 128 * 32)
     cache = KVCache(config(attention="mla", kv_rank=16), 3, 10)
     assert cache.kv.numel() == 3 * 10 * 2 * (16 + 4) and cache.v.data_ptr() == cache.k.data_ptr(), "one memory"
-    assert cache.share(torch.tensor([0, 0, 1]), room=5).kv.numel() == 3 * 5 * 2 * 20
+    assert SharedCache(cache, torch.tensor([0, 0, 1]), room=5).kv.numel() == 3 * 5 * 2 * 20
     paper = dict(n_embd=5120, n_head=128, head_width=128)  # DeepSeek-V2's widths
     mla = GPTConfig(**paper, attention="mla")
     assert mla.cache_width == 512 + 64 and GPTConfig(**paper).cache_width == 2 * 128 * 128
