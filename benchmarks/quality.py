@@ -5,7 +5,7 @@
 
 Two percent of the documents are held out, by hash. Evaluations do not count as training time. The learning-rate schedule follows the
 clock, so that each contestant ends its schedule with its time. codechat: the pretraining of recipe `nano` with the
-vocabulary that scored best here (LOG.md explains why the recipe keeps another). plain: nanoGPT's settings: 4 x 256, T
+vocabulary that scored best here (docs/experiments/pretraining.md explains why the recipe keeps another). plain: nanoGPT's settings: 4 x 256, T
 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across vocabularies; `python:N` was trained
 on the standard library, which is part of the embedded corpus, so compare it on --path.
 """

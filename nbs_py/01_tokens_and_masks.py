@@ -69,7 +69,7 @@ token_view.xray_boundaries(code, tok)
 # embedding, which in a small model soon has more parameters than all other parts. GPT-2 has no merges for
 # indentation; those learned on Python begin with them. Fewer tokens are not the only criterion: a small model
 # with `python:4096` needed 1.69 bits per byte instead of 1.85 with `gpt2:4096`, but after fine-tuning it copied
-# the arguments of calls worse (LOG.md, 2026-11-21).
+# the arguments of calls worse ([experiments](../docs/experiments/pretraining.md)).
 
 # %%
 text = inspect.getsource(pd.core.frame)  # Python that no vocabulary here was trained on

@@ -33,7 +33,7 @@
 # | first error: unknown sum, copied number, sign | 66 %, 17 %, 2 % |
 # | solutions correct throughout, answers correct | 14 %, 19 %: a reward of answers also pays lucky ones |
 #
-# (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: LOG.md, 2026-11-21.)
+# (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: [experiments](../docs/experiments/programs-and-sums.md).)
 #
 # **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
 # `nano`. `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.

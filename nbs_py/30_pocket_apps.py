@@ -288,7 +288,7 @@ fig
 # %% [markdown]
 # Both levels gain, and so do the requests that are not in the training data. pass@8 hardly moves (0.615
 # before; 0.590, 0.630, 0.675): the policy does more often what it could already do in eight tries. A weaker
-# start had failed (LOG.md): after a sixth of this SFT, with 1.25 of 6 groups a step that had variance,
+# start had failed ([experiments](../docs/experiments/programs-and-sums.md)): after a sixth of this SFT, with 1.25 of 6 groups a step that had variance,
 # REINFORCE at a higher rate lost 0.075. Here 9.3 of 16 have it.
 #
 # The policies' episodes are stored with their turns. The environment is deterministic: every recorded

@@ -305,7 +305,7 @@ print(call, answer(*request, ("assistant", call), ("function", json.dumps({"resu
 # - Other seeds of most trainings. Where an ingredient changes little, another seed may change as much: nano's two seeds differ by 2 to 6 points in a
 #   column, and one more training between the last two of mini got 33 of 60 natural requests right and declined 10 of 20.
 # - Most ingredients alone. The last row of nano changes three things; `unserved` and `informal` were never tried apart.
-# - Mini with nano's steps, or nano with mini's. With 18 % more steps nano gained 2 points (`more-sft`, [LOG](../LOG.md)).
+# - Mini with nano's steps, or nano with mini's. With 18 % more steps nano gained 2 points (`more-sft`, [experiments](../docs/experiments/rl-and-controls.md)).
 # - What more domains would bring. Wordings work where they are given; nothing tried here brings the unseen tools above 0.3.
 #
 # ## Try this

@@ -197,7 +197,7 @@ plots.group_signal(name["rl"], metrics["rl"])
 # %% [markdown]
 # ## How it came to read
 #
-# Pretraining on code, a first SFT that learns to copy, and a second on conversations in which only the list says what a tool is called, with lookup drills among them. LOG.md has the arms.
+# Pretraining on code, a first SFT that learns to copy, and a second on conversations in which only the list says what a tool is called, with lookup drills among them. docs/experiments/reading-tools.md has the arms.
 
 # %% tags=["hide-input"]
 plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"])

@@ -85,7 +85,7 @@ def busy_share() -> float:
 
 @pytest.mark.slow
 def test_faster_than_a_process_for_each(pool: Pool) -> None:
-    """Both in one run with the same number of workers: a guard against slow forks. The figures are in LOG.md."""
+    """Both in one run with the same number of workers: a guard against slow forks. docs/experiments/archive.md has figures."""
     programs = humaneval()
     assert failures(pool, programs[:10]) == []
     busy = busy_share()

@@ -1,7 +1,7 @@
 """Lookup drills: lists whose entries are a few words, a name and an argument, and requests that repeat the words.
 
 Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. Beside
-calls in one SFT these drills teach it to a small model (LOG.md): with a name for a word or two ("calls"), with more words,
+calls in one SFT these drills teach it to a small model (docs/experiments/reading-tools.md): with a name for a word or two ("calls"), with more words,
 invented names, and words left out, added or moved in some requests ("phrases") and in most ("loose"). Lists are in the
 style `described` of `chat.tools_prompt`, where the name follows its words, as copying needs it, and where declining is an
 entry like any other.

@@ -4,7 +4,7 @@ A value of a large domain (an invented word, a date, a colour, a number of three
 split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
 two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
 Words are invented for the same reason; a share of them may come from further afield (`Slot.varied`): a model that has only met words of the
-one grammar below writes those where a request has other ones (LOG.md).
+one grammar below writes those where a request has other ones (docs/experiments/reading-tools.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zlib import crc32
 from codechat.text import tokenizer
 
 # words.txt: a thousand everyday words for names, invented tools and values, none of them in a held-out tool;
-# names of people and places for values. Names made of a few common one-token words teach a model those by heart (LOG.md).
+# names of people and places for values. Names made of a few common one-token words teach a model those by heart (docs/experiments/reading-tools.md).
 _SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
 WORDS, NAMES, PLACES = (section.split()[1:] for section in _SECTIONS)
 # Residues modulo 10 of a value's hash.
