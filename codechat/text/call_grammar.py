@@ -15,7 +15,7 @@ by that way. (Where the tag is spelled in ordinary tokens, a call that is not re
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,7 +29,7 @@ from codechat.text.tokenizer import Tokenizer
 Schema = dict[str, Any]
 LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-REPEATS = 2  # of a place in that way, before a way out of a repetition is looked for
+LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength: it must end, however it is sampled
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
 BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes
@@ -222,6 +222,8 @@ def _bounded(schema: Any, place: str = "#") -> Any:
         out.setdefault("items", ANY)
     if {"integer", "number"} & kinds and "enum" not in schema:
         out = BOUNDS | out
+    if {"pattern", "format"} & schema.keys():
+        out.setdefault("maxLength", max(LONGEST_TEXT, schema.get("minLength", 0)))
     return out
 
 
@@ -287,46 +289,30 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
 
 
 def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
-    """A short way from a state to where the answer may end, not always the shortest; none where none was found."""
-    probe, ids, seen, tried, counted = matcher.deep_copy(), [], Counter(), set(), 0
+    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING."""
+    probe, ids, begun = matcher.deep_copy(), [], 0  # begun: where the last string begins
+    tried: dict[bytes, list[int]] = {}  # mask -> [place of its last visit, number of the byte that is taken there]
     while not probe.is_accepting():
-        if any(b'"' in vocabulary.tokens[i] for i in ids[counted:]):  # the next string begins at the same places
-            seen, tried = Counter(), set()
-        counted = len(ids)
         if forced := probe.compute_ff_tokens():
             ids += forced
+            begun = len(ids) if any(b'"' in vocabulary.tokens[i] for i in forced) else begun
             if not probe.consume_tokens(forced):
                 return None
             continue
         allowed = _allowed(probe, vocabulary)
-        known, place = np.flatnonzero(allowed), allowed.tobytes()
+        known, mask = np.flatnonzero(allowed), allowed.tobytes()
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
-        seen[place] += 1
-        # among what is forced, the longest piece leaves the fewest to write
-        longest = int(known[vocabulary.lengths[known].argmax()])
-        token = next((i for i in vocabulary.closers if allowed[i]), longest)
-        if seen[place] > REPEATS:
-            left = [i for i in known[vocabulary.lengths[known] == 1].tolist() if (place, i) not in tried]
-            token = _way_out(probe, left, vocabulary, place, seen, token)
+        single = known[vocabulary.lengths[known] == 1]
+        if mask in tried and len(single) and not allowed[vocabulary.closers[0]]:
+            visit = tried[mask]  # again in this string: the next byte, until one leads out, as the "@" of an address
+            visit[:] = len(ids), visit[1] + (visit[0] >= begun)
+            token = int(single[visit[1] % len(single)])
+        else:  # among what is forced, the longest piece leaves the fewest to write
+            longest = int(known[vocabulary.lengths[known].argmax()])
+            token = next((i for i in vocabulary.closers if allowed[i]), longest)
+            tried[mask] = [len(ids), -1]
         if not probe.consume_token(token):
             return None
         ids.append(token)
-        tried.add((place, token))
     return ids
-
-
-def _way_out(
-    matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int], token: int
-) -> int:
-    """The id that leaves a repetition, as the "@" of an address does: the first one after which other ids may come than
-    at any place before, else other ones than here, else `token`."""
-    second = None
-    for way in ids:
-        probe = matcher.deep_copy()
-        if probe.consume_token(way):
-            after = _allowed(probe, vocabulary).tobytes()
-            if probe.is_accepting() or after not in seen:
-                return way
-            second = way if second is None and after != place else second
-    return token if second is None else second
