@@ -2,15 +2,13 @@
 
     OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with tool_call_id
     ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation
-    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML, and
-                  Qwen3-Coder's <function=NAME> <parameter=NAME> in a <tool_call>
+    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML
     glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
-    BFCL-style    {question, functions, ground_truth}
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
-their results follow in the order of the calls. An answer marked `weight: 0`, `train: false` or `loss: false` gets
-"weight": 0 and carries no loss.
+their results follow in the order of the calls. An answer marked `weight: 0` or `train: false` gets "weight": 0
+and carries no loss.
 """
 
 from __future__ import annotations
@@ -32,19 +30,15 @@ REQUESTS = ("instruction", "prompt", "question", "query", "text")
 ANSWERS = ("output", "completion", "code", "answer", "response")
 INPUTS = ("input", "context")
 NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
-NO_CALL = "I have no function for that."
 CALL_ROLES = ("function_call", "tool_call")  # ShareGPT's turns that hold nothing but calls
-SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
-PARAMETERS = ("parameters", "input_schema", "inputSchema")  # OpenAI's name, Anthropic's, MCP's
-MARKS = ("weight", "train", "loss")  # 0 or false: an answer that carries no loss
-REFUSED = ("reasoning_content", "reasoning", "thinking", "train_detail")  # of a message: they would be lost
+SYSTEM_COLUMNS = ("system", "system_prompt")
+MARKS = ("weight", "train")  # 0 or false: an answer that carries no loss
+REFUSED = ("reasoning_content", "reasoning", "thinking")  # of a message: they would be lost
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _GLAIVE = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])(.*?)</tools>", re.DOTALL)  # the wording before it may name the tags too
-_FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
@@ -52,12 +46,11 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
     """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. DataError, beginning
     with `where`, for a malformed row."""
     try:
-        if row.get("chat") is not None:
-            return messages_of_turns(*_glaive(row), tools_style)
+        row = _glaive(row) if row.get("chat") is not None else row
         raw = _raw_turns(row, where)
-        tools = schemas(row.get("tools") or row.get("functions") or _tools_in_text(raw[0]))
+        tools = schemas(row.get("tools") or _tools_in_text(raw[0]))
         turns = [turn for each in raw for turn in _turns_of(each, where, tools)]
-        if system := column_text(row, SYSTEM_COLUMNS, where):
+        if system := system_text(row, where):
             if turns[0].role != "system":
                 turns.insert(0, Turn("system", system))
             elif turns[0].content.strip() != system.strip():
@@ -79,7 +72,7 @@ def holds_turns(row: Row) -> bool:
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row as it has them."""
     if not holds_turns(row):
-        return _question(row) if row.get("ground_truth") is not None else _instruction(row, where)
+        return _instruction(row, where)
     turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
     if turns is None:
         turns = [{"role": role, "content": text.strip("\n")} for role, text in _CHATML.findall(row["text"])]
@@ -101,15 +94,6 @@ def _instruction(row: Row, where: str) -> list[Any]:
     return [*turns_before(row, where), {"role": "user", "content": user}, {"role": "assistant", "content": answer}]
 
 
-def _question(row: Row) -> list[Any]:
-    try:
-        question, calls = (json.loads(v) if isinstance(v := row[k], str) else v for k in ("question", "ground_truth"))
-        answer = {"content": None, "tool_calls": list(calls)} if calls else {"content": NO_CALL}
-        return [*question, {"role": "assistant", **answer}]
-    except (ValueError, KeyError, TypeError):
-        raise Unreadable("bad_row") from None
-
-
 def glaive_turns(text: str) -> list[Message]:
     """The turns of a `chat` cell, contents stripped, without empty ones."""
     marks = [m for m in _GLAIVE.finditer(text)]
@@ -121,20 +105,19 @@ def glaive_turns(text: str) -> list[Message]:
     return [{"role": roles.get(name, "assistant"), "content": content} for name, content in contents if content]
 
 
-def _glaive(row: Row) -> tuple[list[Turn], list[Message]]:
-    text, system, turns = row["chat"], row.get("system"), []
-    for raw in glaive_turns(text) if isinstance(text, str) else ():
-        prose, tag, _ = raw["content"].partition(chat.CALL_TAG)
-        called = tag and raw["role"] == "assistant"
-        turns.append(Turn(raw["role"], prose, _written(chat.parse_calls(raw["content"]))) if called else Turn(**raw))
-        if called and not turns[-1].calls:
-            raise Unreadable("unreadable_call")
+def _glaive(row: Row) -> Row:
+    """The row in OpenAI's form, calls tagged as Hermes does."""
+    text, system = row["chat"], row.get("system")
+    turns = glaive_turns(text) if isinstance(text, str) else []
+    for turn in turns:
+        if turn["role"] == "assistant":
+            turn["content"] = turn["content"].replace(chat.CALL_TAG, "<tool_call>")
     if not turns:
         raise Unreadable("no_turns")
     if not isinstance(system, str):
         raise Unreadable("unreadable_tools")
-    tools, system = schemas(system), system.removeprefix("SYSTEM:").strip()
-    return ([Turn("system", system)] if system and not tools else []) + turns, tools
+    tools = schemas(system)
+    return {"messages": turns, "tools": tools, "system": "" if tools else system.removeprefix("SYSTEM:").strip()}
 
 
 def request_text(row: Row) -> str:
@@ -145,7 +128,7 @@ def request_text(row: Row) -> str:
 
 def turns_before(row: Row, where: str) -> list[Message]:
     """The turns before an instruction: its system column, and `history`, a list of [request, answer] or of messages."""
-    system = column_text(row, SYSTEM_COLUMNS, where)
+    system = system_text(row, where)
     turns: list[Message] = [{"role": "system", "content": system}] if system else []
     for entry in history if isinstance(history := row.get("history") or [], list) else [history]:
         if isinstance(entry, list) and [*map(type, entry)] == [str, str]:
@@ -157,13 +140,13 @@ def turns_before(row: Row, where: str) -> list[Message]:
     return turns
 
 
-def column_text(row: Row, names: Sequence[str], where: str) -> str:
-    """The text of the first of these columns that has one. DataError for a value that is no text, and for two texts."""
-    given = {name: row[name] for name in names if row.get(name) not in (None, "")}
-    if any(not isinstance(value, str) for value in given.values()) or len(set(given.values())) > 1:
-        shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
+def system_text(row: Row, where: str) -> str:
+    """The text of the system columns. DataError for a value that is no text, and for two texts."""
+    given = {row[name] for name in SYSTEM_COLUMNS if isinstance(row.get(name), str) and row[name].strip()}
+    if len(given) > 1 or any(row.get(name) and not isinstance(row[name], str) for name in SYSTEM_COLUMNS):
+        shown = " and ".join(f"{name} {str(row[name])[:40]!r}" for name in SYSTEM_COLUMNS if row.get(name))
         raise DataError(f"{where} has {shown}; required is one text; correct it, or leave a column out")
-    return next((value for value in given.values() if value.strip()), "")
+    return next(iter(given), "")
 
 
 def _text_column(row: Row, columns: Sequence[str]) -> str:
@@ -180,11 +163,9 @@ def continued(prompt: Any, value: Any, where: str) -> list[Any]:
     begin with the prompt. DataError where they do not fit together."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [] if prompt is None else prompt
     after = {str: [{"role": "assistant", "content": value}], dict: [value]}.get(type(value), value)
-    if not isinstance(before, list) or not isinstance(after, list) or not after:
-        kinds = f"a prompt of type {type(prompt).__name__} and an answer of type {type(value).__name__}"
-        raise DataError(f"{where} has {kinds}; required are text or messages")
-    if not all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in (*before, *after)):
-        raise DataError(f"{where} has a message without a role; required are role and content")
+    listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
+    if not listed or not all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in (*before, *after)):
+        raise DataError(f"{where}: a prompt and its answer must be texts, or messages with role and content")
     (system, asked), (other_system, told) = (
         (turns[:n], turns[n:]) for turns in (before, after) for n in [sum(_role(m) == "system" for m in turns[:1])]
     )
@@ -231,9 +212,8 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
 def _weight(raw: Row, where: str) -> int:
     """0 where a mark says that the answer carries no loss, else 1."""
     marks = {name: raw[name] for name in MARKS if raw.get(name) is not None}
-    for name, value in marks.items():
-        if isinstance(value, str) or value not in (0, 1):
-            raise DataError(f"{where}: a message has {name} {value!r}; required is 0, 1, true or false")
+    if any(isinstance(value, str) or value not in (0, 1) for value in marks.values()):
+        raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
     return int(all(marks.values()))
 
 
@@ -247,7 +227,7 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None:
-        if not (raw.get("tool_calls") or raw.get("function_call")):
+        if not raw.get("tool_calls"):
             raise Unreadable("empty_turn")
         return ""
     raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
@@ -258,18 +238,16 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
     given = raw.get("tool_calls") or []
     if not isinstance(given, Sequence):
         raise Unreadable("unreadable_call")
-    given = [*given, *([{"function": raw["function_call"]}] if raw.get("function_call") else [])]  # OpenAI's first form
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     text, tag, tagged = text.partition("<tool_call>")
     if tag and _CALL.sub("", tag + tagged).strip():
         raise Unreadable("text_after_call")
-    for inner in _CALL.findall(tag + tagged):
-        xml = _FUNCTION.fullmatch(inner)
-        calls += [_xml_call(*xml.groups(), tools)] if xml else _calls_in(inner)
-    return Turn(
-        "assistant", text.strip() if calls else text, calls, ids if len(ids) == len(calls) else [], None, weight
-    )
+    calls += _calls_in(tag + tagged) if tag else []
+    if tag and not calls:
+        raise Unreadable("unreadable_call")
+    ids = ids if len(ids) == len(calls) else []
+    return Turn("assistant", text.strip() if calls else text, calls, ids, None, weight)
 
 
 def _calls_in(text: str) -> list[str]:
@@ -297,22 +275,6 @@ def _written(calls: Iterable[chat.Call]) -> list[str]:
         return [chat.format_call(call.name, call.arguments) for call in calls]
     except DataError:
         raise Unreadable("unreadable_call") from None
-
-
-def _xml_call(name: str, body: str, tools: Sequence[Row]) -> str:
-    """Qwen3-Coder's call: each value is text, which the tool's schema says how to read."""
-    properties = next((t["parameters"]["properties"] for t in tools if t["name"] == name.strip()), {})
-    arguments = {key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in _PARAMETER.findall(body)}
-    return _written([chat.Call(name.strip(), arguments, "object")])[0]
-
-
-def _typed(value: str, schema: Any) -> Any:
-    if not isinstance(schema, Mapping) or schema.get("type", "string") == "string":
-        return value
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
-    except ValueError:
-        return value
 
 
 def _joined(turns: list[Turn]) -> list[Turn]:
@@ -368,19 +330,14 @@ def _objects(text: str) -> list[Any]:
 
 def _schema(item: Any) -> dict[str, Any]:
     """A schema with name, description and an object of parameters, without null fields."""
-    if isinstance(item, str):
-        item = items[0] if len(items := _objects(item)) == 1 else None
     inner = without_nulls(item.get("function") or item) if isinstance(item, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise Unreadable("unreadable_tools")
-    parameters = next((inner[name] for name in PARAMETERS if inner.get(name)), {})
-    if isinstance(parameters, str):
-        parameters = without_nulls((_objects(parameters) or [{}])[0])
+    parameters = inner.get("parameters") or {}
     whole = isinstance(parameters, Mapping) and isinstance(parameters.get("required") or [], (list, tuple))
     if not whole or not isinstance(parameters.get("properties") or {}, Mapping):
         raise Unreadable("unreadable_tools")
     if not {"properties", "type"} & parameters.keys():
         parameters = {"properties": dict(parameters)}  # names and types without the object around them
-    rest = {key: value for key, value in inner.items() if key not in PARAMETERS}
     parameters = {"type": "object", "properties": {}} | dict(parameters)
-    return {"name": inner["name"], "description": "", **rest, "parameters": parameters}
+    return {"name": inner["name"], "description": "", **inner, "parameters": parameters}

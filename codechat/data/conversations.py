@@ -16,10 +16,10 @@ import sys
 import zlib
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class Example:
         return int(np.count_nonzero(self.loss_mask[1:]))
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 without loss. docs: number
     of the conversation within its row, -1 for padding. positions restart in each conversation. domains: index into the
     loader's `domains`, -1 for padding."""
@@ -73,10 +72,7 @@ class Batch:
     domains: torch.Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)))
-
-    def pin_memory(self) -> Batch:
-        return Batch(*(getattr(self, f.name).pin_memory() for f in fields(self)))
+        return Batch(*(part.to(device, non_blocking=True) for part in self))
 
     def places(self, device: torch.device) -> torch.Tensor | None:
         """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU, which looks them
@@ -118,23 +114,10 @@ def check_row(row: Row, default: str, where: str) -> Row:
     if not chat_formats.holds_turns(row):
         needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
         raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
-    if _is_ours(row):
-        return row
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
     return row | {"messages": messages}
-
-
-def _is_ours(row: Row) -> bool:
-    """True for messages of role and content alone, which are taken as they are."""
-    messages, others = row.get("messages"), row.keys() - {"messages", "domain", "source", "id", "meta"}
-    return isinstance(messages, list) and not others and all(map(_is_plain, messages))
-
-
-def _is_plain(message: Any) -> bool:
-    plain = isinstance(message, dict) and message.keys() == {"role", "content"}
-    return plain and message["role"] in chat.ROLES and isinstance(message["content"], str)
 
 
 def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
@@ -193,18 +176,13 @@ def load_domains(
     wanted domain that no file has."""
     domains: dict[str, list[Example]] = {}
     seen: set[str] = set()
-
-    def weighted(rows: Iterator[Row]) -> Iterator[Row]:
-        for row in rows:
-            seen.add(row["domain"])
-            if wanted is None or wanted.get(row["domain"], 0) > 0:
-                yield row
-
     for path in domain_files(directory, split):
-        ledger = Ledger(path.name, limits=LIMITS)
-        for example in encode_all(weighted(read(path)), tokenizer, tags, block_size, ledger, limit):
+        rows, ledger = list(read(path)), Ledger(path.name, limits=LIMITS)
+        seen.update(row["domain"] for row in rows)
+        used = [row for row in rows if wanted is None or wanted.get(row["domain"], 0) > 0]
+        for example in encode_all(used, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
-        if wanted is None or ledger.total:
+        if used:
             ledger.check(REMEDY)
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
@@ -271,10 +249,9 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
 
 def packed_mask(docs: torch.Tensor) -> Any:
     """What the tokens of packed rows see, for `packed_attention.attend`: `Documents`, on a GPU a block mask."""
-    from codechat.models import packed_attention
+    from codechat.models import packed_attention as attention
 
-    on_host = packed_attention.dense(docs.device)
-    return packed_attention.Documents(docs) if on_host else packed_attention.flex_mask(docs)
+    return attention.Documents(docs) if attention.dense(docs.device) else attention.flex_mask(docs)
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
@@ -293,8 +270,7 @@ class PackedLoader:
     """Endless packed batches, mixed by supervised tokens.
 
     weights: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the data; a domain
-    without a weight is not used. DataError for an unknown domain, one without supervised tokens, or a conversation
-    longer than T."""
+    without a weight is not used. No conversation may be longer than T. DataError for an unknown domain."""
 
     def __init__(
         self,
@@ -306,10 +282,12 @@ class PackedLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        _check_examples(examples, weights, T)
         if weights is None:
             weights = {name: sum(e.supervised for e in rows) for name, rows in examples.items()}
         self.domains = sorted(name for name, weight in weights.items() if weight > 0)
+        _check_known(self.domains, examples)
+        if not self.domains:
+            raise DataError("no domain has a positive weight; required is at least one; change --mix")
         self.weights = [weights[name] / sum(weights.values()) for name in self.domains]
         self.examples = [examples[name] for name in self.domains]
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
@@ -377,15 +355,3 @@ def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, 
     _check_known([name for name, share in rows.items() if share > 0], examples)
     means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
     return {name: share * means.get(name, 0.0) for name, share in rows.items()}
-
-
-def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[str, float] | None, T: int) -> None:
-    used = list(examples) if weights is None else [name for name, weight in weights.items() if weight > 0]
-    _check_known(used, examples)
-    if not used:
-        raise DataError("no domain has a positive weight; required is at least one; change --mix")
-    for name in used:
-        if not any(example.supervised for example in examples[name]):
-            raise DataError(f"domain {name} holds no supervised token; prepare the data again")
-        if (longest := max(map(len, examples[name]))) > T:
-            raise DataError(f"a conversation of domain {name} takes {longest} tokens; a row has {T}; raise --seq-len")

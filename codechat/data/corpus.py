@@ -8,8 +8,7 @@ anywhere.
 `WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps take turns
 in one sequence of windows: one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
 
-The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part
-(of a single shard the last 2 %).
+The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part.
 """
 
 from __future__ import annotations
@@ -262,18 +261,12 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
     if not paths:
         make = f"make a corpus with codechat data corpus --out {directory}"
         raise MissingFile(f"{directory} holds neither {MANIFEST} nor *.bin shards; {make}")
-    sizes = [path.stat().st_size for path in paths]
-    files = [{"name": p.name, "bytes": n, "tokens": n // 2, "split": "train"} for p, n in zip(paths, sizes)]
-    if len(files) > 1:
-        files[-1]["split"] = "val"
-        held_out = f"the last shard, {paths[-1].name}, is"
-    else:
-        n = max(1, int(files[0]["tokens"] * VAL_SHARE))
-        cut = files[0]["tokens"] - n
-        files = [files[0] | {"tokens": cut}, files[0] | {"split": "val", "start": cut, "tokens": n}]
-        held_out = f"the last {VAL_SHARE:.0%} of the only shard, {paths[0].name}, are"
+    files = [
+        {"name": p.name, "bytes": n, "tokens": n // 2, "split": "train"} for p in paths for n in [p.stat().st_size]
+    ]
+    files[-1]["split"] = "val"
     totals = {f"{s}_tokens": sum(f["tokens"] for f in files if f["split"] == s) for s in ("train", "val")}
-    note = f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {held_out} held out for validation"
+    note = f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {paths[-1].name} is held out for validation"
     return {"tokenizer": "gpt2", "n_vocab": 50257, "eot_id": 50256, **totals, "files": files, "note": note}
 
 
@@ -285,8 +278,7 @@ def open_corpus(directory: Path | str, split: str) -> Corpus:
         size = path.stat().st_size if path.exists() else "no"
         if size != file["bytes"]:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
-        start = file.get("start", 0)
-        shards.append(np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]])
+        shards.append(np.memmap(path, dtype="<u2", mode="r"))
     if not shards:
         raise DataError(f"corpus {directory} has no split {split!r}")
     return Corpus(manifest, tuple(shards))

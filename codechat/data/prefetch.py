@@ -32,7 +32,7 @@ class Prefetched:
     def _prepare(self) -> tuple[Any, Any]:
         batch = self.loader.next()
         if self.pins:
-            batch = tuple(x.pin_memory() for x in batch) if isinstance(batch, tuple) else batch.pin_memory()
+            batch = getattr(batch, "_make", tuple)(part.pin_memory() for part in batch)
         return batch, self.loader.state()
 
     def state(self) -> Any:

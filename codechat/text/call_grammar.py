@@ -29,7 +29,9 @@ from codechat.text.tokenizer import Tokenizer
 Schema = dict[str, Any]
 LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength: it must end, however it is sampled
+LONGEST_TEXT = (
+    256  # characters of a string with a pattern or format and no maxLength: it must end, however it is sampled
+)
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
 BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes

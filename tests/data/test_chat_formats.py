@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ from codechat.text import chat, tokenizer
 BYTES = tokenizer.load("bytes")
 HERE = Path(__file__).parent
 FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))  # one conversation in five forms
-OPENAI, QWEN, GLAIVE = FORMS["openai"], FORMS["qwen"], FORMS["glaive"]
+OPENAI, GLAIVE = FORMS["openai"], FORMS["glaive"]
 OFFER = chat.tools_prompt([OPENAI["tools"][0]["function"]])
 
 
-def called(city: str, **more) -> str:
-    return chat.format_call("get_weather", {"city": city, **more})
+def called(city: str) -> str:
+    return chat.format_call("get_weather", {"city": city})
 
 
 EXPECTED = [
@@ -46,10 +47,6 @@ def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:
     command.main([kind, "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
-def changed(number: int, **fields) -> dict:
-    return OPENAI | {"messages": [m | fields if i == number else m for i, m in enumerate(OPENAI["messages"])]}
-
-
 def test_every_form_becomes_the_same_conversation():
     for form, row in FORMS.items():
         system, *turns = chat_formats.messages_of(row, "x")
@@ -59,15 +56,6 @@ def test_every_form_becomes_the_same_conversation():
         )
     own = [{"role": "user", "content": " x "}, {"role": "assistant", "content": f"Now {called('Oslo')}"}]
     assert chat_formats.messages_of({"messages": own}, "x") == own
-    first = {"content": "Let me see.", "function_call": {"name": "f", "arguments": ""}}  # OpenAI's first form of a call
-    result = {"role": "function", "name": "f", "content": "3"}
-    row = {"messages": [{"role": "user", "content": "Oslo?"}, {"role": "assistant", **first}, result]}
-    messages = chat_formats.messages_of(row, "x")
-    assert messages[1]["content"] == "Let me see.\n" + chat.format_call("f", {}) and messages[2]["role"] == "function"
-    text = QWEN["text"].replace(
-        "</function>", "<parameter=days>\n2\n</parameter>\n</function>"
-    )  # as the schema types it
-    assert chat_formats.messages_of({"text": text}, "x")[2]["content"].endswith(called("Rome", days=2))
     prose = GLAIVE["chat"].replace("ASSISTANT: <", "ASSISTANT: Sure. <").replace("Oslo 3", "A paint.\n\nA: no turn")
     messages = chat_formats.messages_of(GLAIVE | {"chat": prose}, "x")
     assert messages[2]["content"] == f"Sure.\n{EXPECTED[2]['content']}"
@@ -78,12 +66,13 @@ def test_every_form_becomes_the_same_conversation():
 
 def test_arguments_are_read_under_each_known_name():
     calls = OPENAI["messages"][2]["tool_calls"]
-    for key in ("args", "input", "parameters"):
-        for beside in ({}, {"arguments": None}, {"args": None, "arguments": ""}):
-            functions = [call["function"] for call in calls]
-            renamed = [beside | {"name": f["name"], key: f["arguments"]} for f in functions]
-            row = changed(2, tool_calls=[{"id": c["id"], "function": f} for c, f in zip(calls, renamed)])
-            assert chat_formats.messages_of(row, "x") == EXPECTED
+    for key, beside in product(
+        ("args", "input", "parameters"), ({}, {"arguments": None}, {"args": None, "arguments": ""})
+    ):
+        functions = [beside | {"name": c["function"]["name"], key: c["function"]["arguments"]} for c in calls]
+        named = [{"id": c["id"], "function": f} for c, f in zip(calls, functions)]
+        turns = [m | {"tool_calls": named} if "tool_calls" in m else m for m in OPENAI["messages"]]
+        assert chat_formats.messages_of(OPENAI | {"messages": turns}, "x") == EXPECTED
 
 
 def glaive(answer: str) -> dict:

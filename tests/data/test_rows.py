@@ -102,15 +102,8 @@ def own_task(source: Path) -> list[Any]:
     return sorted(str(problem) for problem in Own(str(source))._problems)
 
 
-def first_form(row: dict[str, Any]) -> dict[str, Any]:
-    call = row["messages"][2]["tool_calls"][0]["function"]
-    return row | {"messages": [USER, {"role": "assistant", "content": "", "function_call": call}]}
-
-
 READERS: dict[str, tuple[Rows, Callable[[Path], Any]]] = {
     "openai": (OPENAI, prepared),
-    "openai, first form": (list(map(first_form, OPENAI)), prepared),
-    "bfcl columns": (BFCL, prepared),
     "bfcl columns as problems": (BFCL, golds),
     "problems": (PROBLEMS, golds),
     "rows of a task of one's own": (OWN, own_task),
@@ -141,7 +134,6 @@ NULL_SCHEMAS = [
     ({"type": "object", "properties": None, "required": None}, "f()"),
     ({"properties": {"a": None, "b": {"type": "string", "enum": None, "description": None}}}, "f(b?: string)"),
     ({"properties": {"a": {"type": "array", "items": None}}, "required": ["a"]}, "f(a: array)"),
-    ('{"type": "object", "properties": null}', "f()"),
 ]
 
 
