@@ -30,9 +30,10 @@ from tqdm import tqdm
 from codechat.core import config
 from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
 from codechat.data import public_rows, sources
-from codechat.data.prepared import MANIFEST, check_shares, print_ledgers, require_kind
+from codechat.data.conversations import IGNORE
+from codechat.data.prepared import MANIFEST, print_ledgers, require_kind
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
 TOKEN_BYTES = "token_bytes.npy"
-IGNORE = -100
 VAL_SHARE = 0.02
 # Enough documents that a 2 % hash split of them is not empty by chance (0.98 ** 512 is 3e-5).
 FEW_DOCUMENTS = 512
@@ -51,7 +51,7 @@ Part = tuple[Document, str]  # a document and its split
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+class CorpusConfig(config.Settings):
     """Source text -> shards of token ids."""
 
     source: str = opt("embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them")
@@ -59,13 +59,8 @@ class CorpusConfig:
     tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
     max_examples: int | None = opt(None, "documents to read; none = all", least=0)
     max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit", least=1)
-    val_share: float = opt(VAL_SHARE, "share of the documents held out for validation, by hash")
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
-
-    def __post_init__(self) -> None:
-        check_shares(self, "max_lost", "val_share")
-        if self.val_share == 1:
-            raise ConfigError("val_share is 1; training needs a part; lower --val-share")
+    val_share: float = opt(VAL_SHARE, "share of the documents held out for validation, by hash", least=0, most=0.99)
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
 
 
 def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:

@@ -7,7 +7,6 @@ leaves only the easy part.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import json
@@ -187,7 +186,7 @@ def text_rule(text: str) -> str | None:
 
 # ------------------------------------------------------------------ rows of local files
 
-ENDINGS = ".parquet, .csv, .json, .jsonl or .jsonl.gz"
+ENDINGS = ".parquet, .json, .jsonl or .jsonl.gz"
 
 
 def open_text(path: Path) -> Iterator[str]:
@@ -232,9 +231,8 @@ def _objects(rows: list[Any], where: str) -> list[Row]:
 
 
 def row_format(path: Path) -> str | None:
-    """'parquet', 'csv', 'jsonl' or None, by the ending of the name."""
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    return kind if kind == "jsonl" or (kind in ("parquet", "csv") and path.suffix != ".gz") else None
+    """'parquet', 'jsonl' or None, by the ending of the name."""
+    return "parquet" if path.suffix == ".parquet" else "jsonl" if path.name.endswith((".jsonl", ".jsonl.gz")) else None
 
 
 def local_rows(path: Path) -> Iterator[Row]:
@@ -248,9 +246,6 @@ def local_rows(path: Path) -> Iterator[Row]:
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
-    elif kind == "csv":
-        csv.field_size_limit(1 << 30)
-        yield from csv.DictReader(open_text(path))
     elif kind == "parquet":
         yield from _parquet_rows(path)
     elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
@@ -329,11 +324,9 @@ def require_columns(rows: Iterable[Row], accepted: Iterable[tuple[str, ...]], or
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
     """Rows of a hub data set, streamed. files: its parquet or json files, where it has only a loading script, or for a
-    part of it. UserError within seconds without a network or the package `datasets`."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(f"{name} needs the package `datasets`; pip install datasets, or {OTHER_SOURCES}") from None
+    part of it. UserError within seconds without a network."""
+    import datasets
+
     probe_hub(name)
     from huggingface_hub.errors import HfHubHTTPError
 

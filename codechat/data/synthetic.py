@@ -120,17 +120,13 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
     sentence = (match[1] or match[2]).replace("``", "`").strip() if match else ""
     if len(sentence) < MIN_DOC_CHARS or _MARKUP.search(sentence) or not sentence.isascii():
         return "unclear_docstring"
-    trivial = (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom)
-    code, body = _without_docstring(source, node), [s for s in node.body[1:] if not _is_constant(s)]
+    trivial = (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom, ast.Constant)
+    code, body = _without_docstring(source, node), [s.value if isinstance(s, ast.Expr) else s for s in node.body[1:]]
     if code is None or all(isinstance(statement, trivial) for statement in body):
         return "no_body"
     user = _request(f"{node.name}({ast.unparse(node.args)})", sentence)
     fits = len(code) <= max_chars and len(user) <= MAX_REQUEST_CHARS
     return row(user, code, "code") if fits else "too_long"
-
-
-def _is_constant(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:

@@ -78,5 +78,5 @@ class Detokenizer:
         if self.tags is not None:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
             # a model may leave out what stands before its closing tag
-            endings += [chat.answer_frame(self.tokenizer, self.tags)[1] + closing, closing]
+            endings += [chat.layout(self.tokenizer, self.tags).closing + closing, closing]
         return endings

@@ -247,7 +247,7 @@ class _Vocabulary:
         self.special_token_ids = sorted(special | set(tokenizer.special_tokens.values()))
         closing = chat.stop_sequences(tokenizer, tags)[0]
         tag = chat.call_beginning(tokenizer, tags) if reserved else tokenizer.encode_inside(chat.CALL_TAG)
-        opening, end = chat.answer_frame(tokenizer, tags)
+        opening, end = chat.layout(tokenizer, tags)[:2]
         self.opening = f"{json.dumps(opening, ensure_ascii=False)}?" if opening else ""
         self.end = json.dumps(end or "\n", ensure_ascii=False)
         self.call_tag, self.tag_id = self._term(tag), tag[0] if len(tag) == 1 else None

