@@ -139,7 +139,7 @@ def bench(cfg: CurveBench) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if cfg.vs:
-            export.write(export.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
+            export.export(export.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
         for seed in measure.turns(cfg.rounds, "seed"):
             curves["codechat"].append(train_codechat(cfg, f"bench/curve-{seed}", cfg.steps, seed, START))
             if cfg.vs:

@@ -118,7 +118,7 @@ def test_training_has_the_losses_of_the_python_loop(
     assert speed.endswith("tokens/s")
     text = text_task.load(str(source), "chars")
     shape = dataclasses.replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
-    model = hf_format.read_model(shape, hf_format.read_weights(tmp_path / "out"))
+    model = hf_format.read_model(shape, hf_format.read_weights(tmp_path / "out").items())
     windows = text.val_windows(71, 70, 20)
     assert model.loss(windows[:, :-1], windows[:, 1:]).item() < expected[0] - 1
     (done,) = generate.sample(model, [[3, 4]], max_new_tokens=30, temperature=0)

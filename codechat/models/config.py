@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,13 +22,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
 LORA_ALPHA, LORA_CHOSEN = 16.0, ("qkv", "out")
-
-
-def check_lora(rank: int, alpha: float, targets: Sequence[str]) -> None:
-    """ConfigError for settings that no adapter can have; rank 0 means no adapters."""
-    if rank < 0 or (rank and (alpha <= 0 or not targets)) or set(targets) - set(LORA_TARGETS):
-        got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
-        raise ConfigError(f"{got}; required a rank from 0, an alpha above 0, targets among {' '.join(LORA_TARGETS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +53,8 @@ class GPTConfig(Settings):
     tied: bool = opt(True, "share the embedding with the output head")
     norm_eps: float = opt(1e-5, "epsilon of RMSNorm", least=0)
     causal: bool = opt(True, "attend to earlier tokens only")
-    recompute: Literal["nothing", "blocks", "elementwise"] = opt(
-        "nothing",
-        "in the backward pass: blocks = each block, less memory for about a third more compute; elementwise = all of a "
-        "block but matrix products and attention",
+    recompute: Literal["nothing", "blocks"] = opt(
+        "nothing", "in the backward pass: blocks = each block, less memory for about a third more compute"
     )
     bf16_residual: bool = opt(False, "where products are bfloat16, the sum that blocks add to is too: half its memory")
     attention_products: bool = opt(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.models import hf_format
 
 FILE = "model.gguf"
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -32,34 +33,20 @@ NAMES = {
     "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }  # fmt: skip
+# keys of the architecture: config.json's
+KEYS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
+}  # fmt: skip
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
-SPACE, CONTROL, USER_DEFINED, UNUSED, BYTE = "\u2581", 3, 4, 5, 6  # SentencePiece's blank; kinds of tokens
+SPECIAL = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
+SPACE, CONTROL, USER_DEFINED, UNUSED = "\u2581", 3, 4, 5  # SentencePiece's blank; kinds of tokens
 # How a byte-level vocabulary of this name splits a text before it merges.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {"gpt-2": GPT2, "default": GPT2, "smollm": GPT2, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
-
-
-class Tensors(Mapping[str, Tensor]):
-    """The file's tensors by Hugging Face's names, in float32; each is computed when it is asked for."""
-
-    def __init__(self, tensors: Mapping[str, Any], interleaved: Mapping[str, int]) -> None:
-        self.tensors, self.interleaved = tensors, interleaved  # heads of query and key projections
-
-    def __getitem__(self, name: str) -> Tensor:
-        from gguf import quants
-
-        found = self.tensors[name]
-        values = np.array(quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
-        weight = torch.from_numpy(values.reshape(tuple(map(int, reversed(found.shape)))))
-        part = ".".join(name.split(".")[-2:])
-        return deinterleaved(weight, self.interleaved[part]) if part in self.interleaved else weight
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
 
 
 def deinterleaved(weight: Tensor, heads: int) -> Tensor:
@@ -73,8 +60,8 @@ def file_in(source: Path) -> Path | None:
     return source if source.suffix == ".gguf" else next(iter(inside), None)
 
 
-def read(path: Path) -> tuple[dict[str, Any], Tensors, dict[str, Any]]:
-    """(config.json, tensors, `saved` of an ImportedTokenizer) of a file.
+def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """(config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer) of a file.
 
     MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
     another architecture, quantization or vocabulary."""
@@ -85,9 +72,24 @@ def read(path: Path) -> tuple[dict[str, Any], Tensors, dict[str, Any]]:
     if unread := sorted({t.tensor_type.name for t in tensors.values()} - set(READ)):
         raise ConfigError(f"{path} holds tensors in {', '.join(unread)}; required are {', '.join(READ)}")
     about = _config(path, family, fields, tensors)
-    heads = {"q_proj.weight": about["num_attention_heads"], "k_proj.weight": about["num_key_value_heads"]}
-    renamed = {_hugging_face(name): tensor for name, tensor in tensors.items() if name != "rope_freqs.weight"}
-    return about, Tensors(renamed, heads if family == "llama" else {}), _tokenizer(path, fields)
+    return about, _weights(tensors, _interleaved_heads(about)), _tokenizer(path, fields)
+
+
+def _interleaved_heads(about: Mapping[str, Any]) -> dict[str, int]:
+    """Projections whose rows are in llama.cpp's order, and their heads."""
+    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
+    return heads if about["model_type"] == "llama" else {}
+
+
+def _weights(tensors: Mapping[str, Any], interleaved: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    from gguf import quants
+
+    for theirs, found in tensors.items():
+        values = np.array(quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
+        weight = torch.from_numpy(values.reshape(tuple(map(int, reversed(found.shape)))))
+        name = _renamed(theirs, NAMES)
+        heads = next((n for part, n in interleaved.items() if f".{part}." in name), None)
+        yield name, deinterleaved(weight, heads) if heads else weight
 
 
 def _package() -> Any:
@@ -108,42 +110,30 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
 
 
-def _hugging_face(name: str) -> str:
-    """Hugging Face's name of a tensor; an unknown one stays as it is, and is told as part of no architecture."""
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """A tensor's name by a table; an unknown one stays as it is, and is told as part of no model."""
     stem, _, kind = name.rpartition(".")
-    parts = stem.split(".")
-    layer = parts[1] if len(parts) > 2 and parts[0] == "blk" else ""
-    known = NAMES.get(".".join(["blk", "{}", *parts[2:]]) if layer else stem)
+    layer = next((part for part in stem.split(".") if part.isdigit()), "")
+    known = names.get(stem.replace(f".{layer}.", ".{}.", 1) if layer else stem)
     return f"{known.format(layer)}.{kind}" if known else name
 
 
 def _config(path: Path, family: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    def number(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{family}.{key}", default)
-        if value is None:
-            raise CheckpointError(f"{path} lacks {family}.{key}; download another conversion of the model")
-        return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not 9.99999997e-07
-
-    if "token_embd.weight" not in tensors:
-        raise CheckpointError(f"{path} has no embedding (token_embd.weight); download another conversion of the model")
-    heads, width = number("attention.head_count"), number("embedding_length")
     scaling = fields.get(f"{family}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in fields:
+    if scaling != "none" or "rope_freqs.weight" in tensors:
         raise ConfigError(f"{path} scales its positions ({scaling}); import the model's Hugging Face directory instead")
-    return {
-        "model_type": family,
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),  # rows beyond the tokens are padding
-        "hidden_size": width,
-        "intermediate_size": number("feed_forward_length"),
-        "num_hidden_layers": number("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": number("attention.head_count_kv", heads),
-        "head_dim": number("attention.key_length", width // heads),
-        "max_position_embeddings": number("context_length"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": number("rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in tensors,
-    }
+    found = {ours: fields[f"{family}.{key}"] for key, ours in KEYS.items() if f"{family}.{key}" in fields}
+    try:
+        heads, width = found["num_attention_heads"], found["hidden_size"]
+        defaults = dict(num_key_value_heads=heads, head_dim=width // heads, rope_theta=10000.0)
+        about = {ours: found.get(ours, defaults.get(ours)) for ours in KEYS.values()}
+        rows = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}; download another conversion of the model") from None
+    # 1e-6, not 9.99999997e-07
+    about = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
+    tied = "output.weight" not in tensors
+    return {"model_type": family, "vocab_size": rows, "tie_word_embeddings": tied, **about}
 
 
 # ---------------------------------------------------------------- tokenizer
@@ -159,8 +149,7 @@ def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     else:
         raise ConfigError(f"{path} has tokenizer {kind} ({split}); required is llama, or gpt2 with {', '.join(SPLITS)}")
     tokens = fields["tokenizer.ggml.tokens"]
-    names = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
-    ids = {name: fields.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in names.items()}
+    ids = {name: fields.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in SPECIAL.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
     template = fields.get("tokenizer.chat_template")
     return {"spec": f"hf:{path.stem}", "json": tokenizer.to_str(), "special": special, "template": template}
@@ -236,39 +225,24 @@ def write(
     bytes. Matrices are in `dtype` (a key of WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
     gguf = _package()
     family, scaling = about["model_type"], about.get("rope_scaling")
-    if family not in FAMILIES or about["hidden_act"] != "silu" or about.get("attention_bias") or scaling:
-        got = (
-            f"{family} with {about['hidden_act']}"
-            + f", attention_bias {about.get('attention_bias')}, {scaling}" * bool(scaling)
-        )
-        raise ConfigError(
-            f"this model is {got}; GGUF is written of {', '.join(FAMILIES)} with silu and plain positions"
-        )
-    vocabulary = _written_tokenizer(saved)
+    got = f"{family} with {about['hidden_act']}, attention_bias {about['attention_bias']}, rope_scaling {scaling}"
+    if family not in FAMILIES or about["hidden_act"] != "silu" or about["attention_bias"] or scaling:
+        raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu and none of the others")
     writer = gguf.GGUFWriter(path, family)
     writer.add_name(saved["spec"].removeprefix("hf:"))
-    writer.add_context_length(about["max_position_embeddings"])
-    writer.add_embedding_length(about["hidden_size"])
-    writer.add_block_count(about["num_hidden_layers"])
-    writer.add_feed_forward_length(about["intermediate_size"])
-    writer.add_head_count(about["num_attention_heads"])
-    writer.add_head_count_kv(about["num_key_value_heads"])
-    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
-        add(about["head_dim"])
-    writer.add_layer_norm_rms_eps(about["rms_norm_eps"])
-    writer.add_rope_freq_base(about["rope_theta"])
-    _add_tokenizer(writer, vocabulary, saved, rows=about["vocab_size"])
-    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
+    for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():
+        (writer.add_float32 if name in hf_format.KINDS else writer.add_uint32)(f"{family}.{key}", about[name])
+    _add_tokenizer(writer, saved, rows=about["vocab_size"])
+    heads, theirs = _interleaved_heads(about), {ours: theirs for theirs, ours in NAMES.items()}
     for name, weight in tensors.items():
-        part = name.split(".")[-2]
-        if family == "llama" and part in heads:
+        if part := next((part for part in heads if f".{part}." in name), None):
             weight = interleaved(weight, heads[part])
         kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
         try:
             data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
         except gguf.quants.QuantError as error:
             raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
-        writer.add_tensor(_theirs(name), data, raw_dtype=kind)
+        writer.add_tensor(_renamed(name, theirs), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -281,15 +255,9 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def _theirs(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    layer = next((part for part in stem.split(".") if part.isdigit()), "")
-    back = {ours: theirs for theirs, ours in NAMES.items()}
-    return f"{back[stem.replace(f'.{layer}.', '.{}.', 1) if layer else stem].format(layer)}.{kind}"
-
-
-def _written_tokenizer(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens by id, their kinds, merges and the name of the way texts are split, found by trying the known ones."""
+def _add_tokenizer(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
+    """Tokens, their kinds, merges, template, and the name of the way texts are split, found by trying the known ones.
+    llama.cpp wants as many tokens as the embedding has rows."""
     from tokenizers import Tokenizer
 
     probe = "it's  WE'LL 12345 x=1\n\n\t caf\u00e9 \u6f22\u5b57 \r\n"
@@ -298,32 +266,19 @@ def _written_tokenizer(saved: Mapping[str, Any]) -> dict[str, Any]:
     split = next((name for name in SPLITS if _splitter(name).pre_tokenize_str(probe) == pieces), None)
     if file["model"]["type"] != "BPE" or split is None:
         raise ConfigError(f"{saved['spec']} splits text in no way that GGUF is written with ({', '.join(SPLITS)})")
-    ids = dict(file["model"]["vocab"])
-    kinds = {token: 1 for token in ids}
-    for token in file["added_tokens"]:
-        ids[token["content"]] = token["id"]
-        kinds[token["content"]] = CONTROL if token["special"] else USER_DEFINED
-    merges = [" ".join(m) if isinstance(m, list) else m for m in file["model"]["merges"]]
-    return dict(ids=ids, kinds=kinds, merges=merges, split=split)
-
-
-def _add_tokenizer(writer: Any, vocabulary: Mapping[str, Any], saved: Mapping[str, Any], rows: int) -> None:
-    """llama.cpp wants as many tokens as the embedding has rows."""
-    named = {i: token for token, i in vocabulary["ids"].items()}
+    kinds = {token: 1 for token in file["model"]["vocab"]}
+    kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in file["added_tokens"]}
+    ids = file["model"]["vocab"] | {t["content"]: t["id"] for t in file["added_tokens"]}
+    named = {i: token for token, i in ids.items()}
     tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary["split"])
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
-    writer.add_token_types([vocabulary["kinds"].get(token, UNUSED) for token in tokens])
-    writer.add_token_merges(vocabulary["merges"])
-    for name, add in (
-        ("bos", writer.add_bos_token_id),
-        ("eos", writer.add_eos_token_id),
-        ("pad", writer.add_pad_token_id),
-    ):
-        token = saved["special"].get(f"{name}_token")
-        if token in vocabulary["ids"]:
-            add(vocabulary["ids"][token])
+    writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
+    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in file["model"]["merges"]])
+    for name, theirs in SPECIAL.items():
+        if (token := saved["special"].get(name)) in ids:
+            writer.add_uint32(f"tokenizer.ggml.{theirs}_token_id", ids[token])
     writer.add_add_bos_token(False)
     if saved["template"]:
         writer.add_chat_template(saved["template"])

@@ -10,14 +10,13 @@ of latent attention R rotated width, C latent width.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, sharding
@@ -28,7 +27,6 @@ from codechat.models.layers import RMSNorm, residual, rms_norm, rope_table, rota
 
 Rope = tuple[Tensor, Tensor] | None  # of `rope_table`
 Cached = tuple[KVCache, int] | None  # a cache and the number of the block
-KEPT = {"mm", "addmm", "bmm", "flex_attention"}  # and every kernel of scaled_dot_product_attention
 
 
 class Attention(nn.Module):
@@ -119,31 +117,17 @@ class MLP(nn.Module):
         return self.down(squared_relu(h) if self.kind == "relu2" else F.gelu(h))
 
 
-def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Of selective checkpointing: keep what costs most to compute again."""
-    name = str(operator).removeprefix("aten.").partition(".")[0]
-    kept = name in KEPT or name.startswith("_scaled_dot_product_")
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
-        self.selective = cfg.recompute == "elementwise"
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 
     def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached = None) -> Tensor:
-        if self.selective and self.training and torch.is_grad_enabled():
-            how = dict(context_fn=partial(create_selective_checkpoint_contexts, _policy), preserve_rng_state=False)
-            return checkpoint(self._add, x, rope, mask, cached, use_reentrant=False, **how)
-        return self._add(x, rope, mask, cached)
-
-    def _add(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
         x = x + self.attn(self.attn_norm(x), rope, mask, cached)
         return x + self.mlp(self.mlp_norm(x))
 

@@ -10,7 +10,6 @@ original system's .pt files. transformers is never imported.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.core.atomic_files import read_json
+from codechat.core.errors import CheckpointError, ConfigError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -58,6 +58,16 @@ UNSUPPORTED = {
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1.0),
 }
+# Of config.json: our fields; sizes are integers, but for KINDS.
+KEYS = dict(vocab_size="rows", hidden_size="n_embd", intermediate_size="mlp_width", num_hidden_layers="depth")
+KEYS |= dict(
+    num_attention_heads="n_head", num_key_value_heads="n_kv_head", head_dim="head_width", rms_norm_eps="norm_eps"
+)
+KEYS |= dict(max_position_embeddings="block_size", rope_theta="rope_theta", tie_word_embeddings="tied")
+KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
+RESOLVED = dict(
+    rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim"
+)  # never none
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
 OUT_BIAS = "self_attn.o_proj.bias"
@@ -133,7 +143,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory by name, in one safetensors file or shards, mapped into memory."""
     names = {ONE_FILE}
     if not (directory / ONE_FILE).is_file():
-        names = set(read_json_object(directory / INDEX).get("weight_map", {}).values())
+        names = set(read_json(directory / INDEX).get("weight_map", {}).values())
     weights: dict[str, Tensor] = {}
     for path in sorted(directory / Path(name).name for name in names):  # never outside of it
         try:
@@ -145,36 +155,34 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def read_model(
-    cfg: GPTConfig, weights: Mapping[str, Tensor], places: Iterable[Piece] | None = None, source: str = "config.json"
-) -> GPT:
-    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero.
+def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: Iterable[Piece] | None = None) -> GPT:
+    """A float32 model of cfg whose `places` (default: `pieces`) are these named weights and whose other rows are zero.
 
-    CheckpointError for what does not fit, and for copies of the same rows that differ; source: where cfg was read."""
-    places = list(pieces(cfg) if places is None else places)
+    CheckpointError for what does not fit, and for copies of the same rows that differ."""
     with torch.device("meta"):
         model = GPT(cfg)
-    expected = {p.theirs: tuple(model.get_parameter(p.ours)[p.start : p.stop].shape) for p in places}
-    given = {
-        name: tuple(tensor.shape)
-        for name, tensor in weights.items()
-        if name in expected or not _ignored(cfg, name, tensor)
-    }
-    if wrong := sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name)):
-        shapes = f"{given.get(wrong[0], 'missing')}, required is {expected.get(wrong[0], 'no such tensor')}"
-        got = f"{len(wrong)} weights do not fit {source}: {wrong[0]} is {shapes}"
-        raise CheckpointError(f"{got}; use the files of one model")
     model.to_empty(device="cpu")
     for p in model.parameters():
         p.zero_()
+    absent = {p.theirs: p for p in (pieces(cfg) if places is None else places)}
     first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
-    for p in places:
-        rows, tensor = model.get_parameter(p.ours)[p.start : p.stop], weights[p.theirs]
-        if (other := first.setdefault(p[1:], p.theirs)) == p.theirs:
+    for name, tensor in weights:
+        if name not in absent:
+            if _ignored(cfg, name, tensor):
+                continue
+            raise CheckpointError(f"{name} is no weight of such a model; use the files of one model")
+        place = absent.pop(name)
+        rows = model.get_parameter(place.ours)[place.start : place.stop]
+        if rows.shape != tensor.shape:
+            got = f"{name} is {tuple(tensor.shape)}, required is {tuple(rows.shape)}"
+            raise CheckpointError(f"{got}; use the files of one model")
+        if (other := first.setdefault(place[1:], name)) == name:
             rows.copy_(tensor)
         elif not torch.equal(rows, tensor.to(rows)):
-            got = f"{p.theirs} and {other} differ"
+            got = f"{name} and {other} differ"
             raise CheckpointError(f"{got}; a gated ReLU is ours only with equal projections; choose another model")
+    if absent:
+        raise CheckpointError(f"{len(absent)} weights are missing, as {min(absent)}; use the files of one model")
     return model.eval()
 
 
@@ -185,30 +193,15 @@ def _ignored(cfg: GPTConfig, name: str, tensor: Tensor) -> bool:
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
     """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
     about = dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act)
-    about |= dict(vocab_size=cfg.padded_vocab, hidden_size=cfg.n_embd, intermediate_size=cfg.hidden_width)
-    about |= dict(num_hidden_layers=cfg.depth, num_attention_heads=cfg.n_head, num_key_value_heads=cfg.kv_heads)
-    about |= dict(head_dim=cfg.head_dim, max_position_embeddings=cfg.block_size, rms_norm_eps=cfg.norm_eps)
-    about |= dict(attention_bias=family.attention_bias, attention_dropout=0.0, tie_word_embeddings=cfg.tied)
+    about |= {theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()}
+    about |= dict(attention_bias=family.attention_bias, attention_dropout=0.0, initializer_range=0.02, use_cache=True)
     about |= {"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}
-    about |= dict(rope_theta=cfg.rope_theta, rope_scaling=None, initializer_range=0.02, use_cache=True)
     about |= dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None)
+    about |= dict(rope_scaling=None, torch_dtype=dtype)
     if cfg.rope_scaling:
         *factors, context = cfg.rope_scaling
         about["rope_scaling"] = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
-    return about | {"torch_dtype": dtype}
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A json file of a downloaded directory."""
-    if not path.is_file():
-        raise MissingFile(f"{path} is missing; `codechat download MODEL` fetches a directory that has it")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not json ({error}); download it again") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}; an object is required; download it again")
-    return value
+    return about
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
@@ -219,51 +212,44 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     positions = positions if isinstance(positions, dict) else {"rope_type": positions}
     scaled = positions.get("rope_type", positions.get("type", "default"))
     family = _family_in(config, scaled, positions)
+    given = {"rms_norm_eps": family.eps, "tie_word_embeddings": False, "rope_theta": 10000.0, **config, **positions}
     try:
-        rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
-        hidden, depth = int(config["intermediate_size"]), int(config["num_hidden_layers"])
-        block = int(config["max_position_embeddings"])
-        theta = float(positions.get("rope_theta", config.get("rope_theta", 10000.0)))
+        heads = given["num_attention_heads"]
+        given["num_key_value_heads"] = given.get("num_key_value_heads") or heads
+        width = 128 if family.model_type == "qwen3" else given["hidden_size"] // heads
+        given["head_dim"] = given.get("head_dim") or width
+        shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
-    if vocab_size + n_tags > rows:
-        got = f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows"
+    if vocab_size + n_tags > shape["rows"]:
+        got = f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {shape['rows']} rows"
         raise ConfigError(f"{got}; use its own tokenizer")
-    head_dim = config.get("head_dim") or (128 if family.model_type == "qwen3" else width // heads)
-    kv_heads = config.get("num_key_value_heads") or heads
-    shape = dict(depth=depth, n_embd=width, n_head=heads, block_size=block, vocab_size=vocab_size, n_tags=n_tags)
-    shape |= dict(n_kv_head=None if kv_heads == heads else kv_heads, mlp_width=None if hidden == 4 * width else hidden)
-    shape |= dict(rows=None if rows == -(-(vocab_size + n_tags) // 64) * 64 else rows, rope_theta=theta)
-    shape |= dict(head_width=None if head_dim * heads == width else head_dim, rope_scaling=scaling, mlp=family.mlp)
-    shape |= dict(norm_eps=config.get("rms_norm_eps", family.eps), tied=config.get("tie_word_embeddings", False))
-    return GPTConfig(**shape, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
+    options = dict(mlp=family.mlp, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm, rope_scaling=scaling)
+    return GPTConfig(**shape, **options, vocab_size=vocab_size, n_tags=n_tags)
 
 
 def _family_in(config: Mapping[str, Any], scaled: str, positions: Mapping[str, Any]) -> Family:
     """The entry of a config.json's class, activation and biases; ConfigError names what has none."""
-    families = [family for family in FAMILIES if family.model_type == config.get("model_type")]
-    act = config.get("hidden_act", families[0].act if families else "silu")  # the first has the class's default
-    key = act, bool(config.get("attention_bias"))
+    kind, biased = config.get("model_type"), bool(config.get("attention_bias"))
+    default = next((f.act for f in FAMILIES if f.model_type == kind), None)
+    key = dict(model_type=kind, hidden_act=config.get("hidden_act", default), attention_bias=biased)
     wrong = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
     if set(config.get("layer_types") or ()) - {"full_attention"}:
         wrong["layer_types"] = config["layer_types"]
     if scaled not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
         wrong["positions"] = positions
-    family = next((f for f in families if (f.act, f.attention_bias) == key), None)
-    if family is None or wrong:
-        names = ("model_type", "hidden_act", "attention_bias")
-        got = ", ".join(
-            f"{k}={str(v)[:60]}" for k, v in (wrong or dict(zip(names, (config.get(names[0]), *key)))).items()
-        )
-        known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
-        raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
-    return family
+    for family in FAMILIES:
+        if not wrong and all(getattr(family, {"hidden_act": "act"}.get(k, k)) == v for k, v in key.items()):
+            return family
+    got = ", ".join(f"{k}={str(v)[:60]}" for k, v in (wrong or key).items())
+    known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
+    raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
 
 
 # ---- the original system's .pt files
 
-KEYS = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
+SIZES = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
 NAME = re.compile(r"(?:_orig_mod\.|module\.|transformer\.)*(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
 # theirs -> ours; every second line has GPT-2's spelling
 OURS = dict(tok_emb="wte", pos_emb="wpe", ln_f="norm", head="head", ln1="attn_norm", ln2="mlp_norm")
@@ -277,27 +263,27 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     the file is executed. n_vocab: ids of its tokenizer."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        cfg = {key: int(saved["cfg"][key]) for key in KEYS}
+        cfg = {key: int(saved["cfg"][key]) for key in SIZES}
         state, step = dict(saved["model"]), int(saved.get("step") or 0)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        needed = f"{{'model': state, 'cfg': {{{', '.join(KEYS)}}}, 'step': int}} of tensors and plain values"
+        needed = f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, 'step': int}} of tensors and plain values"
         got = f"{path} is no checkpoint of the original system ({str(error)[:200]})"
         raise CheckpointError(f"{got}; required is {needed}") from None
     rows = cfg.pop("vocab_size")
     if rows < n_vocab:
         raise ConfigError(f"{path} has {rows} embedding rows, the tokenizer {n_vocab} ids; set its own by --tokenizer")
     eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
-    about = dict(cfg, vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
-    shape = GPTConfig(**about, mlp="gelu", pos="learned")
+    about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
+    shape = GPTConfig(**cfg, **about, mlp="gelu", pos="learned")
     weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = NAME.fullmatch(name)
         ours = (f"blocks.{match[1]}." if match[1] else "") + OURS.get(match[2], match[2]) + ".weight" if match else name
         weights[ours] = tensor
     head = weights.pop("head.weight", None)
-    if head is not None and not torch.equal(head, weights["wte.weight"]):
+    if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
     with torch.device("meta"):
         names = [name for name, _ in GPT(shape).named_parameters()]
     places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in names]
-    return read_model(shape, weights, places, f"the cfg of {path}"), step
+    return read_model(shape, weights.items(), places), step

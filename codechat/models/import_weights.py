@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core import config
+from codechat.core.atomic_files import read_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.text import chat, tokenizer
@@ -62,13 +63,13 @@ def import_model(cfg: ImportConfig) -> Run:
         about, weights, saved = gguf_format.read(gguf)
         tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
     else:
-        about = hf_format.read_json_object(cfg.source / "config.json") if directory else {}
+        about = read_json(cfg.source / "config.json") if directory else {}
         tok = tokenizer.load(cfg.tokenizer or (f"hf:{cfg.source}" if directory else "gpt2"))
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     if directory or weights is not None:
         shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
-        model = hf_format.read_model(shape, hf_format.read_weights(cfg.source) if weights is None else weights)
+        model = hf_format.read_model(shape, weights or hf_format.read_weights(cfg.source).items())
     elif tags in ("text", chat.RAW):
         model, step = hf_format.read_original(cfg.source, tok.n_vocab)
     else:

@@ -1,4 +1,4 @@
-"""RMSNorm, squared ReLU, rotary positions, the dtype of the residual stream, float8 products.
+"""RMSNorm, squared ReLU, rotary positions, the dtype of the residual stream.
 
 On a CPU RMSNorm and squared ReLU have hand-written gradients, in half the passes over memory of autograd's; a GPU
 compiles its blocks. Shapes: B sequences, H heads, T tokens, E rotated width.
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from codechat.core.errors import ConfigError
-from codechat.distributed import dist
 from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 
@@ -124,21 +122,3 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
     """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products."""
     return x.to(compute_dtype(x)) if cfg.bf16_residual else x
-
-
-def to_float8(model: nn.Module, emulate: bool = False) -> nn.Module:
-    """Multiply the matrices of the blocks in float8 by torchao, in place and before sharding; weights stay float32 and
-    keep their names. emulate: without float8 kernels, for tests."""
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError:
-        raise ConfigError("fp8 needs torchao; pip install 'codechat[fp8]', or leave out --fp8") from None
-    device = dist.device()
-    if not emulate and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
-        raise ConfigError(f"fp8 on {device.type}; required is a GPU of compute capability 8.9; leave out --fp8")
-
-    def fits(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and not any(side % 16 for side in module.weight.shape)
-
-    convert_to_float8_training(model.blocks, module_filter_fn=fits, config=Float8LinearConfig(emulate=emulate))
-    return model

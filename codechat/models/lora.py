@@ -22,7 +22,7 @@ from codechat.core.atomic_files import read_json, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.models import hf_format
-from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, GPTConfig, check_lora
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 
@@ -59,7 +59,6 @@ def attach(
     model: GPT, rank: int, alpha: float = LORA_ALPHA, targets: Sequence[str] = LORA_CHOSEN, seed: int = 0
 ) -> GPT:
     """Freeze `model` and give the target matrices of every block an adapter, in place; rank 0 changes nothing."""
-    check_lora(rank, alpha, targets)
     if not rank:
         return model
     if sharding.is_sharded(model):
@@ -185,22 +184,21 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
     if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
         raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")
     (rank, scale), factors = _peft_settings(directory / ABOUT), load_file(directory / ADAPTER)
-    copies: dict[tuple[Any, ...], list[str]] = {}  # PEFT's names of the same rows of ours
+    first: dict[tuple[Any, ...], list[Tensor | None]] = {}  # the factors of each range of rows
     for name, place in _places(model.cfg).items():
-        copies.setdefault(place[1:], []).append(name)
-    for (ours, start, stop), names in copies.items():
-        (a, b), *others = ([factors.pop(f"{n}.lora_{part}.weight", None) for part in "AB"] for n in names)
-        if all(x is None for x in (a, b, *sum(others, []))):
-            continue
-        rows = state[ours][start:stop]
-        fits = a is not None and b is not None and (a.shape, b.shape) == ((rank, rows.shape[1]), (len(rows), rank))
-        same = all(
-            x is not None and y is not None and torch.equal(x, y) for pair in others for x, y in zip((a, b), pair)
-        )
-        if not fits or not same:
-            got = f"{directory}: the adapters of {' and '.join(names)}"
-            raise CheckpointError(f"{got} are not those of one matrix, of rank {rank}; use their own base model")
-        rows += (scale * b.float() @ a.float()).to(rows.device)
+        pair = [factors.pop(f"{name}.lora_{part}.weight", None) for part in "AB"]
+        rows = state[place.ours][place.start : place.stop]
+        shapes = [x if x is None else tuple(x.shape) for x in pair]
+        if shapes not in ([None, None], [(rank, rows.shape[1]), (len(rows), rank)]):
+            raise CheckpointError(
+                f"{directory}: {name} is no adapter of rank {rank} of this matrix; use its own base model"
+            )
+        if (other := first.setdefault(place[1:], pair)) is not pair:
+            if not all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(pair, other)):
+                raise CheckpointError(f"{directory}: {name} repeats another matrix, and its adapter differs")
+        elif None not in shapes:
+            a, b = pair
+            rows += (scale * b.float() @ a.float()).to(rows.device)
     if factors:
         raise CheckpointError(f"{directory}: {min(factors)} fits no matrix; use its own base model")
     return model

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from codechat.core.errors import ConfigError
 from codechat.models.config import Schedule
+
+BETAS = (0.9, 0.95)  # of AdamW
+DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
 
 
 def lr_scale(
@@ -23,13 +25,11 @@ def lr_scale(
     warmup_steps: int = 0,
     schedule: Schedule = "cosine",
     final: float = 0.0,
-    decay_share: float = 0.4,
 ) -> float:
     """Factor on the base learning rate at `step` (0-based), in [final, 1].
 
     Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at `max_steps`, or
-    warmup-stable-decay: constant, then linear to `final` over the last `decay_share` of the steps
-    (arXiv:2405.18392)."""
+    warmup-stable-decay: constant, then linear to `final` over the last 40 % of the steps (arXiv:2405.18392)."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
@@ -37,9 +37,7 @@ def lr_scale(
     done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
     if schedule == "cosine":
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
-    if schedule == "wsd":
-        return 1 - (1 - final) * max(0.0, (done - (1 - decay_share)) / decay_share)
-    raise ConfigError(f"schedule {schedule!r}; required is constant, cosine or wsd")
+    return 1 - (1 - final) * max(0.0, (done - (1 - DECAY_SHARE)) / DECAY_SHARE)
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], scale: float) -> None:
@@ -56,7 +54,6 @@ def build(
     optimizer: Literal["adamw", "muon"] = "adamw",
     muon_lr: float = 0.02,
     weight_decay: float = 0.1,
-    betas: tuple[float, float] = (0.9, 0.95),
 ) -> list[torch.optim.Optimizer]:
     """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
 
@@ -71,7 +68,7 @@ def build(
     ]
     # no groups where only adapters are trained: each lies in a block
     optimizers: list[torch.optim.Optimizer] = (
-        [torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)] if groups else []
+        [torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)] if groups else []
     )
     return optimizers + ([Muon(matrices, lr=muon_lr, weight_decay=weight_decay)] if matrices else [])
 

@@ -250,7 +250,7 @@ class VLLM(Http):
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
-        export.write(export.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
+        export.export(export.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
 

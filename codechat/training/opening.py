@@ -12,7 +12,7 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.evaluation import evaluate
-from codechat.models import layers, lora
+from codechat.models import lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import engines
@@ -55,12 +55,10 @@ def check_taken(cfg: Any, shape: GPTConfig, **settings: Any) -> None:
 
 def build_model(cfg: Any, parent: Checkpoint | None, seed: int | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the seed; without both none yet."""
-
-    def make() -> GPT:
-        return layers.to_float8(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
-
     # random weights of 8b take over a minute per rank: none where others are read
-    model = sharding.build(make, seed=None if parent else seed, shard_it=cfg.shard, over=cfg.shard_over)
+    model = sharding.build(
+        lambda: GPT(cfg.model), seed=None if parent else seed, shard_it=cfg.shard, over=cfg.shard_over
+    )
     if parent:
         checkpoint.restore(parent, model)
     return model

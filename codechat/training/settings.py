@@ -15,7 +15,7 @@ from typing import Any, Literal
 from codechat.core.atomic_files import read_json
 from codechat.core.config import Settings, flag_of, opt
 from codechat.core.errors import ConfigError, UserError
-from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule, check_lora
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 from codechat.runs import paths
 from codechat.tasks import NAMES, name_of
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
@@ -87,7 +87,10 @@ class LearningSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
+        rank, alpha, targets = self.lora_rank, self.lora_alpha, self.lora_targets
+        if set(targets) - set(LORA_TARGETS) or (rank and (alpha <= 0 or not targets)):
+            got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
+            raise ConfigError(f"{got}; required an alpha above 0, targets among {' '.join(LORA_TARGETS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +104,6 @@ class SupervisedSettings(LearningSettings):
     save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
     compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
-    fp8: bool = opt(False, "multiply block matrices in float8, on a GPU that has it, by torchao")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fp8 and self.lora_rank:
-            raise ConfigError(f"fp8 with lora_rank {self.lora_rank}: both replace the same layers; leave one out")
 
     @property
     def length(self) -> int:

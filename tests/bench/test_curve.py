@@ -61,7 +61,7 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
     cfg = CurveBench(**TINY)
     curve.train_codechat(cfg, curve.START, cfg.start_steps, 0, None)
     start = loading.load_model(curve.START)
-    export.write(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
+    export.export(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
     rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
     assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
     assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4

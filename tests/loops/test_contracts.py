@@ -99,7 +99,6 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
     ("pretrain", dict(seq_len=65), ("seq_len", 65, "block_size", 64)),
     ("sft", dict(mix=("calls",)), ("mix", "calls")),
     ("sft", dict(mix=("calls=-1",)), ("mix", "calls=-1")),
-    ("sft", dict(fp8=True, lora_rank=2), ("fp8", "lora_rank", 2)),
     ("reinforce", dict(temperature=0.0), ("temperature", 0.0)),
     ("reinforce", dict(group_size=1), ("group_size", 1)),
     ("reinforce", dict(grad_accum=0), ("grad_accum", 0)),

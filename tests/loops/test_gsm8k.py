@@ -72,7 +72,8 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
         p.data = 0.2 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
     with Run.create("random", {}, kind="test") as run:
         checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"})
-    out = export.export(export.ExportConfig(ckpt="random", out=home / request.param, dtype="float32"))
+    out = home / request.param
+    export.export(export.ExportConfig(ckpt="random", out=out, dtype="float32"))
     assert json.loads((out / "config.json").read_text())["architectures"] == [CLASSES[request.param]]
     return out
 

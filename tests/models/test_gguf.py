@@ -108,7 +108,7 @@ def test_quantized_weights_are_what_the_file_says(
 ) -> None:
     theirs = foreign(transformers, tmp_path / "in", "llama", intermediate_size=64)
     path = written(tmp_path / "in", theirs, kind)
-    weights = gguf_format.read(path)[1]
+    weights = dict(gguf_format.read(path)[1])
     for name, weight in theirs.state_dict().items():
         if name in weights:
             found = weights[name]
@@ -124,7 +124,7 @@ def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Pa
     ours, ids = imported(tmp_path / "in", "ours"), ids_below(400, 2, 64)
     for dtype, cast in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         out = tmp_path / dtype
-        export.write(export.ExportConfig(ckpt="ours", out=out, format="gguf", dtype=dtype))
+        export.export(export.ExportConfig(ckpt="ours", out=out, format="gguf", dtype=dtype))
         back = imported(out, f"back-{dtype}")
         for (which, weight), again in zip(ours.model.named_parameters(), back.model.parameters()):
             assert torch.equal(again, weight.to(cast).float() if weight.ndim == 2 else weight), which
@@ -141,7 +141,7 @@ def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path
     imported(tmp_path / "wide", "wide")
     for ckpt, dtype, named in (("arcee", "float16", "arcee"), ("wide", "q8_0", "down_proj")):
         with pytest.raises(UserError, match=named):
-            export.write(export.ExportConfig(ckpt=ckpt, out=tmp_path / "out", format="gguf", dtype=dtype))
+            export.export(export.ExportConfig(ckpt=ckpt, out=tmp_path / "out", format="gguf", dtype=dtype))
         assert not (tmp_path / "out").exists()
 
 

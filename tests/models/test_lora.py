@@ -148,6 +148,9 @@ def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
             lora.load_peft(made(shape), tmp_path)
 
 
+NOT_LORA = (dict(lora_alpha=0.0), dict(lora_targets=("q",)), dict(lora_targets=()))
+
+
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         lora.save_peft(made(), tmp_path)
@@ -155,9 +158,9 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
         lora.load_peft(made(), tmp_path)
     with pytest.raises(CheckpointError):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
-    for settings in (dict(rank=-1), dict(rank=2, alpha=0.0), dict(rank=2, targets=("q",)), dict(rank=2, targets=())):
+    for settings in (dict(lora_rank=-1), *(dict(lora_rank=2) | more for more in NOT_LORA)):
         with pytest.raises(ConfigError):
-            lora.attach(made(), **settings)
+            grpo.GRPOConfig(**settings)
 
 
 @pytest.mark.parametrize(

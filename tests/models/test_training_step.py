@@ -3,21 +3,18 @@ twice."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from raising import raising
 from sync_count import SyncCount
 from test_packed_attention import DOCS, rollouts
 from torch._dynamo.utils import counters
 
-from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware
-from codechat.models import head, layers, optim, packed_attention
+from codechat.models import head, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
@@ -167,32 +164,3 @@ def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_sa
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found))
-
-
-def test_fp8_needs_torchao_and_then_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = SimpleNamespace(Float8LinearConfig=None, convert_to_float8_training=None)
-    for module, named in ((None, "torchao"), (stand_in, "8.9")):
-        monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=module))
-        monkeypatch.setitem(sys.modules, "torchao.float8", module)
-        with raising(ConfigError, named):
-            layers.to_float8(GPT(GPTConfig(depth=1, n_embd=32, n_head=2)))
-
-
-def test_products_in_fp8_keep_names_and_float32_weights() -> None:
-    pytest.importorskip("torchao", reason="the optional package torchao is not installed")
-    shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=64, vocab_size=100)
-    plain, eight = GPT(shape, seed=1), layers.to_float8(GPT(shape, seed=1), emulate=True)
-    state = plain.state_dict()
-    assert eight.state_dict().keys() == state.keys()
-    assert all(torch.equal(p, state[name]) for name, p in eight.state_dict().items())
-    ids = torch.randint(100, (2, 32), generator=torch.Generator().manual_seed(0))
-    for model in (plain, eight):
-        with torch.no_grad():
-            for name, p in model.named_parameters():  # projections into the residual stream begin at 0
-                if p.ndim == 2 and name.startswith("blocks."):
-                    p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1)
-        model.loss(ids, ids).backward()
-    for (name, a), b in zip(plain.named_parameters(), eight.parameters()):
-        cosine = torch.cosine_similarity(a.grad.flatten(), b.grad.flatten(), dim=0).item()
-        assert b.grad.dtype == torch.float32 and cosine > 0.98, name
-    assert not torch.equal(plain.blocks[0].mlp.up.weight.grad, eight.blocks[0].mlp.up.weight.grad)

@@ -418,7 +418,7 @@ class StubHandler(BaseHTTPRequestHandler):
         if self.path == "/collective_rpc":
             assert body == {"method": "reload_weights"}
             if not self.server.deaf:
-                self.server.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.server.folder))
+                self.server.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.server.folder).items())
             return self.answer({"results": [None]})
         if self.path == "/reset_prefix_cache":
             return self.answer(None)
