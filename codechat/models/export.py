@@ -81,42 +81,34 @@ def export(cfg: ExportConfig) -> str:
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     try:
         with atomic_directory(out) as folder:
-            line = {"run": _write_run, "gguf": _write_gguf}.get(cfg.format, _write_hf)(cfg, ckpt, folder)
+            line = (_write_run if cfg.format == "run" else _write_model)(cfg, ckpt, folder)
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
     return f"{cfg.out}: {line} of {cfg.dtype}, from {ckpt.path}"
 
 
-def _write_gguf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
+def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     from codechat.models import gguf_format, hf_format, loading
 
     shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
-    if not isinstance(tokenizer, ImportedTokenizer) or tags == "reserved":
-        got = f"tokenizer {tokenizer.spec} with tags {tags}"
-        raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
-    family = hf_format.family_of(shape, imported=True)
-    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=[tokenizer.eot_id])
+    imported = isinstance(tokenizer, ImportedTokenizer)
+    family = hf_format.family_of(shape, imported=imported)
     tensors = hf_format.tensors(shape, ckpt.model_state, family)
-    size = gguf_format.write(folder / gguf_format.FILE, about, tensors, tokenizer.saved, cfg.dtype)
-    return f"{family.architecture}, {sum(t.numel() for t in tensors.values()):,} parameters, {size / 2**20:.1f} MiB"
-
-
-def _write_hf(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
-    from codechat.models import hf_format, loading
-
-    shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
-    family = hf_format.family_of(shape, imported=isinstance(tokenizer, ImportedTokenizer))
     eos = end_ids(tokenizer, tags)
     about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
-    write_json(folder / "config.json", about)
-    files = tokenizer_files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    tensors = hf_format.tensors(shape, ckpt.model_state, family)
-    size = hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
     line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
     if family.act == "relu":
         line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
+    if cfg.format == "gguf":
+        if not imported or tags == "reserved":
+            got = f"tokenizer {tokenizer.spec} with tags {tags}"
+            raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
+        size = gguf_format.write(folder / gguf_format.FILE, about, tensors, tokenizer.saved, cfg.dtype)
+    else:
+        files = tokenizer_files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+        for name, text in {"config.json": _text(about), **files}.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        size = hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
     return f"{line}, {size / 2**20:.1f} MiB"
 
 
@@ -143,11 +135,10 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
 
 
 def _is_export(out: Path) -> bool:
-    """Whether it holds an export: a GGUF file, or config.json, no metrics, and no checkpoint but released ones."""
-    if (out / "model.gguf").is_file():
-        return True
+    """Whether it holds an export: its files, no metrics, and no checkpoint but released ones."""
     released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
-    return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
+    named = any((out / name).is_file() for name in ("config.json", "model.gguf"))
+    return named and released and not (out / "metrics.jsonl").exists()
 
 
 # ---- the tokenizer's files

@@ -97,23 +97,20 @@ class Piece(NamedTuple):
 
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
-    """Every tensor of their model, in the order of the layers."""
+    """Every tensor of their model."""
     q, kv = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
     gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
+    parts = {"input_layernorm": "attn_norm", "self_attn.o_proj": "attn.out", "post_attention_layernorm": "mlp_norm"}
+    parts |= {f"self_attn.{x}_norm": f"attn.{x}_norm" for x in ("qk" if cfg.qk_norm else "")}
+    parts |= ({"mlp.gate_proj": f"mlp.{gate}"} if gate else {}) | {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
     yield Piece("model.embed_tokens.weight", "wte.weight")
     for layer in range(cfg.depth):
         theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        yield Piece(theirs + "input_layernorm.weight", ours + "attn_norm.weight")
         for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
             for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
                 yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
-        for letter in "qk" if cfg.qk_norm else "":
-            yield Piece(f"{theirs}self_attn.{letter}_norm.weight", f"{ours}attn.{letter}_norm.weight")
-        yield Piece(theirs + "self_attn.o_proj.weight", ours + "attn.out.weight")
-        yield Piece(theirs + "post_attention_layernorm.weight", ours + "mlp_norm.weight")
-        for name, source in (("gate", gate), ("up", "up"), ("down", "down")):
-            if source:
-                yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
+        for name, part in parts.items():
+            yield Piece(f"{theirs}{name}.weight", f"{ours}{part}.weight")
     yield Piece("model.norm.weight", "norm.weight")
     if not cfg.tied:
         yield Piece("lm_head.weight", "head.weight")

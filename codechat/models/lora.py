@@ -153,8 +153,7 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
     about |= dict(r=rank, lora_alpha=layer.scale * rank, lora_dropout=0.0, fan_in_fan_out=False, inference_mode=True)
     about["target_modules"] = sorted({name.rpartition(".")[2] for name in places})
     directory.mkdir(parents=True, exist_ok=True)
-    hf_format.save(directory / f"{ADAPTER}.tmp", tensors, "float32")
-    (directory / f"{ADAPTER}.tmp").replace(directory / ADAPTER)
+    hf_format.save(directory / ADAPTER, tensors, "float32")
     write_json(directory / ABOUT, about)
     return directory
 
