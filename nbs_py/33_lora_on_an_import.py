@@ -200,7 +200,7 @@ pd.Series(ranks, name="rank of the change").to_frame()
 # fresh import. Identity 5: the merged model, exported and imported once more.
 
 # %%
-lora.save_peft(lora.of_checkpoint("arm0"), folder / "adapter", base="hf")
+lora.save_peft(*lora.of_checkpoint("arm0"), folder / "adapter", base="hf")
 peft = lora.load_peft(load_model("imported").model, folder / "adapter")
 apart["4. PEFT's files on the import, and merged"] = (logits(peft) - logits(merged)).abs().max().item()
 with quiet():

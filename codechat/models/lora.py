@@ -122,40 +122,33 @@ def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
     return {"base_model.model." + p.theirs.removesuffix(".weight"): p for p in matrices}
 
 
-def of_checkpoint(ref: str | Path) -> GPT:
-    """The adapters that a run trained, on a model without other weights, for `save_peft`; CheckpointError without."""
+def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]:
+    """`adapters`, architecture and alpha of a run with adapters, for `save_peft`; CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
-    saved = ckpt.extra.get("lora", {})
-    if not saved:
+    if not ckpt.extra.get("lora"):
         raise CheckpointError(f"{ckpt.path} holds no adapters; {WITHOUT}")
-    rank = next(t.shape[0] for n, t in saved.items() if n.endswith(".a"))
     alpha = read_json(ckpt.path.parent.parent / "config.json")["lora_alpha"]
-    with torch.device("meta"):
-        model = GPT(config.from_dict(GPTConfig, ckpt.meta["model_config"]))
-    attach(model, rank, alpha, sorted({n.split(".")[-2] for n in saved}))
-    for name, layer in adapted(model):
-        layer.a, layer.b = (nn.Parameter(saved[f"{name}.{part}"]) for part in "ab")
-    return model
+    return ckpt.extra["lora"], config.from_dict(GPTConfig, ckpt.meta["model_config"]), alpha
 
 
-def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Path:
-    """Write the adapters for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
-    directory, layers = Path(directory), {f"{name}.weight": layer for name, layer in adapted(model)}
-    places = {name: place for name, place in _places(model.cfg).items() if place.ours in layers}
-    if not places:
+def save_peft(
+    factors: Mapping[str, Tensor], cfg: GPTConfig, alpha: float, directory: str | Path, base: str | None = None
+) -> None:
+    """Write `adapters` for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
+    directory, tensors = Path(directory), dict[str, Tensor]()
+    for name, place in _places(cfg).items():
+        layer = place.ours.removesuffix(".weight")
+        if f"{layer}.a" in factors:
+            tensors[f"{name}.lora_A.weight"] = factors[f"{layer}.a"]
+            tensors[f"{name}.lora_B.weight"] = factors[f"{layer}.b"][place.start : place.stop]
+    if not tensors:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
-    tensors: dict[str, Tensor] = {}
-    for name, place in places.items():
-        layer = layers[place.ours]
-        tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[place.start : place.stop]}
-    rank = layer.a.shape[0]
     about: dict[str, Any] = dict(peft_type="LORA", task_type="CAUSAL_LM", bias="none", base_model_name_or_path=base)
-    about |= dict(r=rank, lora_alpha=layer.scale * rank, lora_dropout=0.0, fan_in_fan_out=False, inference_mode=True)
-    about["target_modules"] = sorted({name.rpartition(".")[2] for name in places})
+    about |= dict(r=len(next(iter(tensors.values()))), lora_alpha=alpha, lora_dropout=0.0, fan_in_fan_out=False)
+    about |= dict(inference_mode=True, target_modules=sorted({name.split(".")[-3] for name in tensors}))
     directory.mkdir(parents=True, exist_ok=True)
     hf_format.save(directory / ADAPTER, tensors, "float32")
     write_json(directory / ABOUT, about)
-    return directory
 
 
 def _peft_settings(path: Path) -> tuple[int, float]:

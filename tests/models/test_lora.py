@@ -42,6 +42,10 @@ def moved(model: GPT) -> GPT:
     return model
 
 
+def write_peft(model: GPT, directory: Path, **more: Any) -> None:
+    lora.save_peft(lora.adapters(model), model.cfg, 6.0, directory, **more)
+
+
 def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only() -> None:
     before = made()(IDS)
     model = lora.attach(made(), 3, 6.0, LORA_TARGETS)
@@ -79,7 +83,7 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     with Run.create("base", {}, kind="test") as base:
         checkpoint.save(base.path, 1, model=made(shape), meta=meta)
     export.export(export.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
-    lora.save_peft(model, tmp_path / "adapter", base="out")
+    write_peft(model, tmp_path / "adapter", base="out")
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert about.items() >= {"peft_type": "LORA", "r": 3, "lora_alpha": 6.0, "base_model_name_or_path": "out"}.items()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -99,7 +103,7 @@ NOT_PLAIN = (
 
 @torch.no_grad()
 def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
-    lora.save_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
+    write_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
     path, name = tmp_path / "adapter_config.json", "blocks.0.attn.qkv.weight"
     about, before = json.loads(path.read_text()), made().state_dict()[name]
 
@@ -132,7 +136,7 @@ def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
     once."""
     shape = replace(SHAPE, mlp="relu2", qk_norm=True)
     model = moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))).eval()
-    lora.save_peft(model, tmp_path)
+    write_peft(model, tmp_path)
     torch.testing.assert_close(lora.load_peft(made(shape), tmp_path)(IDS), model(IDS), atol=1e-5, rtol=1e-5)
     path = tmp_path / "adapter_model.safetensors"
     tensors = load_file(path)
@@ -153,7 +157,7 @@ NOT_LORA = (dict(lora_alpha=0.0), dict(lora_targets=("q",)), dict(lora_targets=(
 
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        lora.save_peft(made(), tmp_path)
+        write_peft(made(), tmp_path)
     with pytest.raises(MissingFile):
         lora.load_peft(made(), tmp_path)
     with pytest.raises(CheckpointError):
@@ -177,7 +181,7 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: Any
     a, start = weights(whole), weights(started)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
-    lora.save_peft(lora.of_checkpoint("whole"), home / "adapter")  # the start and the adapter are the trained model
+    lora.save_peft(*lora.of_checkpoint("whole"), home / "adapter")  # the start and the adapter are the trained model
     again = lora.load_peft(loading.load_model("start").model, home / "adapter").state_dict()
     for name, tensor in a.items():
         torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=1e-5)
