@@ -63,23 +63,23 @@ class GPTConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_head % self.kv_heads or (self.head_width is None and self.n_embd % self.n_head):
-            got = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
-            raise ConfigError(f"{got}; n_head must divide n_embd, and n_kv_head n_head")
-        if self.head_dim % 2 or self.rope_width % 2:
-            raise ConfigError(f"head width {self.head_dim}; rotary positions need an even one, mla one that 4 divides")
-        if self.attention == "mla" and (
-            self.kv_heads != self.n_head or self.qk_norm or self.qkv_bias or self.pos != "rope"
-        ):
-            got = ", ".join(f"{k} {getattr(self, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
-            raise ConfigError(f"attention mla with {got}; leave these at their defaults")
-        if (self.rows or self.n_ids) < self.n_ids:
-            raise ConfigError(f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}")
-        factor, low, high, block = self.rope_scaling or (1, 1, 2, 1)
-        if not (factor >= 1 and 0 < low < high and block >= 1):
-            raise ConfigError(
-                f"rope_scaling {self.rope_scaling}; required are factor >= 1, 0 < low < high, context >= 1"
-            )
+        heads = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
+        usual = self.kv_heads == self.n_head and not (self.qk_norm or self.qkv_bias) and self.pos == "rope"
+        factor, low, high, context = self.rope_scaling or (1, 1, 2, 1)
+        divide = self.n_head % self.kv_heads == 0 and (self.head_width or self.n_embd % self.n_head == 0)
+        for required, fits in {
+            f"{heads}; each must divide the one before": divide,
+            f"head width {self.head_dim}; an even one is required, for mla one that 4 divides": (
+                not (self.head_dim % 2 or self.rope_width % 2)
+            ),
+            "mla leaves n_kv_head, qk_norm, qkv_bias and pos at their defaults": self.attention == "mha" or usual,
+            f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}": self.padded_vocab >= self.n_ids,
+            f"rope_scaling {self.rope_scaling}; required factor >= 1, 0 < low < high, context >= 1": (
+                factor >= 1 and 0 < low < high and context >= 1
+            ),
+        }.items():
+            if not fits:
+                raise ConfigError(required)
 
     @property
     def kv_heads(self) -> int:
