@@ -217,7 +217,7 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
         given["head_dim"] = given.get("head_dim") or width
         shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > shape["rows"]:
         got = f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {shape['rows']} rows"
