@@ -181,7 +181,7 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
         pair = [factors.pop(f"{name}.lora_{part}.weight", None) for part in "AB"]
         rows = state[place.ours][place.start : place.stop]
         shapes = [x if x is None else tuple(x.shape) for x in pair]
-        if shapes not in ([None, None], [(rank, rows.shape[1]), (len(rows), rank)]):
+        if shapes not in ([None, None], [(rank, *rows.shape[1:]), (len(rows), rank)]):
             raise CheckpointError(
                 f"{directory}: {name} is no adapter of rank {rank} of this matrix; use its own base model"
             )
