@@ -72,6 +72,7 @@ samplings = ["greedy", *(s for s in final["sampling"].unique() if s not in ("gre
 kinds = {stratum: words for stratum, words in run_frames.STRATA.items() if f"{stratum}/n" in final}
 gained = {f"{split}, {sampling}": gains(split, sampling) for split in ("test", "test_hard") for sampling in samplings}
 numbers = {f"{when}_{k}": share(part, k) for when, part in (("sft", sft), ("rl", rl)) for k in kinds}
+numbers |= {f"sft_{k}_{end}": share(sft, k, f"pass@1/{end}") for k in kinds for end in ("lo", "hi")}
 numbers |= {f"{when}_absent": share(part, "call", "named_not_offered") for when, part in (("sft", sft), ("rl", rl))}
 for at, gain in gained.items():
     split, sampling = at.split(", ")

@@ -1,8 +1,10 @@
-"""The written documentation: links lead somewhere, functions that it names exist, its commands are valid."""
+"""The written documentation: links lead somewhere, functions that it names exist, its commands are valid, and README's
+numbers are those of committed results."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +19,7 @@ from codechat.core.registry import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
-PAGES += sorted(DOCS.glob("*.md"))
+PAGES += sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 MENTION = re.compile(r"`([\w/]+\.py): ([\w., ]+)`")  # the label of a link: "file: name, name"
@@ -128,6 +130,41 @@ def test_make_targets_exist() -> None:
     assert used and used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
-def test_every_command_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_every_command_is_listed() -> None:
+    text = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert not [name for name in COMMANDS if f"`{name}`" not in text]
+
+
+# --- the README
+
+
+def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
+    nano, staircase, specialist = (
+        json.loads((ROOT / "reports" / name / "data" / "headline.json").read_text())
+        for name in ("nano", "staircase", "specialist")
+    )
+    natural = (ROOT / "reports" / "natural" / "natural.md").read_text()
+    ours, mini = re.search(r"toolbox: tool and arguments right \| (\d+) of 60.*?\| (\d+) of 60", natural).groups()
+    programs = re.search(r"code, not trained on: passes all hidden tests \|.*\| (\d+ of \d+)", natural)[1]
+    points = "{:+.1f} [{:+.1f}, {:+.1f}] points"
+    expected = {
+        **{
+            question: "{:.2f} [{:.2f}, {:.2f}]".format(*(nano[f"sft_{key}{end}"] for end in ("", "_lo", "_hi")))
+            for question, key in (("trained on", "call"), ("never seen", "tool"), ("decline", "unfitting"))
+        },
+        "RL": points.format(*(nano[f"test_greedy{end}"] for end in ("", "_lo", "_hi"))),
+        "graded": points.format(*(staircase[f"weak_{end}"] for end in ("gain", "lo", "hi"))),
+        "wording": f"60 natural requests mini gets {mini} right, nano {ours}",
+        "program": f"{programs} new programs",
+        "alone": f"{specialist['calls_v5']:.0f} of {specialist['asked_v5']:.0f} prompts",
+    }
+    rows = re.findall(r"^\| (.*\?) \| (.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert len(rows) == len(expected)
+    for (asked, answer), (word, numbers) in zip(rows, expected.items()):
+        assert word in asked and numbers in answer
+        assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 100
