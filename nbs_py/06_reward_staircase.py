@@ -144,7 +144,7 @@ policy = reward_starts.start_policies(setting, seed)["poor"]
 batch = setting.sampled(policy, setting.held_out[:groups], group_size=8, seed=seed)
 rewards_of = {shape: batch.rewards.new_tensor([reshaped(s, shape) for s in batch.scores]).view_as(batch.rewards) for shape in SHAPES}
 verdicts = {shape: diagnose.judge(reward, batch.correct) for shape, reward in rewards_of.items()}
-kinds = {"verdict": "verdict", "frac_with_variance": "groups with variance", "reward_mean": "mean reward", "correct_share": "exact"}
+kinds = {"verdict": "verdict", "frac_with_variance": "groups with variance", "reward_mean": "mean reward", "exact_match": "exact"}
 pd.DataFrame({shape: {text: getattr(v, k) for k, text in kinds.items()} for shape, v in verdicts.items()})
 
 # %% [markdown]

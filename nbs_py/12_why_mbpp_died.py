@@ -88,7 +88,7 @@ fig
 # completions for each of 64 MBPP problems. The rows were made by
 #
 #     codechat passk --run-name nano/mbpp --ckpt nano/sft --task mbpp --data-dir MBPP --split train \
-#         --limit 64 --k 8 --max-new-tokens 128
+#         --limit 64 --max-new-tokens 128
 #
 # with the recipe of commit 19387a6, and frozen by this notebook with
 # `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the hub's columns, or "hub"). The rows
@@ -109,7 +109,7 @@ if mbpp:  # freeze again: rates and samples of the run, and what becomes of the 
     frames, task = run_frames.collect([run]), tasks.load("mbpp", source=mbpp)
     frames["runs"] = frames["runs"].drop(columns="config")  # it names a folder of this machine
     frames["samples"] = frames["samples"].groupby("tier").head(2).head(3)[["run", "problem", "reward", "tier", "completion"]]
-    frames["per_problem"] = pd.DataFrame(read_rows(find_run(run) / "pass_rates.jsonl")).assign(run=run)
+    frames["per_problem"] = pd.DataFrame(read_rows(find_run(run) / "per_problem.jsonl")).assign(run=run)
     problems = task.problems("train")
     whole, left = ([s.tier for s in tasks.score_all(task, problems, [change(p.gold["code"]) for p in problems])] for change in (str, cut))
     frames["references"] = pd.DataFrame({"run": run, "id": [p.id for p in problems], "whole": whole, "cut": left})

@@ -109,7 +109,7 @@ SUPERVISED = [
 # %%
 SLOW, LENGTH = "micro:timeout_s=4", dict(max_new_tokens=64)
 SELECTION = [
-    ("passk", LENGTH | dict(run_name="nano/micro-rates", ckpt=BASE, task="micro", data_dir=JOINT, split="train", limit=800, k=8)),
+    ("passk", LENGTH | dict(run_name="nano/micro-rates", ckpt=BASE, task="micro", data_dir=JOINT, split="train", limit=800)),
     ("filter", dict(rates="nano/micro-rates", window=(0.05, 0.95), out=KEPT)),
 ]
 GRPO = [("grpo", LENGTH | dict(run_name=run, init_from=BASE, task=SLOW if i else "micro", data_dir=KEPT, device_batch_size=16, group_size=8,
@@ -137,7 +137,7 @@ pd.DataFrame(config.changed(configured[8][1]), index=["default", "here"]).T
 if freeze:
     rates, checkpoints = "nano/micro-rates", [BASE, *SEEDS]
     frames = run_frames.collect([rates, *SEEDS, *(f"nano/micro-kl-{arm}" for arm in ARMS), *(f"{c}-{what}" for c in checkpoints for what in ("test", "calls"))])
-    frames["rates"] = pd.DataFrame(read_rows(find_run(rates) / "pass_rates.jsonl"))["c"].value_counts().rename("problems").reset_index().assign(run=rates)
+    frames["rates"] = pd.DataFrame(read_rows(find_run(rates) / "per_problem.jsonl"))["c"].value_counts().rename("problems").reset_index().assign(run=rates)
     columns = ["reward_mean", "exact_match", "entropy", "frac_zero_std_groups", "kl_ref", "completion_tokens_mean", "step_s"]
     frames["metrics"] = frames["metrics"][["run", "step", *columns]]
     counts = frames["per_problem"].assign(checkpoint=lambda t: t["checkpoint"].str.partition("@")[0], run=lambda t: t["run"].str.rpartition("-")[2])

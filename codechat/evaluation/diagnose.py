@@ -58,29 +58,21 @@ class Diagnosis:
     remedy: str
     n_groups: int
     group_size: int
-    frac_zero_std: float
-    effective_groups: int
-    correct_share: float
+    frac_zero_std_groups: float
+    effective_groups: int  # that carry a gradient
+    exact_match: float
     reward_mean: float
     reward_std: float
     pass_at: dict[int, float]
 
     @property
     def frac_with_variance(self) -> float:
-        """Share of groups that carry a gradient."""
         return self.effective_groups / self.n_groups
 
     def metrics(self) -> dict[str, Any]:
         """Under their declared names."""
-        return dict(
-            verdict=self.verdict,
-            reward_mean=self.reward_mean,
-            reward_std=self.reward_std,
-            exact_match=self.correct_share,
-            frac_zero_std_groups=self.frac_zero_std,
-            effective_groups=self.effective_groups,
-            **{f"pass@{k}": value for k, value in self.pass_at.items()},
-        )
+        names = ("verdict", "reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
+        return {n: getattr(self, n) for n in names} | {f"pass@{k}": value for k, value in self.pass_at.items()}
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
@@ -94,18 +86,10 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     equal, share = int(advantages.zero_variance(rewards).sum()), float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - equal) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts, rewards = correct.sum(dim=1).tolist(), rewards.double()
-    return Diagnosis(
-        verdict=verdict,
-        remedy=REMEDIES[verdict],
-        n_groups=n_groups,
-        group_size=group_size,
-        frac_zero_std=equal / n_groups,
-        effective_groups=n_groups - equal,
-        correct_share=share,
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std(correction=0)),
-        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
-    )
+    pass_at = {k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)}
+    mean, std = float(rewards.mean()), float(rewards.std(correction=0))
+    shape = (n_groups, group_size, equal / n_groups, n_groups - equal)
+    return Diagnosis(verdict, REMEDIES[verdict], *shape, share, mean, std, pass_at)
 
 
 def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:
@@ -222,7 +206,7 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     """For people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
-    equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std:.0%})"
+    equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
     lines = [
         f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
         *(f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()),

@@ -22,7 +22,7 @@ def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_co
         rewards[:varying, 0] = 0.55
         judged = diagnose.judge(rewards, wrong)
         assert (judged.verdict, judged.effective_groups) == (verdict, varying) and judged.remedy
-        assert judged.frac_zero_std == 1 - varying / 100
+        assert judged.frac_zero_std_groups == 1 - varying / 100
     correct = wrong.clone()
     correct.view(-1)[:340] = True  # exactly 85 %: 85 groups all right, 15 all wrong, no variance at all
     assert diagnose.judge(correct.float(), correct).verdict == "DEAD"
@@ -33,7 +33,7 @@ def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_co
 def test_numbers_of_a_diagnosis() -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     judged = diagnose.judge(rewards, rewards == 1, min_groups=1)
-    assert judged.correct_share == judged.reward_mean == 0.25 and judged.frac_with_variance == 0.5
+    assert judged.exact_match == judged.reward_mean == 0.25 and judged.frac_with_variance == 0.5
     assert judged.pass_at == {1: 0.25, 2: 0.5} and judged.reward_std == pytest.approx(0.1875**0.5)
 
 

@@ -69,9 +69,8 @@ def test_metrics_by_hand() -> None:
 def test_one_rank_has_the_numbers_of_diagnose() -> None:
     batch = batch_of(torch.rand(5, 7, generator=torch.Generator().manual_seed(0)).tolist())
     found, judged = rollout_metrics(batch, TIERS), diagnose.judge(batch.rewards, batch.correct, min_groups=1)
-    names = ("reward_mean", "reward_std", "correct_share", "frac_zero_std", "effective_groups")
-    logged = ("reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
-    assert [found[name] for name in logged] == [getattr(judged, name) for name in names]
+    names = ("reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
+    assert [found[name] for name in names] == [getattr(judged, name) for name in names]
 
 
 def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[RankMetrics]:
