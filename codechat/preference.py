@@ -85,7 +85,7 @@ def train(cfg: PreferenceConfig) -> Run:
 
     with dist.session(cfg) as world, StopSignal() as interrupt:
         cfg, parent, tok = opening.load_parent(cfg.resolved())
-        task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
+        task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = opening.build_model(cfg, parent, cfg.seed)
         pairs, held_out = read_or_sample(cfg, model, task, tok)

@@ -14,7 +14,7 @@ def test_reference_solutions_earn_the_full_reward() -> None:
 
 
 def test_the_reward_takes_any_text_and_no_text_earns_it_everywhere() -> None:
-    assert not redteam.check_reward(TASK, TASK.problems("train")).require().shortcuts
+    assert not redteam.check_reward(TASK, TASK.problems("train"))
 
 
 def test_a_wrong_answer_earns_less_and_is_not_correct() -> None:

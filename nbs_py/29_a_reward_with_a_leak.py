@@ -108,7 +108,7 @@ rewards = {"leaky": OneCall(True), "closed": OneCall(False)}
 # %%
 checks = {name: (check_reference_solutions(task, held_out), redteam.check_reward(task, held_out)) for name, task in rewards.items()}
 pd.DataFrame({name: {"reference solutions paid": f"{references.passed} of {references.n}",
-                     "texts that earn the full reward on most problems": ", ".join(f"{k} ({v:.0%})" for k, v in red.shortcuts.items()) or "none"}
+                     "texts that earn the full reward on most problems": ", ".join(f"{k} ({v:.0%})" for k, v in red.items()) or "none"}
               for name, (references, red) in checks.items()}).T
 
 
@@ -253,7 +253,7 @@ ends.round(2)
 # %%
 leaky, closed = ends.loc["leaky"], ends.loc["closed"]
 assert all(references.passed == 48 for references, _ in checks.values())
-assert checks["leaky"][1].shortcuts == {"all answers": 1.0} and not checks["closed"][1].shortcuts
+assert checks["leaky"][1] == {"all answers": 1.0} and not checks["closed"][1]
 if (sft_steps, rl_steps, teacher_wrong, second_call, lr) == (150, 60, 0.8, 0.3, 1e-3):
     assert leaky["paid"]["end"] > leaky["paid"]["start"] + 0.25 and leaky["exact"]["end"] < 0.3, ends
     assert closed["exact"]["end"] > closed["exact"]["start"] + 0.3 and closed["exact"]["end"] > 0.55, ends

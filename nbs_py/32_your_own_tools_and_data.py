@@ -200,8 +200,8 @@ print(len(problems), "test problems;", problems[0].messages[-1]["content"], "->"
 
 # %%
 assert all(task.score(p, task.gold(p)).correct for p in problems)
-found = redteam.check_reward(task, problems).require()
-print("texts that earn the full reward on more than half of the problems:", dict(found.shortcuts) or "none")
+found = redteam.check_reward(task, problems)
+print("texts that earn the full reward on more than half of the problems:", found or "none")
 silent = sum(task.score(p, "").correct for p in problems) / len(problems)
 print(f"an empty answer is correct on {silent:.0%} of them")
 
@@ -294,4 +294,4 @@ calls = {when: summary.loc[when].xs("a call", level="expected") for when in ("be
 assert len(asked) == 43 - 6 + others and len(problems) == 21
 assert calls["before"]["right function"] <= 2  # bands: other seeds and processors give other counts
 assert calls["after"]["right function"] >= 9 and calls["after"]["exact"] >= 4
-assert gain[1] > 0 and not dict(found.shortcuts) and 0.25 < silent < 0.3
+assert gain[1] > 0 and not found and 0.25 < silent < 0.3

@@ -153,7 +153,7 @@ def _by_part(norms: Tensor, parts: Sequence[Sequence[str]], rows: Sequence[int])
 def ablate_rewards(cfg: AblationConfig) -> Run:
     """Sample rollouts of each checkpoint and log all rows. Raises UserError before anything is written if a checkpoint is missing or a
     reference solution fails."""
-    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    task = tasks.load(cfg.task, source=cfg.data_dir)
     problems = task.problems("train", limit=max(cfg.problems, 64), seed=cfg.seed)
     tasks.check_reference_solutions(task, problems).require()
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]

@@ -229,8 +229,8 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     if entry.get("task") and not (preferences and data_dir):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
         directory = _directory(source or "")  # or a word such as hub
-        source = {"source": str(directory) if directory.exists() else source} if source else {}
-        problems = tasks.load(entry["task"], **source).problems("train", seed=entry.get("seed") or 0)
+        source = str(directory) if source and directory.exists() else source
+        problems = tasks.load(entry["task"], source=source).problems("train", seed=entry.get("seed") or 0)
         yield from ((request(problem), True) for problem in problems)  # RL never shows a reference solution
     elif not data_dir:
         raise UserError("its lineage names no data")

@@ -80,11 +80,13 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
     rng = random.Random(f"swaps {seed}")
     served = [p for p in problems if p.gold is not None]
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
-    candidates: dict[str, Iterable[Case | None]] = {
-        make.__name__: map(partial(make, rng=rng), served) for make in (tools_off, tool_swapped, tool_renamed)
+    candidates: dict[str, Iterable[Case | None]] = {  # the order of the draws
+        "tools_off": (tools_off(p, rng) for p in served),
+        "tool_swapped": (tool_swapped(p, rng) for p in served),
+        "tool_renamed": map(tool_renamed, served),
+        "value_swapped": (value_swapped(p, served, rng) for p in served),
+        "tools_on": (tools_on(p, i, rng) for i, p in enumerate(code)),
     }
-    candidates["value_swapped"] = (value_swapped(p, served, rng) for p in served)
-    candidates["tools_on"] = (tools_on(p, i, rng) for i, p in enumerate(code))
     swaps: list[Case] = []
     for swap, some in candidates.items():
         kept = list(islice((case for case in some if case is not None), limit))
@@ -96,17 +98,19 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
     after = _system(problem.messages, dialogues.neutral_system(rng))
-    outcomes = {"call": "ignores", "neither": "follows"}
-    judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
-    return Case("tools_off", problem.id, problem.messages, after, _calls, judge)
+    return Case("tools_off", problem.id, problem.messages, after, _calls, _judge(call="ignores", neither="follows"))
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
     offered, messages = dialogues.tools_system(rng), probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
-    outcomes = {"code": "follows", "call": "ignores"}
-    judge = lambda text: outcomes.get(behaviour(text), "other")  # noqa: E731
-    return Case("tools_on", f"code-{number}", messages, after, lambda text: behaviour(text) == "code", judge)
+    valid, judge = lambda text: behaviour(text) == "code", _judge(code="follows", call="ignores")
+    return Case("tools_on", f"code-{number}", messages, after, valid, judge)
+
+
+def _judge(**outcomes: str) -> Callable[[str], str]:
+    """The outcome of a behaviour; "other" for those not named."""
+    return lambda text: outcomes.get(behaviour(text), "other")
 
 
 def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
@@ -119,12 +123,15 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
     lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
-    judge = lambda text: "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"  # noqa: E731
+
+    def judge(text: str) -> str:
+        return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
+
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
 
-def tool_renamed(problem: Problem, rng: random.Random) -> Case | None:
+def tool_renamed(problem: Problem) -> Case | None:
     """The requested tool keeps its description and arguments under another name: its words in reverse order
     (area_circle), or add_it."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
@@ -133,7 +140,10 @@ def tool_renamed(problem: Problem, rng: random.Random) -> Case | None:
         return None
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
-    judge = lambda text: "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"  # noqa: E731
+
+    def judge(text: str) -> str:
+        return "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"
+
     after = _system(problem.messages, "\n".join(lines))
     return Case("tool_renamed", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
@@ -159,8 +169,9 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
         value = _argument(text, name, key)
         return "follows" if value == new and type(value) is type(new) else "ignores" if value == old else "other"
 
-    valid = lambda text: _argument(text, name, key) == old  # noqa: E731
-    return Case("value_swapped", problem.id, problem.messages, after, valid, judge)
+    return Case(
+        "value_swapped", problem.id, problem.messages, after, lambda text: _argument(text, name, key) == old, judge
+    )
 
 
 def _spelled(value: Any) -> str:

@@ -181,7 +181,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run."""
     import torch
 
-    task = tasks.load(cfg.task, **cfg.source)
+    task = tasks.load(cfg.task, source=cfg.data_dir)
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     if custom.is_custom(task):

@@ -77,7 +77,6 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
     the prompt offers. sampler: that of an engine, else `generate.sample`. A prompt that fills the model's block counts
     as failed."""
-    _check_sampling(n, ks, temperature)
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
@@ -121,13 +120,6 @@ def _sample_those_that_fit(
     full, zeros = generate.Completion([], [], "context"), [0.0] * len(begin)
     completions = [next(sampled) if fit else full for fit in fits for _ in range(samples_per_prompt)]
     return [c if c is full else replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) for c in completions]
-
-
-def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
-    if not ks or min(ks) < 1 or max(ks) > n:
-        raise ConfigError(f"pass@k for k={list(ks)} from n={n} samples; each k must be from 1 to n; set --ks or --n")
-    if temperature == 0 and n > 1:
-        raise ConfigError(f"temperature 0 with n={n}: all samples are the same; set --n 1 --ks 1 or a temperature")
 
 
 def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
@@ -175,11 +167,6 @@ class TaskSettings(SamplingSettings):
         object.__setattr__(self, "task", tasks.name_of(self.task))  # an object or a class of a notebook, by its name
         super().__post_init__()
 
-    @property
-    def source(self) -> dict[str, str]:
-        """Where the task's problems are, as an option of `tasks.load`."""
-        return {"source": self.data_dir} if self.data_dir else {}
-
 
 # ---- the command
 
@@ -218,12 +205,16 @@ class EvaluateConfig(TaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for sampling in samplings(self):
-            _check_sampling(sampling.n, sampling.ks, sampling.temperature)
         if not self.ckpt or not self.split:
             raise ConfigError("no --ckpt or no --split; at least one of each is required")
-        if 1 not in self.ks:
-            raise ConfigError(f"ks {list(self.ks)} without 1; pass@1 ranks checkpoints and pairs them; add 1 to --ks")
+        if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:  # pass@1 ranks checkpoints
+            raise ConfigError(
+                f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1; set --ks or --n"
+            )
+        if self.temperature == 0 and self.n > 1:
+            raise ConfigError(
+                f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1 or a temperature"
+            )
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
             raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
         if self.all_checkpoints and (len(self.ckpt) > 1 or self.split != ("select",)):
@@ -261,7 +252,7 @@ Judge = Callable[[Run, TaskResult, Mapping[str, str], Mapping[str, Any]], dict[s
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
-    task, problems, left_out = tasks.load(cfg.task, **cfg.source, **options), {}, {}
+    task, problems, left_out = tasks.load(cfg.task, source=cfg.data_dir, **options), {}, {}
     for split in cfg.split:
         all_problems = task.problems(split, limit=cfg.limit, seed=cfg.seed)
         problems[split], check = tasks.checked_problems(task, all_problems, skip=cfg.skip_failing_references)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from codechat.core.errors import ConfigError
 RESAMPLES = 10_000
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and its 95 % interval."""
 
     value: float
@@ -36,28 +35,20 @@ def estimate_pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k completions is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
 
     Unbiased (Chen et al., 2021, arXiv:2107.03374, eq. 1)."""
-    if not (0 < k <= n and 0 <= c <= n):
-        raise ConfigError(f"pass@{k} from n={n} samples, {c} correct; required 0 < k <= n and 0 <= c <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def bootstrap_interval(
-    values: Sequence[float] | np.ndarray,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    values: Sequence[float] | np.ndarray, *, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> Interval:
     """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems.
 
     bounds: smallest and largest possible value, for values that are all equal (`equal_interval`)."""
     x = np.asarray(values, dtype=np.float64)
-    if x.size == 0:
-        raise ConfigError("an interval over 0 problems; required at least 1")
     if x.min() == x.max():
         return equal_interval(float(x[0]), x.size, bounds)
     rng = np.random.default_rng(seed)
-    means = [x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in _chunks(resamples, x.size)]
+    means = [x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in _chunks(RESAMPLES, x.size)]
     return _percentiles(float(x.mean()), means)
 
 
@@ -71,15 +62,10 @@ def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interva
     return Interval(value, value - u * (value - low), value + u * (high - value))
 
 
-def paired_bootstrap(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, resamples: int = RESAMPLES
-) -> tuple[float, float, float]:
-    """(difference, lo, hi) of mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
+def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
+    """mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if x.shape != y.shape or x.ndim != 1:
-        raise ConfigError(f"values of shapes {x.shape} and {y.shape}; a paired comparison needs the same problems")
-    gap = bootstrap_interval(y - x, seed=seed, resamples=resamples, bounds=(-1.0, 1.0))
-    return gap.value, gap.lo, gap.hi
+    return bootstrap_interval(y - x, seed=seed, bounds=(-1.0, 1.0))
 
 
 def hierarchical_interval(
@@ -127,14 +113,12 @@ def _percentiles(value: float, means: list[np.ndarray]) -> Interval:
     return Interval(value, float(lo), float(hi))
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
+def wilson_interval(successes: int, n: int) -> Interval:
     """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n. n = 0 gives nan
     within [0, 1]."""
-    if not 0 <= successes <= n:
-        raise ConfigError(f"{successes} successes of {n}; required 0 <= successes <= n")
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
-    p = successes / n
+    p, z = successes / n, 1.959964
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))

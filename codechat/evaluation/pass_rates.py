@@ -145,7 +145,7 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
         raise ConfigError(f"run {run.name} tried another split; run passk with --split train")
     kept, words = choose([row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window)
     print(words)
-    task = tasks.load(tried["task"], reward="tiered", **({"source": tried["data_dir"]} if tried["data_dir"] else {}))
+    task = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")
     by_id = {p.id: p for p in task.problems("train", limit=tried["limit"], seed=tried["seed"])}
     if lost := [id for id in kept if id not in by_id]:
         raise DataError(f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again")

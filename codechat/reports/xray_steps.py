@@ -110,7 +110,7 @@ def of_run(ref: str) -> list[dict[str, Any]]:
     if not steps:
         raise MissingFile(f"run {run.name} has no checkpoints; the page samples from them: train with --save-every")
     data = settings.get("data_dir")
-    task = tasks.load(settings["task"], **({"source": paths.ROOT / data} if data else {}))
+    task = tasks.load(settings["task"], source=paths.ROOT / data if data else None)
     problems, most = task.problems("select", REQUESTS, settings.get("seed", 0)), settings.get("max_new_tokens", 64)
     parent = run.env.get("parent") or {}
     refs = {0: parent["ref"]} if parent.get("ref") and paths.exists(parent["run"]) else {}

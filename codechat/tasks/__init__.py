@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from codechat.core.errors import ConfigError, UserError, check_choice
 from codechat.tasks.base import (  # fmt: skip
@@ -25,64 +25,50 @@ from codechat.tasks.base import (  # fmt: skip
 )
 from codechat.tasks.custom import RowsTask, file_class, require_task
 
-
-class TaskEntry(NamedTuple):
-    """Where a task is, and one line of help."""
-
-    module: str
-    cls: str
-    about: str
-
-
-# A class may stand here too, so that a program can add a task: tasks.TASKS["mine"] = MyTask.
-TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
-    "apps": TaskEntry("apps.task", "AppsTask", "multi-turn requests in simulated apps with state"),
-    "appworld": TaskEntry("appworld", "AppWorldTask", "AppWorld episodes on an AppWorld server"),
-    "bfcl": TaskEntry("bfcl.task", "BfclTask", "Berkeley Function Calling Leaderboard, single turn; evaluation only"),
-    "funcall": TaskEntry("funcall.task", "FuncallTask", "one function call, graded by the staircase reward"),
-    "gsm8k": TaskEntry("reasoning.task", "Gsm8kTask", "GSM8K grade school mathematics"),
-    "humaneval": TaskEntry("coding.task", "HumanEvalTask", "HumanEval programs, run against tests; evaluation only"),
-    "mbpp": TaskEntry("coding.task", "MbppTask", "MBPP programs, run against tests"),
-    "micro": TaskEntry("micro", "MicroTask", "generated small Python functions, run against tests"),
-    "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
-    "natural": TaskEntry("natural", "NaturalTask", "fixed prompts as people type them; evaluation only"),
-    "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
-    "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits"),
-    "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
+# name -> module:class, imported by `load`; a program may add a class of its own: tasks.TASKS["mine"] = MyTask
+TASKS: dict[str, str | Callable[..., Task]] = {
+    "apps": "apps.task:AppsTask",
+    "appworld": "appworld:AppWorldTask",
+    "bfcl": "bfcl.task:BfclTask",
+    "funcall": "funcall.task:FuncallTask",
+    "gsm8k": "reasoning.task:Gsm8kTask",
+    "humaneval": "coding.task:HumanEvalTask",
+    "mbpp": "coding.task:MbppTask",
+    "micro": "micro:MicroTask",
+    "mmlu": "reasoning.task:MmluTask",
+    "natural": "natural:NaturalTask",
+    "reasoning": "reasoning.task:ReasoningTask",
+    "repair": "repair.task:RepairTask",
+    "toy": "toy:ToyTask",
 }
 NAMES = tuple(TASKS)
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
-    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "TaskEntry", "check_reference_solutions",
-    "checked_problems", "load", "name_of", "score_all", "task_class",
+    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "checked_problems", "find_class", "load",
+    "name_of", "score_all",
 ]  # fmt: skip
 
 
-def task_class(name: str) -> Callable[..., Task]:
-    """The class of the task called `name`, or of FILE.py:CLASS. ConfigError names the nearest known task."""
-    return _find(name)[0]
-
-
-def _find(name: str) -> tuple[Callable[..., Task], str]:
-    """(the class, the options behind the name)."""
+def find_class(name: str) -> tuple[Callable[..., Task], str]:
+    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options). ConfigError names the nearest known task."""
     if match := _FILE.fullmatch(name):
         return file_class(match["path"], match["cls"]), match["options"] or ""
     name, _, words = name.partition(":")
     check_choice("task", name, TASKS)
-    entry = TASKS[name]
-    if isinstance(entry, TaskEntry):
-        return getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.cls), words
-    return entry, words
+    if not isinstance(entry := TASKS[name], str):
+        return entry, words
+    module, cls = entry.split(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), cls), words
 
 
-def load(name: str, **options: Any) -> Task:
+def load(name: str, *, source: Any = None, **options: Any) -> Task:
     """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,timeout_s=3". A file of your own is
-    "my_task.py:MyTask" or "my_task.py:MyTask:level=2".
+    "my_task.py:MyTask" or "my_task.py:MyTask:level=2". source: where its problems are; none = what the task has.
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
-    make, words = _find(name)
-    options = _options(words) | options
+    make, words = find_class(name)
+    options = _options(words) | ({"source": source} if source else {}) | options
     known = inspect.signature(make).parameters
     for option in options:
         if option not in known:
@@ -102,7 +88,7 @@ def name_of(task: str | Task | type) -> str:
     if isinstance(task, str):
         return task
     instance = require_task(task)
-    if isinstance(TASKS.get(instance.name), TaskEntry):
+    if isinstance(TASKS.get(instance.name), str):
         raise ConfigError(f"task name {instance.name!r} is taken; set another `name` in {type(instance).__name__}")
     TASKS[instance.name] = lambda: instance
     return instance.name

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from codechat.core.errors import DataError
 from codechat.tasks.base import Problem, Score, Task
@@ -34,27 +33,9 @@ FIXED = {
 }
 
 
-@dataclass(frozen=True)
-class RedTeamCheck:
-    """broken: breaches of the contract, one line each. shortcuts: attack -> share of problems on which it earns the full reward."""
-
-    task: str
-    n: int
-    broken: tuple[str, ...]
-    shortcuts: Mapping[str, float]
-
-    def require(self) -> RedTeamCheck:
-        """Itself; DataError where the contract is broken."""
-        if self.broken:
-            raise DataError(
-                f"the reward of task {self.task} fails on {self.broken[0]} ({len(self.broken)} failures in all); "
-                "it must take any text; correct it before training"
-            )
-        return self
-
-
-def check_reward(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
-    """Try the attacks on the first problems."""
+def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
+    """Try the attacks on the first problems. Shortcut -> share of problems on which it earns the full reward. DataError
+    where the contract is broken."""
     problems = list(problems)[:PROBLEMS]
     broken, paid = [], Counter[str]()
     golds = [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
@@ -74,9 +55,13 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
                 broken.append(f"{name} ({problem.id}): {fault}")
             elif score.reward >= task.max_reward:
                 paid[name] += 1
+    if broken:
+        raise DataError(
+            f"the reward of task {task.name} fails on {broken[0]} ({len(broken)} failures in all); "
+            "it must take any text; correct it before training"
+        )
     several = len({json.dumps(p.gold, sort_keys=True, default=str) for p in problems}) > 1
-    shortcuts = {name: n / len(problems) for name, n in paid.items() if several and n > SHORTCUT * len(problems)}
-    return RedTeamCheck(task.name, len(problems), tuple(broken), shortcuts)
+    return {name: n / len(problems) for name, n in paid.items() if several and n > SHORTCUT * len(problems)}
 
 
 def _fault(task: Task, score: Score) -> str:
@@ -88,10 +73,10 @@ def _fault(task: Task, score: Score) -> str:
     return "" if score.tier in task.tiers else f"tier {score.tier!r} is not one of {', '.join(task.tiers)}"
 
 
-def report(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
-    """`check_reward(...).require()`, with a line on stderr for each shortcut."""
-    check = check_reward(task, problems).require()
-    for name, share in check.shortcuts.items():
-        line = f"task {task.name}: {name} earns the full reward on {share:.0%} of {check.n} problems; RL will find it"
-        print(line, file=sys.stderr)
-    return check
+def report(task: Task, problems: Iterable[Problem]) -> None:
+    """`check_reward`, with a line on stderr for each shortcut."""
+    for name, share in check_reward(task, problems).items():
+        print(
+            f"task {task.name}: {name} earns the full reward on {share:.0%} of problems; RL will find it",
+            file=sys.stderr,
+        )

@@ -76,7 +76,7 @@ def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
 
 def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT], dict[str, Any]]]:
     """(task, its training problems, evaluate). evaluate(model) gives a row of eval.jsonl: `evaluate_policy` on validation problems."""
-    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    task = tasks.load(cfg.task, source=cfg.data_dir)
     held_out, probes = task.problems("select", limit=cfg.eval_examples), read_probes(cfg)
     training_problems = task.problems("train", seed=cfg.seed)
     return task, training_problems, lambda model: evaluate_policy(cfg, model, tok, task, held_out, probes)
@@ -98,7 +98,7 @@ def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[
     A collective."""
     if not cfg.eval_task:
         return lambda model, step: {}
-    task = tasks.load(cfg.eval_task, **({"source": cfg.eval_task_data} if cfg.eval_task_data else {}))
+    task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
     held_out = task.problems("select", limit=cfg.eval_examples)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
 

@@ -56,10 +56,10 @@ def test_swaps_of_the_tools() -> None:
     assert [case.judge(t) for t in answers] == FOLLOWS
     assert case.valid(call("add", a=1)) and not case.valid(call("to_morse", word="a"))
 
-    case = counterfactuals.tool_renamed(DIGITS, RNG)
+    case = counterfactuals.tool_renamed(DIGITS)
     assert "sum_digit(n: integer)" in case.after[0]["content"] and "digit_sum(" not in case.after[0]["content"]
     assert [case.judge(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == FOLLOWS
-    assert "add_it(" in counterfactuals.tool_renamed(ADD, RNG).after[0]["content"]
+    assert "add_it(" in counterfactuals.tool_renamed(ADD).after[0]["content"]
 
     probe = {"messages": [{"role": "user", "content": "Write f()."}], "asked": "code", "tools_present": False}
     case = counterfactuals.tools_on(probe, 0, RNG)

@@ -132,7 +132,7 @@ def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(functi
     if function is not too_large:
         assert (score.reward, score.tier, score.correct) == (0.0, "error", False)
     with pytest.raises(DataError, match="task mine"):
-        redteam.check_reward(task, task.problems("train")).require()
+        redteam.check_reward(task, task.problems("train"))
 
 
 class Near:
@@ -180,7 +180,7 @@ def test_rewards_may_be_any_callable_and_any_number():
                            "trl": 1, "trl_plain": 1, "trl_none": 0}  # fmt: skip
     assert [name for name, value in wrong.terms.items() if value] == ["within_2", "parts_a", "parts_b", "parts_c"]
     assert right.reward == pytest.approx((6 + 2.5 / 4) / 8) and all(type(v) is float for v in right.terms.values())
-    redteam.check_reward(task, task.problems("train")).require()
+    redteam.check_reward(task, task.problems("train"))
 
 
 def test_rewards_are_a_list_or_a_table_and_scores_are_plain_numbers():
@@ -227,7 +227,7 @@ def anything(completion, problem):
 
 def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
     def shortcuts(task: tasks.Task) -> set[str]:
-        return set(redteam.check_reward(task, task.problems("train", 8)).require().shortcuts)
+        return set(redteam.check_reward(task, task.problems("train", 8)))
 
     assert shortcuts(task_with(contains)) == {"all answers"}
     assert len(shortcuts(task_with(anything))) >= 12

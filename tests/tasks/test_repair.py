@@ -282,7 +282,7 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
 
 
 def test_no_fixed_text_is_a_shortcut() -> None:
-    assert not redteam.check_reward(TASK, TASK.problems("train", 8)).require().shortcuts
+    assert not redteam.check_reward(TASK, TASK.problems("train", 8))
 
 
 # ---------------------------------------------------------------- commands

@@ -39,7 +39,7 @@ def test_unknown_tasks_options_and_splits_are_user_errors() -> None:
     for name in tasks.NAMES:
         with pytest.raises(ConfigError, match=f"'{name}'\\?"):
             tasks.load(name + "x")
-        assert callable(tasks.task_class(name)) and tasks.TASKS[name].about
+        assert callable(tasks.find_class(name)[0])
     for wrong in (lambda: tasks.load("toy", speed=3), lambda: task.problems("validation")):
         with pytest.raises(ConfigError):
             wrong()
@@ -48,6 +48,6 @@ def test_unknown_tasks_options_and_splits_are_user_errors() -> None:
 def test_names_presets_and_classes_of_tasks_import_no_torch() -> None:
     code = (
         "import sys, codechat.tasks, codechat.training.settings;"
-        "[codechat.tasks.task_class(n) for n in codechat.tasks.NAMES]; sys.exit('torch' in sys.modules)"
+        "[codechat.tasks.find_class(n) for n in codechat.tasks.NAMES]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
