@@ -32,7 +32,8 @@ from xml.etree import ElementTree
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import rows_of
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
-from codechat.tasks.repair import edits, scoring
+from codechat.tasks.repair import edits
+from codechat.tasks.repair import task as scoring
 from codechat.tasks.repair.generator import FORMAT
 
 COLUMNS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")

@@ -285,7 +285,7 @@ def quoted(name, arguments):
 
 # %%
 problems = task.problems("train", 400, seed)
-assert tasks.check_reference_solutions(task, problems).ok
+tasks.check_reference_solutions(task, problems).require()
 calls = [p.gold for p in problems if p.gold]
 tried = {"with arguments": calls, "without arguments": [call | {"arguments": {}} for call in calls]}
 reads = {}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from codechat.core.errors import ConfigError, DataError, check_choice
+from codechat.core.errors import DataError, check_choice
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -133,12 +133,6 @@ def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> 
     check_choice(f"{owner} split".strip(), split, splits)
 
 
-def check_levels(levels: Iterable[int], known: Collection[int]) -> None:
-    """ConfigError for no level and for an unknown one."""
-    if not (levels := list(levels)) or set(levels) - set(known):
-        raise ConfigError(f"levels {levels}; required: some of {', '.join(map(str, known))}")
-
-
 def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[Problem]:
     """At most `limit` problems in the seed's order."""
     rows = list(problems)
@@ -183,13 +177,9 @@ class ReferenceCheck:
     def passed(self) -> int:
         return self.n - len(self.failed)
 
-    @property
-    def ok(self) -> bool:
-        return bool(self.unknown) or (self.n > 0 and not self.failed)
-
     def require(self) -> ReferenceCheck:
         """Itself where at least one was checked and all passed; otherwise DataError with the counts by reason."""
-        if self.ok:
+        if self.unknown or (self.n and not self.failed):
             return self
         first = {why: id for id, why in reversed(self.failed.items())}
         counts = Counter(self.failed.values()).most_common()

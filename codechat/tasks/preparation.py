@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from codechat.core.config import opt
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import Ledger, read_jsonl, require_columns
 from codechat.tasks.base import (
     SPLITS,
     BaseTask,
     Problem,
-    check_levels,
     check_reference_solutions,
     check_split,
     problem_of,
@@ -110,8 +109,10 @@ class GeneratedTask(BaseTask):
         raise NotImplementedError
 
     def set_levels(self, source: str | Path | None, levels: Iterable[int]) -> None:
-        check_levels(levels := tuple(levels), self.known_levels)
-        self.source, self.levels = source, levels
+        self.source, self.levels = source, tuple(levels)
+        if not self.levels or set(self.levels) - set(self.known_levels):
+            known = ", ".join(map(str, self.known_levels))
+            raise ConfigError(f"levels {list(self.levels)}; required: some of {known}")
 
     def read(self, split: str) -> Iterable[Problem]:
         """The problems of the file that belong to the levels."""

@@ -85,7 +85,7 @@ def test_the_commands_end_to_end(
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
     kept = tasks.load("micro", source=str(target))
     assert [p.id for p in kept.problems("train")] == [rows[1]["id"]] and len(kept.problems("select")) == 500
-    assert tasks.check_reference_solutions(kept, kept.problems("train")).ok
+    tasks.check_reference_solutions(kept, kept.problems("train")).require()
 
     for change, error in (({"id": "micro-gone"}, DataError), ({"split": "test"}, ConfigError)):
         path.write_text(json_lines([row | change if row is rows[1] else row for row in rows]))

@@ -18,7 +18,8 @@ from codechat.runs.run import Run
 from codechat.sandbox.pool import shared_pool
 from codechat.tasks import redteam
 from codechat.tasks.base import Problem
-from codechat.tasks.repair import edits, generator, scoring
+from codechat.tasks.repair import edits, generator
+from codechat.tasks.repair import task as scoring
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
 from codechat.text import tokenizer
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 Files = Mapping[str, str]
 LONGEST = 200_000  # characters of a completion that are read
 _FENCE, _SEARCH, _DIVIDER = (re.compile(line + r"\Z") for line in (r"```\w*", r"<{5,9} SEARCH[ \t]*", r"={5,9}[ \t]*"))
+_PATH = re.compile(r"\S[ \t]*\Z")
 _REPLACE = re.compile(r">{5,9} REPLACE")  # more may follow in its line
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 # What decides which tests run and how: not the policy's to change.
@@ -68,14 +69,9 @@ def _blocks(lines: Sequence[str]) -> Iterator[Change]:
 def _path_above(lines: Sequence[str], at: int, free: int) -> str:
     """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without one. A code fence may
     stand between."""
-
-    def names(line: str) -> bool:
-        shown = line.rstrip(" \t")
-        return bool(shown) and not shown[-1].isspace()
-
-    if at - 2 >= free and _FENCE.match(lines[at - 1]) and names(lines[at - 2]):
-        return lines[at - 2]
-    return lines[at - 1] if names(lines[at - 1]) else ""
+    fenced = at - 2 >= free and _FENCE.match(lines[at - 1]) and _PATH.search(lines[at - 2])
+    line = lines[at - 2 if fenced else at - 1]
+    return line if _PATH.search(line) else ""
 
 
 def _next(lines: Sequence[str], pattern: re.Pattern[str], at: int) -> int:

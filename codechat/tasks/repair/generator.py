@@ -18,7 +18,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from codechat.data.sources import digest
-from codechat.tasks.base import Problem, check_split
+from codechat.tasks.base import Problem
 from codechat.tasks.micro import PARTS as SHARES
 from codechat.tasks.micro import WORDS
 
@@ -129,22 +129,12 @@ class Test(NamedTuple):
     hidden: bool
 
 
-def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, part: str = "") -> list[Problem]:
-    """n different problems, the levels in turn. part: whose constants; none = those of the split."""
-    check_split(split)
-    rng = random.Random(f"repair {part or split} {seed}")
-    problems: dict[str, Problem] = {}
-    while len(problems) < n:
-        problem = make(levels[len(problems) % len(levels)], part or split, split, rng)
-        if problem:
-            problems.setdefault(problem.id, problem)
-    return list(problems.values())
-
-
 def make(level: int, part: str, split: str, rng: random.Random) -> Problem | None:
     """A problem; None where the calls that were drawn tell too little apart."""
     first, *rest = parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
-    package, stems = rng.choice(PACKAGES), _stems(rng, parts)
+    package, stems = rng.choice(PACKAGES), list[str]()  # file names without repetition
+    for p in parts:
+        stems.append(rng.choice([name for name in p.files if name not in stems]))
     names, setting = _names(rng, first), rng.choice(first.settings(part))
     broken = _module(first, stems[0], names, setting, rng)
     buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
@@ -184,14 +174,6 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
 
 
 # ---------------------------------------------------------------- modules
-
-
-def _stems(rng: random.Random, parts: Sequence[Part]) -> list[str]:
-    """File names without repetition."""
-    stems: list[str] = []
-    for p in parts:
-        stems.append(rng.choice([name for name in p.files if name not in stems]))
-    return stems
 
 
 def _names(rng: random.Random, p: Part) -> dict[str, str]:
