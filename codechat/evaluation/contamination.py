@@ -31,6 +31,7 @@ from codechat.data.sources import read_jsonl
 from codechat.data.synthetic import parsed
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
+from codechat.tasks.coding.answer_text import same_name
 from codechat.text import tokenizer
 
 PIECE = 1 << 18  # tokens decoded at a time
@@ -109,7 +110,7 @@ class _Index:
             if len(words := _words(request(problem))) < N:
                 self.short.setdefault(tuple(words), set()).add(problem.id)
             if "function" in gold:
-                self.names.setdefault(_plain_name(gold["function"]), set()).add(problem.id)
+                self.names.setdefault(same_name(gold["function"]), set()).add(problem.id)
             code = str(gold.get("code") or "")
             for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
                 for word in words:
@@ -143,7 +144,7 @@ class _Index:
         if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
             self._mark(_words(_STRIPPED.sub(" ", text)))
         for name in _NAME.findall(text) if self.names else ():
-            self._add(self.names.get(_plain_name(name), ()), "function")
+            self._add(self.names.get(same_name(name), ()), "function")
         for block in _blocks(text) if self.trees and "def " in text else ():
             if _profile(block) in self.profiles:
                 for form, _ in _normal_forms(block):
@@ -168,11 +169,6 @@ class _Index:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
-
-
-def _plain_name(name: str) -> str:
-    """quick_sort and quickSort are the same function."""
-    return name.lower().replace("_", "")
 
 
 # ---- programs

@@ -91,15 +91,16 @@ class Environment(Protocol):
 
 
 class BaseTask:
-    """What most tasks share. A subclass has `name`, `tiers`, `gold`, `read` and `score`."""
+    """What most tasks share. A subclass has `name`, `tiers`, `gold`, `score`, and `rows` or `read`."""
 
     name: str
+    rows: Any  # problems of all splits
     max_reward = 1.0
     splits: tuple[str, ...] = SPLITS
 
     def read(self, split: str) -> Iterable[Problem]:
         """Every problem of a split."""
-        raise NotImplementedError
+        return (problem for problem in self.rows if problem.split == split)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""

@@ -104,8 +104,6 @@ def dense_rewards(
     credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any
     group advantage plusminus1 is plus1 times two, and the same after division by the standard deviation."""
     hit = (drawn == truth).float()
-    if mode not in ("plus1", "plusminus1"):
-        raise ConfigError(f"reward_mode {mode!r}; required: plus1 or plusminus1")
     reward = hit if mode == "plus1" else 2 * hit - 1
     return reward + partial * credit if partial and credit is not None else reward
 

@@ -18,7 +18,7 @@ from typing import Any
 from codechat.data.synthetic import parsed
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.tasks.coding import rewards
-from codechat.tasks.coding.answer_text import extract
+from codechat.tasks.coding.answer_text import extract, same_name
 from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.funcall import staircase
 from codechat.tasks.funcall.task import NO_CALL
@@ -94,11 +94,6 @@ def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
     alike = [name for name in names if same_name(function) in same_name(name)]
     name = (alike or names or [function])[-1]
     return code if name == function else f"{code}\n\n{function} = {name}"
-
-
-def same_name(name: str) -> str:
-    """quick_sort and quickSort are the same function."""
-    return name.lower().replace("_", "")
 
 
 def _used(code: str) -> set[str]:

@@ -9,11 +9,11 @@ They are copies of examples/my_task.py, its test and its rows. Nothing is overwr
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
 import re
 import sys
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 
 from codechat.core import config
@@ -34,14 +34,11 @@ class NewConfig:
 
 def write_task(name: str, out: Path) -> list[Path]:
     """Write the three files. ConfigError for a name that Python cannot import, and for a file that exists."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ConfigError(f"the name {name!r}; required: small letters, digits and _, such as my_task")
     cls = "".join(part.capitalize() for part in name.split("_"))
-    spec = importlib.util.find_spec(name)
-    installed = spec is not None and spec.origin is not None and Path(spec.origin).parent != Path.cwd()
-    if name in sys.stdlib_module_names or installed or keyword.iskeyword(name) or keyword.iskeyword(cls):
+    known = keyword.iskeyword(name) or keyword.iskeyword(cls) or name in sys.stdlib_module_names
+    if known or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or util.find_spec(name) and not Path(f"{name}.py").exists():
         raise ConfigError(
-            f"the name {name!r} is that of a module or keyword of Python; choose another, such as my_{name}"
+            f"the name {name!r}; required: small letters, digits and _, and no module or keyword of Python"
         )
     paths = {out / file.replace("my_task", name): (TEMPLATE / file).read_text(encoding="utf-8") for file in FILES}
     if existing := [path for path in paths if path.exists()]:

@@ -1,17 +1,19 @@
-"""What the tasks share in preparing data: settings of a generator, writing a directory, and reading problems back."""
+"""What the tasks share in preparing and reading data: settings of a generator, writing a directory, reading problems of a
+public set, or back from a directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import Ledger, read_jsonl, require_columns
+from codechat.data.sources import Ledger, hub_rows, names_hub_set, read_jsonl, require_columns, row_format, rows_of
 from codechat.tasks.base import (
     SPLITS,
     BaseTask,
@@ -75,17 +77,63 @@ def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -
     return write(Path(cfg.out), files, ledgers, cfg)
 
 
-def read_problems(
-    rows: Iterable[Row], columns: Iterable[tuple[str, ...]], origin: str, make: Callable[[Row, int], Problem | None]
-) -> Iterator[Problem]:
-    """make(row, number from 1) of rows with these columns, without None. DataError names the row that cannot be read."""
-    for number, row in enumerate(require_columns(rows, columns, origin), 1):
-        try:
-            problem = make(row, number)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise DataError(f"{origin}, row {number}: {type(error).__name__}: {error}; correct the row") from None
-        if problem is not None:
-            yield problem
+WRITTEN = ("id", "messages", "gold", "split")  # columns of NAME.SPLIT.jsonl
+PARTS = ("validation", "test", "train", "dev", "auxiliary")  # of a public set, in the names of its files
+
+
+class PublicTask(BaseTask):
+    """A public set. source: hub, a path to its files, or a directory with problems in NAME.SPLIT.jsonl.
+
+    hub: part -> (data set, its files); `other` is the part of a file whose name tells none. accepted: sets of columns.
+    columns: OURS=THEIRS of other sets with such rows; None where there are none. gold_fields: of written problems."""
+
+    source: str
+    hub: Mapping[str, tuple[str, str]]
+    other = "test"
+    accepted: Collection[tuple[str, ...]]
+    columns: Sequence[str] | None = None
+    gold_fields: Collection[str]
+
+    def make(self, row: Row, number: int, part: str) -> Problem | None:
+        """The problem of a row; None where it is of no split."""
+        raise NotImplementedError
+
+    def embedded(self) -> Iterable[Row]:
+        raise ConfigError(f"{self.name} is not embedded; set source=hub, or --data-dir with its parquet or jsonl files")
+
+    def _parts(self) -> Iterator[tuple[str, str, Iterable[Row]]]:
+        """(part, where its rows are, rows)."""
+        path, columns = Path(self.source), self.columns or ()
+        if self.source == "hub":
+            yield from ((part, hub, hub_rows(hub, files=files)) for part, (hub, files) in self.hub.items())
+        elif self.source == "embedded":
+            yield self.other, self.source, self.embedded()
+        elif self.columns is not None and names_hub_set(self.source):
+            yield self.other, self.source, rows_of(self.source, columns)
+        elif not path.exists():
+            raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
+        else:
+            written = sorted(path.glob(f"{self.name}.*.jsonl"))
+            files = written or sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]
+            for file in files:
+                part = next((part for part in PARTS if part in file.stem.lower()), self.other)
+                if part in self.hub or len(self.hub) == 1:  # a set of one part may have files of any name
+                    yield part, file.name, rows_of(str(file), columns)
+
+    @cached_property
+    def rows(self) -> list[Problem]:
+        """The problems of all splits. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
+        problems = []
+        for part, origin, rows in self._parts():
+            where = f"{self.name}, {origin}"
+            for number, row in enumerate(require_columns(rows, (*self.accepted, WRITTEN), where), 1):
+                try:
+                    written = "gold" in row and problem_of(row, self.gold_fields, splits=(*SPLITS, "prompt"))
+                    problems.append(written or self.make(row, number, part))
+                except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                    message = f"{type(error).__name__}: {error}"
+                    raise DataError(f"{where}, row {number}: {message}; correct the row") from None
+        return [problem for problem in problems if problem]
 
 
 class GeneratedTask(BaseTask):

@@ -167,13 +167,13 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
 def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> None:
     """The larger of both counts: the reference solutions of some problems need more."""
     made = tasks.load("mbpp", source=write(tmp_path / "a.jsonl", mbpp_row(255, test="assert 1"), mbpp_row(601)), variant="plus",
-                      timeout_s=2, memory_mb=256, message_mb=3)  # fmt: skip
+                      timeout_s=2)  # fmt: skip
     large, plain = (made.program(p, "x = 1") for p in sorted(made.rows, key=lambda p: p.id))
-    assert (plain.timeout_s, plain.memory_mb, plain.message_mb) == (2.0, 256, 3)
+    assert (plain.timeout_s, plain.memory_mb, plain.message_mb) == (2.0, 512, 8)
     assert (large.timeout_s, large.memory_mb, large.message_mb) == (2.0, 2048, 64)
-    gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
-    made = CodingTask("add", [], timeout_s=20, message_mb=1)
-    for more, correct in (({}, False), ({"message_mb": 4}, True)):
+    gold = GOLD | {"tests": ["assert add([1], [0] * 4_000_000)[-1] == 0"]}
+    made = CodingTask("add", [], timeout_s=20)
+    for more, correct in (({}, False), ({"message_mb": 32}, True)):
         problem = Problem("p", PROBLEM.messages, gold | more, "train")
         assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
 

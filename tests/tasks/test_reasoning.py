@@ -190,7 +190,7 @@ def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path)
 def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_path: Path) -> None:
     for answer in ("no mark", "####", "#### many", ""):
         jsonl(gsm8k / "test.jsonl", [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}])
-        with pytest.raises(DataError, match="gsm8k, test, row 2"):
+        with pytest.raises(DataError, match="gsm8k, test.jsonl, row 2"):
             tasks.load("gsm8k", source=str(gsm8k)).problems("test")
     jsonl(gsm8k / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
     for error, name, source, split in (

@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, check_choice
+from codechat.core.errors import check_choice
 from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
 from codechat.data.prepared import check_shares
 from codechat.data.public_rows import reject_benchmark_rows
@@ -92,8 +92,6 @@ class RowsConfig(preparation.PreparedConfig):
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
-        if not self.source:
-            raise ConfigError("no --source; give embedded, hub, or a path")
         check_shares(self, "max_lost")
         check_shares(self, "neutral_share", "negatives_share", together=True)
 

