@@ -68,9 +68,9 @@ TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 # wordings that appear nowhere else.
 
 # %%
-shown = [next(q for q in stories.questions("test", 8) if q.level == level) for level in stories.LEVELS]
+shown = [next(p for p in task.generate("test", 8, seed=0) if p.meta["level"] == level) for level in stories.LEVELS]
 with pd.option_context("display.max_colwidth", None):
-    display(pd.DataFrame([(q.level, q.text, q.steps.replace("\n", ";  "), q.answer) for q in shown], columns=["level", "question", "worked solution", "answer"])
+    display(pd.DataFrame([(p.meta["level"], p.messages[0]["content"], p.gold["steps"].replace("\n", ";  "), p.gold["answer"]) for p in shown], columns=["level", "question", "worked solution", "answer"])
             .set_index("level"))
 
 # %% [markdown]

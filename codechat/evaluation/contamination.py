@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from codechat import tasks
 from codechat.core.errors import UserError
 from codechat.data import corpus
@@ -44,7 +42,7 @@ _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
 _KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lambda|import|try|with|yield|def)\b")
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+Gram = tuple[str, ...]
 
 
 @dataclass
@@ -99,8 +97,8 @@ def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> di
 
 class _Index:
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.vocabulary: dict[str, int] = {}
-        self.grams: dict[tuple[str, str], np.ndarray] = {}  # (problem, way) -> sorted hashes
+        self.vocabulary, self.seen = set[str](), set[Gram]()
+        self.grams: dict[tuple[str, str], set[Gram]] = {}  # (problem, way) -> its N-grams
         self.short: dict[tuple[str, ...], set[str]] = {}  # words of a whole request -> problems
         self.trees: dict[str, set[str]] = {}  # normal form -> problems
         self.profiles: set[tuple[tuple[str, int], ...]] = set()
@@ -113,28 +111,13 @@ class _Index:
                 self.names.setdefault(same_name(gold["function"]), set()).add(problem.id)
             code = str(gold.get("code") or "")
             for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
-                for word in words:
-                    self.vocabulary.setdefault(word, len(self.vocabulary) + 1)
-                if len(words) >= N:
-                    self.grams[problem.id, way] = np.unique(self._hashes(words))
+                self.vocabulary.update(words)
+                self.grams[problem.id, way] = {tuple(words[i : i + N]) for i in range(len(words) - N + 1)}
             for form, block in _normal_forms(code):
                 self.trees.setdefault(form, set()).add(problem.id)
                 self.profiles.add(_profile(block))
-        self.every = np.unique(np.concatenate([np.zeros(0, np.uint64), *self.grams.values()]))
-        self.seen = np.zeros(len(self.every), dtype=bool)
+        self.every = set[Gram]().union(*self.grams.values())
         self.exact: dict[str, set[str]] = {}  # problem -> ways
-
-    def _hashes(self, words: Sequence[str]) -> np.ndarray:
-        """(len - N + 1,) uint64: one for each N-gram whose words are all known."""
-        row = np.array([self.vocabulary.get(word, 0) for word in words], dtype=np.uint64)
-        count = max(0, len(row) - N + 1)
-        unknown = np.concatenate([[0], np.cumsum(row == 0)])
-        hashes = np.zeros(count, dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            for i in range(N):
-                hashes = (hashes ^ row[i : i + count]) * _MULTIPLIER + np.uint64(1)
-                hashes ^= hashes >> np.uint64(29)
-        return hashes[unknown[N:] == unknown[:-N]]
 
     def look(self, text: str, whole: bool) -> None:
         words = _words(text)
@@ -155,14 +138,15 @@ class _Index:
             self.exact.setdefault(name, set()).add(way)
 
     def _mark(self, words: Sequence[str]) -> None:
-        if len(self.every) and len(words) >= N:
-            hashes = self._hashes(words)
-            at = np.searchsorted(self.every, hashes) % len(self.every)
-            self.seen[at[self.every[at] == hashes]] = True
+        known = 0  # words in a row that problems have
+        for end, word in enumerate(words, 1):
+            known = known + 1 if word in self.vocabulary else 0
+            if known >= N and (gram := tuple(words[end - N : end])) in self.every:
+                self.seen.add(gram)
 
     def ways(self) -> dict[str, tuple[str, ...]]:
-        for (name, way), hashes in self.grams.items():
-            if len(hashes) and self.seen[np.searchsorted(self.every, hashes)].mean() >= SHARE:
+        for (name, way), grams in self.grams.items():
+            if grams and len(grams & self.seen) >= SHARE * len(grams):
                 self._add([name], way)
         return {name: tuple(sorted(ways)) for name, ways in self.exact.items()}
 

@@ -3,6 +3,7 @@ public set, or back from a directory."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class GeneratedTask(BaseTask):
     """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
 
     gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with worked
-    examples. written: the splits whose problems are written. checked: how many of their solutions are checked; None = all."""
+    examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the splits whose problems are written. checked: how many of their solutions are checked; None = all."""
 
     source: str | Path | None
     levels: tuple[int, ...]
@@ -148,12 +149,23 @@ class GeneratedTask(BaseTask):
     gold_fields: Collection[str] = ()
     meta_fields: Collection[str] = ()
     domain: str
+    stream: str
+    worked_part = "sft"
     asked = "code"
     written: Collection[str] = SPLITS
     checked: int | None = 64
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        """n different problems; worked: none of those that `problems` gives for training."""
+        """n different problems, the levels in turn; worked: none of those that `problems` gives for training."""
+        part = self.worked_part if worked and split == "train" else split
+        rng, drawn = random.Random(f"{self.stream} {part} {seed}"), dict[str, Problem]()
+        while len(drawn) < n:  # ends: there are far more problems than any n in use
+            if problem := self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng):
+                drawn.setdefault(problem.id, problem)
+        return list(drawn.values())
+
+    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
+        """A problem of this part's values; None where the draw gives none."""
         raise NotImplementedError
 
     def set_levels(self, source: str | Path | None, levels: Iterable[int]) -> None:

@@ -171,9 +171,10 @@ def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> 
     large, plain = (made.program(p, "x = 1") for p in sorted(made.rows, key=lambda p: p.id))
     assert (plain.timeout_s, plain.memory_mb, plain.message_mb) == (2.0, 512, 8)
     assert (large.timeout_s, large.memory_mb, large.message_mb) == (2.0, 2048, 64)
-    gold = GOLD | {"tests": ["assert add([1], [0] * 4_000_000)[-1] == 0"]}
+    gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
     made = CodingTask("add", [], timeout_s=20)
-    for more, correct in (({}, False), ({"message_mb": 32}, True)):
+    made.limits["message_mb"] = 1
+    for more, correct in (({}, False), ({"message_mb": 4}, True)):
         problem = Problem("p", PROBLEM.messages, gold | more, "train")
         assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
 

@@ -130,26 +130,27 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes() -
 
 def test_worked_solutions_are_correct_and_use_the_question() -> None:
     for level in stories.LEVELS:
-        for question in stories.questions("train", 200, levels=(level,)):
-            lines = question.steps.split("\n")
+        for problem in tasks.load("reasoning", levels=[level]).generate("train", 200, 0):
+            lines = problem.gold["steps"].split("\n")
             assert len(lines) == max(1, level - 1)
-            given = set(map(int, re.findall(r"\d+", question.text)))
+            given = set(map(int, re.findall(r"\d+", problem.messages[0]["content"])))
             for line in lines:
                 x, sign, y, _, result = line.split()
                 assert eval(f"{x} {sign} {y}") == int(result) > 0
                 assert {int(x), int(y)} <= given
                 given.add(int(result))
-            assert int(result) == question.answer
+            assert result == problem.gold["answer"]
 
 
 def test_parts_share_no_question_and_levels_take_turns() -> None:
-    parts = {part: {q.text for q in stories.questions(part, 300, seed=1)} for part in (*stories.PARTS, "test_hard")}
+    task = tasks.load("reasoning")
+    texts_of = lambda *how: {p.messages[0]["content"] for p in task.generate(*how)}  # noqa: E731
+    parts = {split: texts_of(split, 300, 1) for split in SPLITS} | {"worked": texts_of("train", 300, 1, True)}
     assert all(len(texts) == 300 for texts in parts.values())
     assert sum(map(len, parts.values())) == len(set().union(*parts.values()))
-    assert Counter(q.level for q in stories.questions("test", 300)) == dict.fromkeys(stories.LEVELS, 75)
-    other = {q.text for q in stories.questions("worked", 300, seed=2)}  # a seed moves no question to another part
+    assert Counter(p.meta["level"] for p in task.generate("test", 300, 0)) == dict.fromkeys(stories.LEVELS, 75)
+    other = texts_of("train", 300, 2, True)  # a seed moves no question to another part
     assert not other & (parts["train"] | parts["select"] | parts["test"])
-    task = tasks.load("reasoning")
     assert {p.split for s in SPLITS for p in task.problems(s, 5)} == set(SPLITS)
     words = re.compile(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b")
     wordings = {part: {words.sub("#", text) for text in texts} for part, texts in parts.items()}

@@ -36,36 +36,14 @@ PEOPLE, THINGS = _DATA["people"], _DATA["things"]
 STORIES = tuple(Story(**story) for story in _DATA["stories"])
 
 
-class Question(NamedTuple):
-    """steps: the worked solution, an equation per line."""
-
-    text: str
-    steps: str
-    answer: int
-    story: str
-    level: int
-
-
-def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Question]:
-    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn. A repeated level
-    is sampled more often."""
-    rng, drawn = random.Random(f"stories {part} {seed}"), dict[str, Question]()
-    while len(drawn) < n:  # ends: names, things and numbers give far more questions than any n in use
-        level = levels[len(drawn) % len(levels)]
-        question = draw(rng.choice([s for s in STORIES if s.level == level]), rng, held_out=part == "test_hard")
-        if part in ("test_hard", part_of(question.text)):
-            drawn.setdefault(question.text, question)
-    return list(drawn.values())
-
-
 def part_of(text: str) -> str:
     """The part of a question with an ordinary wording."""
     at = fraction(digest(text))
     return next(part for part, end in PARTS.items() if at < end)
 
 
-def draw(story: Story, rng: random.Random, held_out: bool = False) -> Question:
-    """A question of this story whose results are whole numbers above 0."""
+def draw(story: Story, rng: random.Random, held_out: bool = False) -> tuple[str, str, str]:
+    """(question of this story, worked solution with an equation per line, answer); results are whole numbers above 0."""
     wording = story.says[-1] if held_out else rng.choice(story.says[:-1])
     first, second = rng.sample(PEOPLE, 2)
     thing = rng.choice(THINGS)
@@ -75,7 +53,7 @@ def draw(story: Story, rng: random.Random, held_out: bool = False) -> Question:
             break
     *_, answer = lines[-1].split()
     text = wording.format(A=first, B=second, x=thing, **numbers)
-    return Question(text, "\n".join(lines), int(answer), story.name, story.level)
+    return text, "\n".join(lines), answer
 
 
 def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | None]:

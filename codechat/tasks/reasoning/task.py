@@ -14,6 +14,7 @@ GSM8K's training rows, by a hash of the question. SFT never sees the questions o
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class ReasoningTask(AnswerTask, GeneratedTask):
     """Generated word problems. levels: a repeated level is sampled more often."""
 
     name = "reasoning"
-    known_levels, gold_fields = stories.LEVELS, GOLD
+    known_levels, gold_fields, stream, worked_part = stories.LEVELS, GOLD, "stories", "worked"
 
     def __init__(
         self,
@@ -114,14 +115,13 @@ class ReasoningTask(AnswerTask, GeneratedTask):
         super().__init__(source, template, reward)
         self.set_levels(source, levels)
 
-    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        part = "worked" if worked and split == "train" else split
-        return [
-            make_problem(
-                f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, story=q.story, level=q.level
-            )
-            for q in stories.questions(part, n, seed, self.levels)
-        ]
+    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
+        story = rng.choice([s for s in stories.STORIES if s.level == level])
+        text, steps, answer = stories.draw(story, rng, held_out=part == "test_hard")
+        if part not in ("test_hard", stories.part_of(text)):
+            return None
+        id = f"reasoning-{digest(text)[:12]}"
+        return make_problem(id, text, answer, steps, split, story=story.name, level=level)
 
 
 # ---------------------------------------------------------------- public sets

@@ -65,7 +65,7 @@ class RepairTask(GeneratedTask, JudgedTask):
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
-    name, domain, tiers, known_levels = "repair", "repairs", TIERS, generator.LEVELS
+    name, stream, domain, tiers, known_levels = "repair", "repair", "repairs", TIERS, generator.LEVELS
     gold_fields = ("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix")
     meta_fields = ("level",)
 
@@ -79,13 +79,8 @@ class RepairTask(GeneratedTask, JudgedTask):
         self.set_levels(source, levels)
         self.timeout_s, self.isolation = float(timeout_s), isolation
 
-    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        part = "sft" if worked and split == "train" else split
-        rng, problems = random.Random(f"repair {part} {seed}"), dict[str, Problem]()
-        while len(problems) < n:
-            if problem := generator.make(self.levels[len(problems) % len(self.levels)], part, split, rng):
-                problems.setdefault(problem.id, problem)
-        return list(problems.values())
+    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
+        return generator.make(level, part, split, rng)
 
     def gold(self, problem: Problem) -> str:
         """The expert's search/replace block."""
