@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from codechat.core.errors import ConfigError, MissingFile
 from codechat.evaluation import counterfactuals
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
@@ -120,7 +119,3 @@ def test_supervised_tokens_are_counted_as_training_sees_them(runs_root: Path) ->
         supervised_tokens.main(words.split())
         row = Run.open("supervision").evals().iloc[0]
         assert (row["supervised"], row["supervised_uncut"], row["cut"]) == (kept, sum(mask), limit < len(mask))
-    with pytest.raises(MissingFile):
-        supervised_tokens.main(["--files", "calls=nowhere.jsonl"])
-    with pytest.raises(ConfigError, match="glaive.jsonl"):
-        supervised_tokens.SupervisionConfig(files=("glaive.jsonl",))

@@ -109,11 +109,7 @@ def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(tas
     for text in ("\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}",
                  "REWARD 1.0"):  # fmt: skip
         assert task.score(PROBLEM, text).reward <= rewards.RAISES
-    for name in (
-        "prints a verdict",
-        "leaves before the tests",
-        "is equal to everything",
-    ):  # a judge that shares the interpreter is fooled
+    for name in [*TRICKS][:3]:  # a judge that shares the interpreter is fooled
         code = "\n".join([TRICKS[name], *GOLD["tests"], "print('REWARD 1.0')"])
         done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
         assert "REWARD 1.0" in done.stdout

@@ -19,7 +19,6 @@ from codechat.tasks.base import SPLITS, Score
 from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.rewards import GRADERS
 from codechat.tasks.reasoning.task import TEMPLATES
-from codechat.text import tokenizer
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
 TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
@@ -265,6 +264,3 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
     train, select = (list(read_rows(tmp_path / f"gsm8k.{s}.jsonl")) for s in ("train", "select"))
     assert len(train) + len(select) == 80 and len(train) > 60 and not (tmp_path / "gsm8k.test.jsonl").exists()
     assert {p["messages"][-1]["content"] for p in train + select} == {r["query"] for r in rows}
-
-
-TINY = dict(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tokenizer.load("bytes").n_vocab)

@@ -1,27 +1,18 @@
-"""The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks, commands."""
+"""The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from codechat import cli, grpo, tasks
-from codechat.core import config
-from codechat.evaluation import diagnose
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
-from codechat.runs.run import Run
+from codechat import tasks
 from codechat.sandbox.pool import shared_pool
 from codechat.tasks import redteam
 from codechat.tasks.base import Problem
 from codechat.tasks.repair import edits, generator
 from codechat.tasks.repair import task as scoring
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
-from codechat.text import tokenizer
 
 FILES = {
     "shop/cart.py": "def total(xs):\n    n = 0\n    for x in xs:\n        n += x\n    return n\n",
@@ -284,25 +275,3 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
 
 def test_no_fixed_text_is_a_shortcut() -> None:
     assert not redteam.check_reward(TASK, TASK.problems("train", 8))
-
-
-# ---------------------------------------------------------------- commands
-
-
-@pytest.mark.slow
-def test_the_commands_find_the_task(home: Path) -> None:
-    tok = tokenizer.load("gpt2:4096")
-    shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=tok.n_vocab)
-    with Run.create("new", {}, kind="sft") as run:
-        checkpoint.save(run.path, 0, model=GPT(shape), meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-    short: dict[str, Any] = dict(task="repair:levels=[1]", max_new_tokens=4, group_size=2)
-    assert (
-        cli.main("evaluate --ckpt new --task repair:levels=[1] --n 1 --ks 1 --limit 3 --max-new-tokens 4".split()) == 0
-    )
-    row = Run.open("evaluate").evals().iloc[0]
-    assert row["pass@1"] == 0 and row["tier/none"] == 1
-    assert diagnose.diagnose(diagnose.DiagnoseConfig(ckpt="new", **short)).verdict == "DEAD"
-    steps = dict(max_steps=1, device_batch_size=1, eval_examples=1, diagnose_groups=0, row_tokens=768)
-    settings = short | steps | dict(init_from="new", run_name="repaired")
-    cfg = config.resolve(grpo.GRPOConfig, None, overrides=settings, presets=grpo.RUN_PRESETS)
-    assert grpo.train(cfg).status["status"] == "finished"
