@@ -86,14 +86,12 @@ def behaviour_matrix(
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective:
     the ranks share the probes."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
-    was_training = model.training
     # shown at once, and in a terminal only: the probes of a small model are one batch
     shown = None if dist.is_main() else True
     with tqdm(total=len(numbers), desc="behaviour probes", unit="answer", leave=False, disable=shown) as bar:
         conversations = [probes[i]["messages"] for i in numbers]
         how = dict(keys=numbers, max_new_tokens=48, seed=seed, progress=bar.update)
-        texts = answers(model.eval(), tokenizer, tags, conversations, **how)
-    model.train(was_training)
+        texts = answers(model, tokenizer, tags, conversations, **how)
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
         counts[cell_of(probes[i])][behaviour(text)] += 1

@@ -24,8 +24,7 @@ BAR_AFTER_S = 3.0  # an evaluation that takes longer shows a bar
 @torch.no_grad()
 def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple[float, int]]:
     """(nats, supervised tokens) of each domain's conversations. A collective: the ranks share the batches."""
-    was_training, by_domain = model.training, {}
-    model.eval()
+    by_domain = {}
     mine = {domain: batches[dist.rank() :: dist.world_size()] for domain, batches in held_out.items()}
     how = dict(desc="held-out loss", unit="batch", leave=False, delay=BAR_AFTER_S, disable=not dist.is_main())
     with tqdm(total=sum(map(len, mine.values())), **how) as bar:
@@ -40,7 +39,6 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
                 bar.update()
             nats_sum, tokens = dist.sum_(total).tolist()
             by_domain[domain] = (nats_sum, int(tokens))
-    model.train(was_training)
     return by_domain
 
 

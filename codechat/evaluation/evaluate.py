@@ -83,8 +83,7 @@ def evaluate_task(
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
     mine = problems[dist.rank() :: dist.world_size()]
     drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
-    was_training, my_rows, per_chunk = model.training, [], max(1, CHUNK_ROWS // n)
-    model.eval()
+    my_rows, per_chunk = [], max(1, CHUNK_ROWS // n)
     with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
@@ -94,7 +93,6 @@ def evaluate_task(
             with dist.autocast(model.wte.weight.device):
                 my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
             bar.update(len(chunk))
-    model.train(was_training)
     parts = dist.gather(my_rows)
     rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)

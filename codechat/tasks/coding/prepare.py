@@ -15,6 +15,7 @@ import random
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ MIN_TOKENS = 8  # supervised tokens of an answer
 
 
 def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
-    """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split."""
+    """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split. Returns the
+    manifest of the directory. Raises UserError, also for a benchmark's rows."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         style, domains = getattr(cfg, "tools_style", "compact"), dict[str, list[Row]]()
@@ -105,11 +107,6 @@ class CodeConfig(RowsConfig):
     max_chars: int = opt(4000, "longest program, characters", least=1)
     neutral_share: float = 0.0
     negatives_share: float = 0.0
-
-
-def prepare_code(cfg: CodeConfig) -> Row:
-    """Write conversations. Returns the manifest of the directory. Raises UserError, also for a benchmark's rows."""
-    return _write(cfg, _program_rows)
 
 
 def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
@@ -254,11 +251,6 @@ class SftConfig(RowsConfig):
         check_choice("tools_style", self.tools_style, chat.STYLES)
 
 
-def prepare_sft(cfg: SftConfig) -> Row:
-    """Write code and chat conversations. Returns the manifest of the directory. Raises UserError."""
-    return _write(cfg, _sft_rows)
-
-
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     if cfg.source == "embedded":
         files = Ledger("python files", cfg.max_lost)
@@ -290,3 +282,6 @@ def short_rows() -> Iterator[Row]:
     for request, code in requests:
         split = synthetic.split_of(synthetic.digest(request))
         yield synthetic.row(request, code, "short", asked="code", split=split)
+
+
+prepare_code, prepare_sft = partial(_write, read=_program_rows), partial(_write, read=_sft_rows)
