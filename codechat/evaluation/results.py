@@ -125,7 +125,7 @@ class TaskResult:
         if formatted := self.of_task("formatted"):
             row["format_rate"] = self.tier_share(formatted)
         if groups := self.groups():
-            row["mean_of_groups"] = _mean(groups)
+            row["mean_of_groups"] = sum(passes.value for passes, _ in groups.values()) / len(groups)
         for name, (passes, size) in groups.items():
             row |= passes.row(f"{name}/pass@1") | {f"{name}/n": size}
         for name, shares in self.class_shares().items():
@@ -152,7 +152,8 @@ class TaskResult:
         for name, (passes, size) in (groups := self.groups()).items():
             shown = "; " + ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
             lines.append(f"  {by} {name}: pass@1 = {passes} ({self.settings(size)}){shown}")
-        return "\n".join(lines + ([f"  mean over {len(groups)} of {by}: {_mean(groups):.3f}"] if groups else []))
+        mean = [f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}"] if groups else []
+        return "\n".join(lines + mean)
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
@@ -171,10 +172,6 @@ def mean_over(counts: Sequence[Row], values: Sequence[float], seed: int = 0, lar
 
 def pass_at_1(counts: Sequence[Row], seed: int = 0) -> Interval:
     return mean_over(counts, [p["c"] / p["n"] for p in counts], seed)
-
-
-def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
-    return sum(passes.value for passes, _ in groups.values()) / len(groups)
 
 
 def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: int = 0) -> Interval:

@@ -93,8 +93,11 @@ def test_the_named_functions_are_the_graders() -> None:
     """TRL's signature: lists of conversations and of gold answers; Stanford's: a text and one or several answers."""
     texts = [GOOD, GOOD.replace("\n7\n", "\n8\n"), "7", GOOD + " tail"]
     given = {"prompts": [[]] * 4, "completions": [[{"role": "assistant", "content": t}] for t in texts]}
-    for name, function in rewards.XML_REWARDS.items():
-        assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [xml(t).terms[name] for t in texts]
+    names = ("correctness", "int", "strict_format", "soft_format", "xmlcount")
+    for term, name in zip(TERMS, (f"{name}_reward_func" for name in names)):
+        function = getattr(rewards, name)
+        assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [xml(t).terms[term] for t in texts]
+        assert function.__name__ == name
     for text, gold, expected in (
         ("3 + 4 </think> <answer> 7 </answer>", 7, (1, 1, 1)),
         ("</think> <answer> 0.5 </answer>", ["3", "\\frac{1}{2}"], (1, 1, 1)),

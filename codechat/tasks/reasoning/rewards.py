@@ -18,7 +18,6 @@ from typing import Any
 from codechat.tasks.base import Score
 from codechat.tasks.reasoning import answers
 
-Completions = Sequence[Sequence[Mapping[str, str]]]  # the messages of each completion
 OUTCOMES = ("neither", "format_only", "answer_only", "format_and_answer")
 FORMATTED = ("format_only", "format_and_answer")
 TAG, TAIL = 0.125, 0.001
@@ -41,60 +40,50 @@ def extract_xml_answer(text: str) -> str | None:
     return body.strip() if closed and "<answer>" in text else None
 
 
-def correctness_reward_func(
-    prompts: Sequence[Any], completions: Completions, answer: Sequence[str | None], kind: str = "number", **kwargs: Any
-) -> list[float]:
-    """2.0 where the answer equals the gold answer."""
-    pairs = zip(_texts(completions), answer, strict=True)
-    return [2.0 * _same(extract_xml_answer(text), gold, kind) for text, gold in pairs]
-
-
-def int_reward_func(completions: Completions, kind: str = "number", **kwargs: Any) -> list[float]:
-    """0.5 where the answer is an integer; for kind "letter" a letter A to D."""
-    return [0.5 * bool(_OF_KIND[kind].fullmatch(extract_xml_answer(text) or "")) for text in _texts(completions)]
-
-
-def strict_format_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
-    """0.5 for exactly the requested layout, each tag on its own line."""
-    return [0.5 * bool(_STRICT.fullmatch(text)) for text in _texts(completions)]
-
-
-def soft_format_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
-    """0.5 where the text begins with both parts."""
-    return [0.5 * bool(_SOFT.match(text)) for text in _texts(completions)]
-
-
-def xmlcount_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
-    """0.125 for each of four tags that occurs exactly once, in its place. Text after the last tag reduces the two tags
-    of the answer."""
-    return [_count_xml(text) for text in _texts(completions)]
-
-
-def _count_xml(text: str) -> float:
+def xml_terms(text: str, gold: str | None, kind: str) -> dict[str, float]:
+    """correctness: the answer equals the gold answer. integer: it is one, or for kind "letter" a letter A to D.
+    strict_format: exactly the requested layout, each tag on its own line; soft_format: the text begins with both parts.
+    tags: each of four tags occurs exactly once, in its place; text after the last one reduces the two of the answer."""
+    answer = extract_xml_answer(text)
     tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
     tags = [TAG * (text.count(tag) == 1) for tag in TAGS]
-    return sum(tags[:2]) + sum(max(0.0, share - TAIL * tail) for share in tags[2:])
+    return {
+        "correctness": 2.0 * _same(answer, gold, kind),
+        "integer": 0.5 * bool(_OF_KIND[kind].fullmatch(answer or "")),
+        "strict_format": 0.5 * bool(_STRICT.fullmatch(text)),
+        "soft_format": 0.5 * bool(_SOFT.match(text)),
+        "tags": sum(tags[:2]) + sum(max(0.0, share - TAIL * tail) for share in tags[2:]),
+    }
 
 
-def _texts(completions: Completions) -> list[str]:
-    return [completion[0]["content"] for completion in completions]
+def _trl(term: str, name: str) -> Callable[..., list[float]]:
+    """One term as a reward function of TRL, where a completion is a list of messages."""
+
+    def reward(
+        completions: Sequence[Sequence[Mapping[str, str]]],
+        answer: Sequence[str | None] = (),
+        kind: str = "number",
+        **columns: Any,
+    ) -> list[float]:
+        texts, golds = [completion[0]["content"] for completion in completions], answer or [None] * len(completions)
+        return [xml_terms(text, gold, kind)[term] for text, gold in zip(texts, golds, strict=True)]
+
+    reward.__name__ = name
+    return reward
 
 
-XML_REWARDS: dict[str, Callable[..., list[float]]] = {
-    "correctness": correctness_reward_func,
-    "integer": int_reward_func,
-    "strict_format": strict_format_reward_func,
-    "soft_format": soft_format_reward_func,
-    "tags": xmlcount_reward_func,
-}
+correctness_reward_func = _trl("correctness", "correctness_reward_func")
+int_reward_func = _trl("integer", "int_reward_func")
+strict_format_reward_func = _trl("strict_format", "strict_format_reward_func")
+soft_format_reward_func = _trl("soft_format", "soft_format_reward_func")
+xmlcount_reward_func = _trl("tags", "xmlcount_reward_func")
 
 
 # ---------------------------------------------------------------- graders
 
 
 def grade_xml(text: str, gold: str | None, kind: str) -> Score:
-    given = {"prompts": [""], "completions": [[{"content": text}]], "answer": [gold], "kind": kind}
-    terms = {name: function(**given)[0] for name, function in XML_REWARDS.items()}
+    terms = xml_terms(text, gold, kind)
     return _score(terms, terms["soft_format"] > 0, terms["correctness"] > 0, extract_xml_answer(text))
 
 
