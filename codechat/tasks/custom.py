@@ -190,10 +190,8 @@ def file_class(path: str, name: str | None) -> type:
     module = run_file(Path(path), "task", "--task takes a Python file and a class, such as my_task.py:MyTask")
     classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
     tasks = {k: v for k, v in classes.items() if not _lacks(v)}
-    if name is None and len(tasks) == 1:
-        return next(iter(tasks.values()))
-    if name in tasks:
-        return tasks[name]
+    if name in tasks or (name is None and len(tasks) == 1):
+        return tasks[name or next(iter(tasks))]
     if name in classes:
         raise ConfigError(f"{name} of {path} lacks {_lacks(classes[name])}; derive it from codechat.tasks.RowsTask")
     problem = f"no class {name!r}{nearest(name, tasks)}" if name else f"{len(tasks)} tasks"

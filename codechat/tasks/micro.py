@@ -39,6 +39,11 @@ ARGUMENTS = {
 }
 
 
+def dealt(settings: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
+    """The settings of a part; all of them for test_hard."""
+    return settings if part == "test_hard" else [s for i, s in enumerate(settings) if PARTS[i % len(PARTS)] == part]
+
+
 @dataclass(frozen=True)
 class Family:
     """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: an expression over the parameters of a valid setting."""
@@ -57,8 +62,7 @@ class Family:
         every = [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*self.choices.values())]
         every = [setting for setting in every if eval(self.keep, setting.copy())]  # our own expression
         random.Random(self.name).shuffle(every)
-        every = every[:MOST_SETTINGS]
-        return every if part == "test_hard" else [s for i, s in enumerate(every) if PARTS[i % len(PARTS)] == part]
+        return dealt(every[:MOST_SETTINGS], part)
 
     def neighbours(self, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Settings next to this one: a number plus or minus one, or the neighbouring choice."""

@@ -68,14 +68,14 @@ ALPACA = TEMPLATES["alpaca"].user
 class AnswerTask(BaseTask):
     """One question, one answer. source: "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
 
-    kind = "number"
+    kind, default_template = "number", "xml"
     domain, asked = "worked", "text"
     tiers = rewards.OUTCOMES
     formatted = rewards.FORMATTED
 
-    def __init__(self, source: str | Path | None, template: str, reward: str | None) -> None:
-        check_choice("template", template, TEMPLATES)
-        self.source, self.template = source, TEMPLATES[template]
+    def __init__(self, source: str | Path | None = "hub", template: str = "", reward: str | None = None) -> None:
+        check_choice("template", template := template or self.default_template, TEMPLATES)
+        self.source, self.template = source and str(source), TEMPLATES[template]
         self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.GRADERS)
         self.max_reward = rewards.MAXIMUM[self.reward]
@@ -136,9 +136,9 @@ class Gsm8kTask(AnswerTask, PublicTask):
     accepted, gold_fields = [("question", "answer")], GOLD
 
     def __init__(
-        self, source: str = "hub", template: str = "xml", reward: str | None = None, columns: Sequence[str] = ()
+        self, source: str = "hub", template: str = "", reward: str | None = None, columns: Sequence[str] = ()
     ) -> None:
-        super().__init__(str(source), template, reward)
+        super().__init__(source, template, reward)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
     def make(self, row: Row, number: int, part: str) -> Problem | None:
@@ -156,12 +156,9 @@ class MmluTask(AnswerTask, PublicTask):
     """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub,
     or a path."""
 
-    name, splits, kind = "mmlu", ("select", "test"), "letter"
+    name, splits, kind, default_template = "mmlu", ("select", "test"), "letter", "zero_shot"
     hub = {part: ("cais/mmlu", f"all/{part}-*.parquet") for part in ("validation", "test")}
     accepted, gold_fields = [("question", "choices", "answer")], GOLD
-
-    def __init__(self, source: str = "hub", template: str = "zero_shot", reward: str | None = None) -> None:
-        super().__init__(str(source), template, reward)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         choices = [str(c) for c in row["choices"]]

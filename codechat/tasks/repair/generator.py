@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from codechat.data.sources import digest
 from codechat.tasks.base import Problem
-from codechat.tasks.micro import PARTS as SHARES
-from codechat.tasks.micro import WORDS
+from codechat.tasks.micro import WORDS, dealt
 
 LEVELS = (1, 2, 3)
 CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
@@ -53,10 +52,7 @@ class Part:
         """The constants of a split (all for test_hard); of a module with few of them at least one."""
         every = [{"k": k, "m": k + more} for k in self.k for more in self.more]
         random.Random(self.name).shuffle(every)
-        if part == "test_hard":
-            return every
-        mine = [s for i, s in enumerate(every) if SHARES[i % len(SHARES)] == part]
-        return mine or [every[SPARSE.index(part) % len(every)]]
+        return dealt(every, part) or [every[SPARSE.index(part) % len(every)]]
 
     def draw(self, rng: random.Random, setting: Mapping[str, int]) -> tuple[Any, ...]:
         """Arguments of one call."""
