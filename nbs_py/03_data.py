@@ -60,7 +60,7 @@ from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
 from codechat import DataError
-from codechat.tasks.toolbox import catalogue, copying, dialogues
+from codechat.tasks.toolbox import catalogue, dialogues, drills
 from codechat.tasks.toolbox.problems import draw
 from codechat.tasks.toolbox.values import is_shared
 
@@ -133,7 +133,7 @@ accounts.fillna("")
 made = {
     "calls": list(dialogues.draw("train", rows, seed)),
     "code": list(islice(synthetic.code_rows(texts, sources.Ledger("functions")), rows // 4)),
-    "copy": list(copying.copy_dialogues("train", rows // 4, seed)),
+    "copy": list(drills.copy_dialogues("train", rows // 4, seed)),
     "chat": list(islice(synthetic.chat_rows(), rows // 6)),
 }
 fit = sources.Ledger("conversations", limits=conversations.LIMITS)

@@ -46,7 +46,7 @@ from codechat import GPT, GPTConfig, behaviour_probes, chat, comparisons, conver
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
-from codechat.tasks.toolbox import copying, dialogues
+from codechat.tasks.toolbox import dialogues, drills
 
 # %%
 metrics, evals = (frozen_rows.rows(source, "sft", table) for table in ("metrics", "evals"))
@@ -141,7 +141,7 @@ HTML(xray_values(rendered.ids, shares["embedding"], tok, "gradient", masked.role
 # $$L = -\frac{1}{\sum_{i,t} m_{i,t}} \sum_{i,t} m_{i,t} \ln p(x_{i,t} \mid x_{i,<t}), \qquad m_{i,t} = 1 \text{ on supervised tokens}$$
 
 # %%
-rows = [*dialogues.draw("train", 40, seed), *copying.copy_dialogues("train", 40, seed)]
+rows = [*dialogues.draw("train", 40, seed), *drills.copy_dialogues("train", 40, seed)]
 encoded = {"calls": [], "copy": []}
 for row in rows:
     encoded[row["domain"]].append(conversations.encode(row, tok, tags, 512))

@@ -17,7 +17,7 @@ from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.tasks.natural import NaturalTask
-from codechat.tasks.toolbox import catalogue, everyday
+from codechat.tasks.toolbox import catalogue
 from codechat.text import chat
 
 TASK = NaturalTask()
@@ -127,10 +127,10 @@ def pattern(template: str, slots: dict[str, str]) -> re.Pattern[str]:
 
 def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
     patterns = []
-    for tool in (*catalogue.TOOLS.values(), *everyday.services()):
+    for tool in (*catalogue.TOOLS.values(), *catalogue.SERVICES):
         slots = {name: FILLED[slot.schema["type"]] for name, slot in tool.slots.items()}
         slots |= {name: FILLED["string"] for name, slot in tool.slots.items() if "enum" in slot.schema}
-        templates = (*tool.asks, *tool.hard_asks, *everyday.wordings().get(tool.name, ()))
+        templates = (*tool.asks, *tool.hard_asks, *catalogue.WORDINGS.get(tool.name, ()))
         patterns += [pattern(template, slots) for template in templates]
     alike = lambda text: any(like.fullmatch(words(text)) for like in patterns)  # noqa: E731
     assert all(map(alike, ("What is 12.5 times 30?", "How do I greet Ann in French?", "Max of 3, 4 and 5?")))

@@ -1,4 +1,4 @@
-"""The toolbox: tools that run, values that no other split uses, short prompts."""
+"""The tools of the toolbox: they run, their requests tell them apart, values belong to splits, and the held-out ones are new."""
 
 from __future__ import annotations
 
@@ -7,99 +7,122 @@ import json
 import math
 import random
 import re
-import statistics
-import time
-from collections import Counter
 from pathlib import Path
+from statistics import mean
+from string import Formatter
 
 import pytest
 
-from codechat.core.errors import ConfigError
+from codechat.tasks import natural
 from codechat.tasks.base import SPLITS
-from codechat.tasks.toolbox.catalogue import FAMILIES, HELD_OUT, SEEN, TOOLS, execute, family, respond
-from codechat.tasks.toolbox.dialogues import Mix
+from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.toolbox import generated, values
+from codechat.tasks.toolbox.catalogue import FAMILIES, HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, family, respond
+from codechat.tasks.toolbox.dialogues import LEVELS, tools_system
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
 from codechat.tasks.toolbox.problems import probes
-from codechat.tasks.toolbox.tool import LEVELS, ToolError, check
-from codechat.tasks.toolbox.values import is_shared
-from codechat.text import chat, tokenizer
+from codechat.tasks.toolbox.tool import ToolError, check
+from codechat.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_shared
 
 CALLS, HARD = {"call": 1}, {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.
 RESULTS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
+# Words that say nothing about which tool is meant.
+FILLERS = frozenset(
+    """a an and are as at be by can could do does each find for from get give had has have how i if in into is it its
+    long make many me much my need of on one or our out please say show so tell than that the there this to up us want
+    was we what when where which who why with work would you""".split()
+)
 
 
-def could_ask(name, text):
-    """Whether one of the wordings of a tool, any values filled in, is the text."""
-    patterns, rng = {}, random.Random(0)
-    for key, slot in TOOLS[name].slots.items():
-        words = {slot.say(rng, value) for value in slot.schema.get("enum", ()) for _ in range(20)}
-        patterns[key] = "|".join(map(re.escape, words)) or ".+"
-    asks = (re.split(r"\{(\w+)\}", ask) for ask in TOOLS[name].asks)
-    filled = (
-        "".join(f"({patterns[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)) for parts in asks
-    )
-    return any(re.fullmatch(pattern, text) for pattern in filled)
+def words_of_names(tools):
+    return {word for tool in tools for word in tool.name.split("_")}
 
 
-def first_calls(rows):
-    """(tool name, arguments) of every call in dialogue rows."""
-    for row in rows:
-        for message in row["messages"]:
-            if message["role"] == "assistant" and message["content"].startswith("<functioncall>"):
-                call = json.loads(message["content"].removeprefix("<functioncall>"))
-                yield call["name"], call["arguments"]
+def slots(template):
+    return sorted(key for _, key, _, _ in Formatter().parse(template) if key is not None)
+
+
+def without_slots(ask):
+    return " ".join(re.findall(r"[a-z0-9{}]+", re.sub(r"{\w+}", "{}", ask.lower())))
+
+
+# ---------------------------------------------------------------- tools
 
 
 def test_the_catalogue_is_large_graded_and_well_formed():
     assert len(SEEN) == 102 and len(HELD_OUT) == 50 == len(TOOLS) - 102
-    for level in LEVELS:
-        assert sum(t.level == level for t in SEEN) >= 12 and sum(t.level == level for t in HELD_OUT) >= 2
+    for level in (1, 2, 3):
+        assert sum(t.level == level for t in SEEN) >= 12
+        share = sum(t.level == level for t in HELD_OUT) / len(HELD_OUT)
+        assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
     for tool in TOOLS.values():
-        asks = tool.asks + tool.hard_asks
+        asks = [*tool.asks, *tool.hard_asks]
         assert len(tool.description.split()) <= 6 and tool.schema["parameters"]["required"] == list(tool.slots)
         assert len(asks) >= 5 and len(tool.asks) >= 4 and tool.hard_asks and len(set(asks)) == len(asks)
-        assert all("{" + name + "}" in template for template in asks for name in tool.slots), tool.name
+        assert all(slots(ask) == sorted(tool.slots) for ask in asks), tool.name
         for key, slot in tool.slots.items():
             if slot.schema["type"] == "string" and "enum" not in slot.schema and key not in ("letter", "old"):
                 assert slot.unseen, (tool.name, key)
 
 
-def test_sampled_arguments_run_and_are_deterministic():
-    for tool in TOOLS.values():
-        for split in SPLITS:
+def test_services_and_further_wordings_fit_their_slots_and_are_told_apart():
+    assert len(SERVICES) >= 70 and not {t.name for t in SERVICES} & TOOLS.keys()
+    assert len({t.description for t in SERVICES}) == len({t.name for t in SERVICES}) == len(SERVICES)
+    for tool in SERVICES:
+        assert 1 <= len(tool.slots) <= 3 and len(tool.description.split()) <= 8 and len(set(tool.asks)) == 12
+        assert all(slots(ask) == sorted(tool.slots) for ask in tool.asks)
+        for answer in tool.answers:
+            assert slots(answer).count("result") == 1 and set(slots(answer)) <= {"result", *tool.slots}
+    asks = [re.sub(r"{\w+}", "{}", ask.lower()) for t in SERVICES for ask in t.asks]
+    assert len(set(asks)) == len(asks)
+    assert len(WORDINGS) >= 60 and WORDINGS.keys() <= {t.name for t in SEEN}
+    for name, wordings in WORDINGS.items():  # training has no wording of test_hard, in any case or punctuation
+        tool = TOOLS[name]
+        assert len(set(wordings)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in wordings), name
+        assert not set(map(without_slots, wordings)) & set(map(without_slots, [*tool.asks, *tool.hard_asks]))
+
+
+@pytest.mark.parametrize("tools", [SEEN, HELD_OUT, SERVICES, generated.composed()])
+def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
+    for tool in tools:
+        shared = not any(slot.unseen for slot in tool.slots.values())
+        for split in SPLITS if tool.name in TOOLS else ("train",) if shared else ("train", "test"):
             rng, again = random.Random(tool.name + split), random.Random(tool.name + split)
             for _ in range(15):
                 arguments = tool.sample(rng, split)
                 assert tool.sample(again, split) == arguments
-                result = execute(tool.name, arguments)
-                assert execute(tool.name, json.loads(json.dumps(arguments))) == result
-                assert json.loads(json.dumps(result, allow_nan=False)) == result
-                assert len(tool.ask(rng, arguments, hard=split == "test_hard").split()) <= 25
-                tool.ask(again, arguments, hard=split == "test_hard")
-                assert tool.report(arguments, result["result"]).strip()
+                assert {k: check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
+                result = tool.call(arguments)
+                assert tool.call(json.loads(json.dumps(arguments))) == result is not None
+                assert json.loads(json.dumps(result, allow_nan=False)) == result and result != []
+                asks = tool.hard_asks if split == "test_hard" else ()
+                text = tool.ask(rng, arguments, asks)
+                assert tool.ask(again, arguments, asks) == text and len(text.split()) <= 25
+                said = {k: v for k, v in arguments.items() if "enum" not in tool.slots[k].schema}
+                assert all(str(v) in text for v in said.values() if not isinstance(v, list))
+                assert tool.report(arguments, result).strip() or not result
 
 
 def test_known_results_and_errors():
     wild = [("square", {"x": x}) for x in (math.nan, math.inf, 10**400)]
-    wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001})]
+    wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001}), ("no_tool", {})]
     for name, arguments, *result in [*RESULTS, *wild]:
-        if result:
-            assert execute(name, arguments) == {"result": result[0]}
-        else:
-            with pytest.raises(ToolError, match=r"\w"):
-                execute(name, arguments)
-            assert "error" in json.loads(respond(name, arguments))
+        answer = json.loads(respond(name, arguments))
+        assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (name, arguments)
     whole = check("n", 7.0, {"type": "integer"})
     assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
+    by_name = {t.name: t for t in generated.composed()}
+    assert len(by_name) == len(generated.composed()) > 150 and not by_name.keys() & TOOLS.keys()
+    assert by_name["feet_to_metres"].call({"x": 10}) == 3.048 and by_name["times_seven"].call({"x": 6}) == 42
+    assert by_name["over_eight"].call({"x": 2}) == 0.25 and by_name["without_a"].call({"word": "banana"}) == "bnn"
 
 
 def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
     wild = {
         "integer": [0, -1, 10**15, -(10**15)],
         "number": [0, -2.5, 1e15, 1e-300],
-        "boolean": [True, False],
         "string": ["", " ", "\u00e9\ud800", "0" * 1000, "2024-13-01"],
         "array": [[0], [0, 0], [-1e15, 1e15]],
     }
@@ -108,133 +131,178 @@ def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
         for _ in range(60):
             arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k, s in tool.slots.items()}
             try:
-                json.dumps(execute(tool.name, arguments), allow_nan=False)
+                json.dumps(tool.call(arguments), allow_nan=False)
             except ToolError:
                 pass
+
+
+def test_families_and_levels():
+    assert set().union(*FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
+    for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
+        assert b in family(a) and a in family(b)
+    levels = [p.meta["level"] for p in draw_problems("test", 1000, shares=CALLS)]
+    assert 520 < levels.count(1) < 680 and 140 < levels.count(2) < 260
+
+
+# ---------------------------------------------------------------- requests that tell tools apart
+
+
+@functools.cache
+def patterns_of(name, hard):
+    """What the asks of a tool look like with any values."""
+    tool = TOOLS[name]
+    parts = (re.split(r"{(\w+)}", ask) for ask in (tool.hard_asks if hard else tool.asks))
+    filled = ("".join(values_of(tool.slots[p]) if i % 2 else re.escape(p) for i, p in enumerate(ps)) for ps in parts)
+    return [re.compile(pattern) for pattern in filled]
+
+
+def values_of(slot):
+    if "enum" in slot.schema:
+        rng = random.Random(0)
+        words = {slot.say(rng, value) for value in slot.schema["enum"] for _ in range(20)}
+        return f"(?:{'|'.join(map(re.escape, words))})"
+    return {"integer": r"\d+", "number": r"[\d.]+"}.get(slot.schema["type"], ".+")
+
+
+def says(name, text, hards=(False, True)):
+    return any(pattern.fullmatch(text) for hard in hards for pattern in patterns_of(name, hard))
+
+
+def test_no_request_for_one_tool_is_worded_like_one_for_another():
+    """Not even with other values filled in."""
+    for tool in TOOLS.values():
+        rng = random.Random(tool.name)
+        others = [o for o in (HELD_OUT if tool in SEEN else TOOLS.values()) if o.name not in family(tool.name)]
+        for asks in (tool.asks, tool.hard_asks) * 4:
+            text = tool.ask(rng, tool.sample(rng, "test_hard"), asks)
+            assert not [o.name for o in others if says(o.name, text)], text
+
+
+def test_training_uses_known_phrasings_only():
+    for tool in SEEN:
+        filled = [t.format(**dict.fromkeys(tool.slots, "7")) for t in tool.hard_asks]
+        assert not any(says(tool.name, text, [False]) for text in filled), tool.name
+    for split in SPLITS:
+        for p in draw_problems(split, 1500, shares=HARD if split == "test_hard" else CALLS):
+            text = p.messages[-1]["content"]
+            assert says(p.meta["tool"], text, [p.meta["hard"] == "phrasing"]), text
+
+
+def test_other_tools_of_a_probe_cannot_serve_the_request():
+    rows = [r for r in probes("test", 300, 1, ["c"]) if r["asked"] == "tool" and r["tools_present"]]
+    asked = [r["messages"] for r in rows if not r["suitable"]]
+    assert len(asked) == 60
+    for system, user in asked:
+        offered = [line.partition("(")[0] for line in system["content"].splitlines()[1:]]
+        assert not any(says(name, user["content"], [False]) for name in offered), (offered, user["content"])
+
+
+def stem(word):
+    for ending in ("ies", "ing", "es", "ed", "s", "er", "e"):
+        if word.endswith(ending) and len(word) >= len(ending) + 3:
+            return word.removesuffix(ending) + ("y" if ending == "ies" else "")
+    return word
+
+
+def content_words(text):
+    text = re.sub(r"{\w+}", " ", text.lower()).replace("_", " ")
+    return {stem(word) for word in re.findall("[a-z]+", text) if word not in FILLERS}
+
+
+def told_share(tools, asks):
+    """Share of the content words of the asks that the name and the description have: mean over asks, then tools."""
+    shares = []
+    for tool in tools:
+        known, found = content_words(f"{tool.name} {tool.description}"), map(content_words, asks(tool))
+        shares.append([len(words & known) / len(words) for words in found if words])
+    return mean(mean(s) for s in shares if s)
+
+
+def test_descriptions_of_held_out_tools_tell_as_much_of_a_request_as_those_of_trained_ones():
+    for asks in (lambda t: t.asks, lambda t: t.hard_asks):
+        assert abs(told_share(HELD_OUT, asks) - told_share(SEEN, asks)) <= 0.1
+
+
+# ---------------------------------------------------------------- values
 
 
 def open_values(tool, arguments):
     """The values that must not be shared between splits."""
     for key, value in arguments.items():
         if tool.slots[key].unseen:
-            yield from (str(v).lower() for v in (value if isinstance(value, list) else [value]) if not is_shared(v))
+            yield from (str(v).lower() for v in values.parts(value) if not is_shared(v))
 
 
 def test_argument_values_and_tuples_are_disjoint_between_splits():
-    values, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
+    found, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
     for split in SPLITS:
         for p in draw_problems(split, 2500, seed=3, shares=HARD if split == "test_hard" else CALLS):
-            values[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
+            found[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
             tuples[split].add(json.dumps(p.gold, sort_keys=True))
     for a in SPLITS:
-        assert len(values[a]) > 1000
+        assert len(found[a]) > 1000
         for b in SPLITS[SPLITS.index(a) + 1 :]:
-            assert not values[a] & values[b], (a, b, sorted(values[a] & values[b])[:5])
+            assert not found[a] & found[b], (a, b, sorted(found[a] & found[b])[:5])
             assert not tuples[a] & tuples[b], (a, b)
 
 
-@functools.cache
-def patterns_of(templates):
-    return [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(t))) for t in templates]
+def invented(value):
+    """Whether the grammar of `values.invent` has the word."""
+    parts = ("|".join(part) for part in (values.ONSETS, values.VOWELS, values.CODAS, values.ENDINGS))
+    return re.fullmatch("".join(f"({part})" for part in parts), value.lower()) is not None
 
 
-def says(templates, text):
-    """Whether `text` is one of the templates with its slots filled."""
-    return any(p.fullmatch(text) for p in patterns_of(templates))
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_values_come_from_further_afield_in_their_share(share):
+    rng, greet = random.Random(0), TOOLS["greet"]
+    drawn = [greet.sample(rng, "train", share)["name"] for _ in range(600)]
+    other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
+    assert 0.75 * share <= other <= 1.15 * share
 
 
-def test_training_uses_known_phrasings_only():
-    for tool in SEEN:
-        filled = [t.format(**dict.fromkeys(tool.slots, "7")) for t in tool.hard_asks]
-        assert not any(says(tool.asks, text) for text in filled), tool.name
-    for split in SPLITS:
-        for p in draw_problems(split, 1500, shares=HARD if split == "test_hard" else CALLS):
-            tool, text = TOOLS[p.meta["tool"]], p.messages[-1]["content"]
-            assert says(tool.hard_asks if p.meta["hard"] == "phrasing" else tool.asks, text), text
+def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests():
+    for draw in (values.varied_word, values.varied_name):
+        rng, slot = random.Random(1), values.Slot({"type": "string"}, draw)
+        train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
+        assert not train & test
+    natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
+    assert not natural_words & {name.lower() for name in (*NAMES, *PLACES)}
 
 
-def test_multi_turn_responses_come_from_running_the_tool():
-    rows = list(draw_dialogues("train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)))
-    assert {len(r["messages"]) for r in rows} == {5}
-    for row in rows:
-        for call, response, answer in zip(row["messages"], row["messages"][1:], row["messages"][2:]):
-            if response["role"] == "function":
-                (parsed,) = chat.parse_calls(call["content"])
-                assert json.loads(response["content"]) == execute(parsed.name, parsed.arguments)
-                assert answer["role"] == "assistant" and "<functioncall>" not in answer["content"]
+# ---------------------------------------------------------------- held out
 
 
-def test_negatives_have_no_call_and_no_fitting_tool():
-    rows = list(draw_dialogues("train", 1000, mix=Mix(multi_turn=0.0, unfitting=0.0, no_tools=0.5, small_talk=0.5)))
-    assert {r["meta"]["kind"] for r in rows} == {"absent", "chat"}
-    assert not list(first_calls(rows))
-    for row in rows:
-        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():
+    """But six common words, by which training names renamed and invented tools. A rare word of an unseen tool would be trained on."""
+    words = words_of_names(HELD_OUT)
+    assert not words & words_of_names((*SEEN, *generated.composed(), *SERVICES))
+    assert words & set(COMMON) == {"back", "body", "heart", "left", "light", "team"}
+    asks = [{without_slots(ask) for t in tools for ask in (*t.asks, *t.hard_asks)} for tools in (SEEN, HELD_OUT)]
+    assert not asks[0] & asks[1]
+    texts = " ".join(f"{t.name} {t.description} {' '.join(t.slots)}" for t in HELD_OUT)
+    of_tools = set(re.findall("[a-z]+", texts.lower()))
+    assert len(WORDS) == len(set(WORDS)) > 1000 and not set(WORDS) & set(COMMON)
+    assert not {w for w in WORDS if {w, w + "s", w.removesuffix("s")} & of_tools}
 
 
-def test_offered_tools_are_never_ambiguous():
-    for row in draw_dialogues("test_hard", 2000, mix=Mix(unfitting=0.0, no_tools=0.0)):
-        offered = row["meta"]["tools"]
-        assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
-        assert not any(b in family(a) for a in offered for b in offered if a != b)
+def test_held_out_tools_are_offered_in_test_hard_only():
+    names = {t.name for t in HELD_OUT}
+    named = re.compile(rf"\b(?:{'|'.join(names)})\b")
+    for split, n in (("train", 4000), ("select", 1500), ("test", 1500)):
+        offered = set()
+        for row in draw_dialogues(split, n, 1):
+            assert not names & set(row["meta"]["tools"])
+            assert not named.search(" ".join(m["content"] for m in row["messages"]))
+            offered |= set(row["meta"]["tools"])
+        assert offered == {t.name for t in SEEN}
+        rng = random.Random(0)
+        assert not any(named.search(tools_system(rng, split)) for _ in range(200))
+        assert not any(named.search(str(row)) for row in probes(split, 200, 0, ["c"]))
 
 
-def test_families_levels_and_shares():
-    assert set().union(*FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
-    for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
-        assert b in family(a) and a in family(b)
-    levels = [p.meta["level"] for p in draw_problems("test", 1000, shares=CALLS)]
-    assert 520 < levels.count(1) < 680 and 140 < levels.count(2) < 260
-    with pytest.raises(ConfigError):
-        list(draw_dialogues("validation", 1))
-
-
-def test_same_seed_same_rows_and_longer_lists_extend_shorter_ones():
-    rows = list(draw_dialogues("train", 50, seed=5))
-    assert list(draw_dialogues("train", 80, seed=5))[:50] == rows
-    assert list(draw_dialogues("train", 50, seed=6)) != rows
-    assert draw_problems("select", 9, shares=CALLS) == draw_problems("select", 30, shares=CALLS)[:9]
-    assert len({r["id"] for r in rows}) == 50
-
-
-def test_probes_fill_every_cell():
-    rows = probes("select", 50, 0, ["Write a function that adds."])
-    cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
-    tool, code = [(True, True), (True, False), (False, False)], [(True, False), (False, False)]
-    assert cells == dict.fromkeys([("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10)
-    for row in rows:
-        assert [m["role"] for m in row["messages"]] == ["system", "user"]
-        assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
-        assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
-
-
-def test_other_tools_of_a_probe_cannot_serve_the_request():
-    """No tool on offer may belong to the family of the requested tool."""
-    asked = [
-        r["messages"]
-        for r in probes("test", 300, 1, ["c"])
-        if r["asked"] == "tool" and r["tools_present"] and not r["suitable"]
-    ]
-    assert len(asked) == 60
-    for system, user in asked:
-        offered = [line.partition("(")[0] for line in system["content"].splitlines()[1:]]
-        served = [name for name in offered if could_ask(name, user["content"])]
-        assert not served, (offered, user["content"])
-
-
-def test_prompts_and_calls_are_short():
-    tok = tokenizer.load("python:4096")
-    problems = draw_problems("train", 600, shares=CALLS)
-    prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
-    calls = [
-        chat.render([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}], tok, "reserved")
-        for p in problems
-    ]
-    assert statistics.mean(prompts) <= 110
-    assert statistics.mean(sum(c.loss_mask) for c in calls) <= 35
-
-
-def test_a_thousand_dialogues_take_a_second_at_most():
-    start = time.process_time()
-    assert sum(1 for _ in draw_dialogues("train", 4000)) == 4000
-    assert time.process_time() - start < 4
+def test_two_fifths_of_test_hard_need_the_new_tools():
+    problems = FuncallTask().problems("test_hard", 1000)
+    wanted = {kind: {p.gold["name"] for p in problems if p.meta["hard"] == kind} for kind in ("tool", "phrasing")}
+    assert wanted["tool"] == {t.name for t in HELD_OUT}
+    assert wanted["phrasing"] <= {t.name for t in SEEN} and len(wanted["phrasing"]) > 60
+    assert sum(p.meta["hard"] == "tool" for p in problems) == 400

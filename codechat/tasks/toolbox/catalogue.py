@@ -1,52 +1,64 @@
-"""All tools by name, how to run one, and which tools could serve the same request."""
+"""All tools by name, how to run one, and which tools could serve the same request.
+
+Beside the tools that compute there are services of everyday life, in conversations only: a service does nothing, its result is drawn,
+always the same one for the same arguments. So a model meets results and answers that it could not have computed. They and the further
+wordings for tools of training were written without sight of any test.
+
+The domains of the held-out tools and the words of their names are those of no other tool, but three services are about the weather, as
+is `storm_range`, and renamed and invented tools draw names from common words, six of which (back, body, heart, left, light, team) stand in
+one name each there, too.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from codechat.tasks.toolbox import functions, held_out_functions
-from codechat.tasks.toolbox.tool import Tool, ToolError, read_tools
+from codechat.tasks.toolbox import functions
+from codechat.tasks.toolbox.tool import Tool, ToolError
+from codechat.tasks.toolbox.values import slot
 
 _HERE = Path(__file__).parent
-SEEN = tuple(
-    replace(tool, adjust=functions.old_from_text) if tool.name == "replace_word" else tool
-    for tool in read_tools(_HERE / "tools.json", functions)
-)
-HELD_OUT = read_tools(
-    _HERE / "held_out_tools.json", held_out_functions
-)  # in test_hard only, elsewhere not even offered
+VARIED = 0.5  # share of the words and names in results that are not invented
+RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
+
+
+def _drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
+    """One of the results, or a value of their kind: always the same one for the same arguments."""
+    rng = random.Random(json.dumps(arguments, sort_keys=True))
+    return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
+
+
+def read(name: str) -> Any:
+    """The content of a json file of the toolbox."""
+    return json.loads((_HERE / name).read_text(encoding="utf-8"))
+
+
+def _tool(name: str, row: Mapping[str, Any]) -> Tool:
+    """The tool of a row; what it computes is in `functions`, but that of a service is drawn."""
+    if "results" in row:
+        run, answers = partial(_drawn_result, row["results"]), row["answers"]
+    else:
+        run, answers = functions.RUN.get(name) or getattr(functions, name), [row["answer"]]
+    slots = {key: slot(kind) for key, kind in row["arguments"].items()}
+    adjust = getattr(functions, row["adjust"]) if "adjust" in row else None
+    texts = (row["asks"], answers, row.get("hard", ()))
+    return Tool(name, row["description"], slots, run, *texts, row.get("limits", {}), adjust)
+
+
+SEEN = tuple(_tool(name, row) for name, row in read("tools.json").items())
+HELD_OUT = tuple(_tool(name, row) for name, row in read("held_out_tools.json").items())  # in test_hard only
 TOOLS: dict[str, Tool] = {t.name: t for t in (*SEEN, *HELD_OUT)}
+SERVICES = tuple(_tool(name, row) for name, row in read("everyday_services.json").items())
+WORDINGS: dict[str, list[str]] = read("everyday_wordings.json")  # tool -> further request templates
+PHRASES: dict[str, list[Any]] = read("phrases.json")
 # Tools that could serve the same request are never offered together: the correct call would be ambiguous.
-FAMILIES: tuple[frozenset[str], ...] = tuple(
-    frozenset(names.split())
-    for names in (
-        "add total",
-        "double multiply square cube power rectangle_area",
-        "halve split_bill",
-        "to_binary to_base",
-        "uppercase change_case",
-        "to_metres convert_length",
-        "initials acronym",
-        "greet greet_in",
-        "is_prime factorize",
-        "reverse_text is_palindrome",
-        "tip discount add_tax percentage",
-        "hex_to_rgb color_channel",
-        "slug url_escape",
-        "largest smallest sort_numbers median",
-        "total mean",
-        "circle_area circumference",
-        "user_name email_for",
-        "is_leap_year month_days",
-        "back_bearing compass_rose",
-    )
-)
+FAMILIES = tuple(frozenset(line.split()) for line in (_HERE / "families.txt").read_text(encoding="utf-8").splitlines())
 
 
 @lru_cache
@@ -54,6 +66,22 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
     """The tools that a split may offer, or those of a level."""
     tools = (*SEEN, *HELD_OUT) if split == "test_hard" else SEEN
     return tuple(t for t in tools if level in (None, t.level))
+
+
+@lru_cache
+def _services_of(split: str) -> tuple[Tool, ...]:
+    """Those that have arguments of their own in a split: a few combinations of choices may all belong to training."""
+    return tuple(t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values()))
+
+
+def draw_services(rng: random.Random, split: str, k: int) -> list[Tool]:
+    """k different services, each with one of its answers."""
+    return [replace(tool, answers=[rng.choice(tool.answers)]) for tool in rng.sample(_services_of(split), k)]
+
+
+def with_drawn_results(rng: random.Random, tool: Tool, answer: str) -> Tool:
+    """The tool with results of one kind, drawn as a service's are, and an answer that states them."""
+    return replace(tool, run=partial(_drawn_result, rng.choice(RESULTS)), answers=[answer])
 
 
 def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:
@@ -67,26 +95,22 @@ def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -
     return others
 
 
-def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """{"result": JSON value} of a tool. ToolError for an unknown tool and for invalid arguments."""
-    if name not in TOOLS:
-        raise ToolError(f"there is no function {str(name)[:60]!r}")
-    return {"result": TOOLS[name].call(arguments)}
+def family(name: str) -> frozenset[str]:
+    """The tool and all tools that could serve its requests."""
+    return frozenset({name}).union(*(f for f in FAMILIES if name in f))
 
 
 def respond(name: str, arguments: Mapping[str, Any]) -> str:
-    """The content of a function response: {"result": ...} or {"error": message} as JSON text."""
+    """The content of a tool's response: {"result": ...} or {"error": message} as JSON text."""
     try:
-        return response(execute(name, arguments)["result"])
-    except ToolError as error:
-        return json.dumps({"error": str(error)}, ensure_ascii=False)
+        return response(TOOLS[name].call(arguments))
+    except KeyError:
+        error = f"there is no function {name[:60]!r}"
+    except ToolError as fault:
+        error = str(fault)
+    return json.dumps({"error": error}, ensure_ascii=False)
 
 
 def response(result: Any) -> str:
     """The content of a function response that holds a result."""
     return json.dumps({"result": result}, ensure_ascii=False)
-
-
-def family(name: str) -> frozenset[str]:
-    """The tool and all tools that could serve its requests."""
-    return frozenset({name}).union(*(f for f in FAMILIES if name in f))

@@ -1,4 +1,7 @@
-"""What the tools that training has compute; tools.json has their arguments, limits and words."""
+"""What the tools compute, those held out of training behind the others. tools.json and held_out_tools.json have their arguments, limits and words.
+
+An ArithmeticError, LookupError or ValueError means that the arguments are impossible (`Tool.call`).
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,7 @@ from urllib.parse import quote
 from codechat.tasks.toolbox.tool import ToolError, neat
 
 
-def sqrt(x: float) -> float:
-    if x < 0:
-        raise ToolError("x must not be negative")
-    return neat(math.sqrt(x))
-
-
-def is_prime(n: int) -> bool:
-    _need_small(n)
-    return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
-
-
 def factorize(n: int) -> list[int]:
-    _need_small(n)
-    if n < 2:
-        raise ToolError("n must be at least 2")
     factors, d = [], 2
     while d * d <= n:
         while n % d == 0:
@@ -40,23 +29,6 @@ def factorize(n: int) -> list[int]:
             n //= d
         d += 1
     return factors + [n] * (n > 1)
-
-
-def _need_small(n: int) -> None:
-    if abs(n) > 10**12:
-        raise ToolError("n must be at most 10^12")
-
-
-def power(base: int, exponent: int) -> float:
-    if abs(exponent) > 100:
-        raise ToolError("exponent must be between -100 and 100")
-    return neat(base**exponent)
-
-
-def round_to(value: float, digits: int) -> float:
-    if abs(digits) > 12:
-        raise ToolError("digits must be between -12 and 12")
-    return neat(round(value, digits), 12)
 
 
 def clamp(value: int, low: int, high: int) -> int:
@@ -86,33 +58,14 @@ def convert_degrees(value: float, unit: str, to: str) -> float:
 
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-
-
-def _day(text: str) -> datetime.date:
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError as error:
-        raise ToolError(f"{text[:40]!r} is not a date like 2024-03-05") from error
+_day = datetime.date.fromisoformat
 
 
 def _minutes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,2}):(\d{2})", text, re.ASCII)
-    if not match or int(match[1]) > 23 or int(match[2]) > 59:
+    if not re.fullmatch(r"([01]?\d|2[0-3]):[0-5]\d", text, re.ASCII):
         raise ToolError(f"{text[:40]!r} is not a time like 09:30")
-    return int(match[1]) * 60 + int(match[2])
-
-
-def _year(year: int) -> int:
-    if not 1 <= year <= 9999:
-        raise ToolError("year must be between 1 and 9999")
-    return year
-
-
-def add_days(date: str, days: int) -> str:
-    try:
-        return (_day(date) + datetime.timedelta(days=days)).isoformat()
-    except OverflowError as error:
-        raise ToolError("the result is outside the years 1 to 9999") from error
+    hour, minute = map(int, text.split(":"))
+    return hour * 60 + minute
 
 
 def twelve_hour(time: str) -> str:
@@ -136,22 +89,10 @@ def is_palindrome(word: str) -> bool:
     return letters == letters[::-1]
 
 
-def repeat_text(text: str, times: int) -> str:
-    if not 0 <= times <= 1000:
-        raise ToolError("times must be between 0 and 1000")
-    return text * times
-
-
 def count_letter(text: str, letter: str) -> int:
     if len(letter) != 1:
         raise ToolError("letter must be one character")
     return text.lower().count(letter.lower())
-
-
-def pad_text(text: str, width: int) -> str:
-    if width > 1000:
-        raise ToolError("width must be at most 1000")
-    return text.ljust(width, ".")
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -164,33 +105,20 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def old_from_text(rng: random.Random, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of replace_word whose old word is in the text."""
     return arguments | {"old": rng.choice(arguments["text"].split())}
 
 
 def replace_word(text: str, old: str, new: str) -> str:
-    if not old:
-        raise ToolError("old must not be empty")
-    if len(text) // len(old) * len(new) > 10_000:
-        raise ToolError("the result would be too long")
+    if not old or len(text) // len(old) * len(new) > 10_000:
+        raise ToolError("old is empty, or the result would be too long")
     return text.replace(old, new)
-
-
-def cut_text(text: str, length: int) -> str:
-    if length < 0:
-        raise ToolError("length must not be negative")
-    return text[:length]
 
 
 def combinations(n: int, k: int) -> int:
     if not 0 <= k <= n <= 1000:
         raise ToolError("0 <= k <= n <= 1000 is required")
     return math.comb(n, k)
-
-
-def polygon_angle(sides: int) -> float:
-    if sides < 3:
-        raise ToolError("sides must be at least 3")
-    return neat((sides - 2) * 180 / sides)
 
 
 CHANNELS = {"red": 0, "green": 1, "blue": 2}
@@ -202,11 +130,11 @@ def _rgb(text: str) -> list[int]:
         digits = "".join(c * 2 for c in digits)
     if not re.fullmatch(r"[0-9a-fA-F]{6}", digits):
         raise ToolError(f"{text[:20]!r} is not a colour like #3fa or #33ffaa")
-    return [int(digits[i : i + 2], 16) for i in (0, 2, 4)]
+    return list(bytes.fromhex(digits))
 
 
 def _hex(rgb: list[int]) -> str:
-    return "#" + "".join(f"{c:02x}" for c in rgb)
+    return f"#{bytes(rgb).hex()}"
 
 
 def to_gray(color: str) -> str:
@@ -214,22 +142,10 @@ def to_gray(color: str) -> str:
     return _hex([round(0.299 * red + 0.587 * green + 0.114 * blue)] * 3)
 
 
-def lighten(color: str, percent: int) -> str:
-    if not 0 <= percent <= 100:
-        raise ToolError("percent must be between 0 and 100")
-    return _hex([round(c + (255 - c) * percent / 100) for c in _rgb(color)])
-
-
-def rgb_to_hex(red: int, green: int, blue: int) -> str:
-    if not all(0 <= c <= 255 for c in (red, green, blue)):
-        raise ToolError("red, green and blue must be between 0 and 255")
-    return _hex([red, green, blue])
-
-
 def contrast(first: str, second: str) -> float:
     """WCAG 2 contrast ratio, 1 to 21."""
-    lights = sorted(_luminance(_rgb(color)) for color in (first, second))
-    return neat((lights[1] + 0.05) / (lights[0] + 0.05), 2)
+    dark, light = sorted(_luminance(_rgb(color)) for color in (first, second))
+    return neat((light + 0.05) / (dark + 0.05), 2)
 
 
 def _luminance(rgb: list[int]) -> float:
@@ -237,42 +153,20 @@ def _luminance(rgb: list[int]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-ROMAN = {
-    1000: "M",
-    900: "CM",
-    500: "D",
-    400: "CD",
-    100: "C",
-    90: "XC",
-    50: "L",
-    40: "XL",
-    10: "X",
-    9: "IX",
-    5: "V",
-    4: "IV",
-    1: "I",
-}
+ROMAN = {"M": 1000, "CM": 900, "D": 500, "CD": 400, "C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9, "V": 5}
+ROMAN |= {"IV": 4, "I": 1}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-MORSE = dict(
-    zip(
-        LETTERS,
-        ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - "
-        "..- ...- .-- -..- -.-- --..".split(),
-        strict=True,
-    )
-)
+DOTS = ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+MORSE = dict(zip(LETTERS, DOTS.split(), strict=True))
 DIGITS = "0123456789abcdef"
-NATO = (
-    "Alpha Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa "
-    "Quebec Romeo Sierra Tango Uniform Victor Whiskey X-ray Yankee Zulu"
-).split()
+NATO = """Alpha Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa Quebec Romeo
+Sierra Tango Uniform Victor Whiskey X-ray Yankee Zulu""".split()
+SPOKEN = dict(zip(LETTERS, NATO, strict=True))
 
 
 def to_roman(n: int) -> str:
-    if not 1 <= n <= 3999:
-        raise ToolError("n must be between 1 and 3999")
     letters = ""
-    for value, symbol in ROMAN.items():
+    for symbol, value in ROMAN.items():
         letters += symbol * (n // value)
         n %= value
     return letters
@@ -283,13 +177,6 @@ def to_base(n: int, base: int) -> str:
     while rest or not digits:
         digits, rest = DIGITS[rest % base] + digits, rest // base
     return "-" * (n < 0) + digits
-
-
-def to_morse(word: str) -> str:
-    unknown = [c for c in word.lower() if c not in MORSE]
-    if unknown:
-        raise ToolError(f"{unknown[0]!r} has no Morse code here; use letters only")
-    return " ".join(MORSE[c] for c in word.lower())
 
 
 def encode(text: str, scheme: str) -> str:
@@ -310,19 +197,7 @@ def checksum(text: str, method: str) -> str:
     return f"{zlib.crc32(data) if method == 'crc32' else zlib.adler32(data):08x}"
 
 
-def radio_spell(word: str) -> str:
-    spoken = {name[0].lower(): name for name in NATO}
-    return " ".join(spoken.get(c, c) for c in word.lower())
-
-
-def _need_count(**counts: int) -> None:
-    for key, count in counts.items():
-        if not 1 <= count <= 1_000_000:
-            raise ToolError(f"{key} must be between 1 and 1000000")
-
-
 def loan_payment(amount: int, rate: int, months: int) -> float:
-    _need_count(months=months)
     monthly = rate / 1200
     return neat(amount / months if not monthly else amount * monthly / (1 - (1 + monthly) ** -months), 2)
 
@@ -340,6 +215,84 @@ def _plain(text: str) -> str:
 def user_name(name: str) -> str:
     plain = _plain(name)
     return f"{plain}{sum(map(ord, plain)) % 100:02d}"
+
+
+# ---------------------------------------------------------------- held out of training
+
+ATOMIC_MASSES = {"H": 1.008, "C": 12.011, "N": 14.007, "O": 15.999, "Na": 22.990, "S": 32.06, "Cl": 35.45, "Fe": 55.845}
+COMPLEMENT = str.maketrans("ACGTacgt", "TGCAtgca")
+# Gravity in metres per second squared.
+GRAVITY = {"mercury": 3.70, "mars": 3.71, "venus": 8.87, "jupiter": 24.79, "saturn": 10.44}
+LIGHT_SPEED = 0.299792458  # million kilometres per second
+SOUND_SPEED = 0.343  # kilometres per second
+NOTES = "C C# D D# E F F# G G# A A# B".split()
+TILES = {1: "aeilnorstu", 2: "dg", 3: "bcmp", 4: "fhvwy", 5: "k", 8: "jx", 10: "qz"}
+SUBJECTS = (
+    "general works,philosophy,religion,social sciences,language,science,technology,arts,literature,history".split(",")
+)
+WINDS = "N NE E SE S SW W NW".split()
+
+
+def molar_mass(formula: str) -> float:
+    if not re.fullmatch(r"([A-Z][a-z]?[0-9]{0,4})+", formula):
+        raise ToolError(f"{formula[:40]!r} is not a formula like C2H6O")
+    parts = re.findall(r"([A-Z][a-z]?)([0-9]*)", formula)
+    return neat(sum(ATOMIC_MASSES[element] * int(atoms or 1) for element, atoms in parts), 3)
+
+
+def dilution(acid: float, strength: int, target: int) -> float:
+    if target > strength:
+        raise ToolError("target must not be above strength")
+    return neat(acid * (strength / target - 1), 2)
+
+
+def dna_complement(strand: str) -> str:
+    if not strand or set(strand.upper()) - set("ACGT"):
+        raise ToolError("strand must consist of A, C, G and T")
+    return strand.translate(COMPLEMENT)
+
+
+def running_pace(kilometres: float, minutes: int) -> str:
+    whole, rest = divmod(round(minutes * 60 / kilometres), 60)
+    return f"{whole}:{rest:02d}"
+
+
+def elo_rating(own: int, rival: int, outcome: str) -> int:
+    expected = 1 / (1 + 10 ** ((rival - own) / 400))
+    return round(own + 20 * ({"win": 1.0, "draw": 0.5, "loss": 0.0}[outcome] - expected))
+
+
+def knight_reach(field: str) -> int:
+    if not re.fullmatch("[a-h][1-8]", field):
+        raise ToolError(f"{field[:20]!r} is not a field like e4")
+    column, row = "abcdefgh".index(field[0]), int(field[1]) - 1
+    jumps = [(a, b) for a in (-2, -1, 1, 2) for b in (-2, -1, 1, 2) if abs(a) != abs(b)]
+    return sum(0 <= column + a < 8 and 0 <= row + b < 8 for a, b in jumps)
+
+
+def subnet_mask(hosts: int) -> str:
+    mask = 2**32 - 2 ** (hosts + 1).bit_length()
+    return ".".join(str(mask >> shift & 255) for shift in (24, 16, 8, 0))
+
+
+def password_bits(password: str) -> float:
+    kinds = {
+        ("lower", 26)
+        if c.islower()
+        else ("upper", 26)
+        if c.isupper()
+        else ("digit", 10)
+        if c.isdigit()
+        else ("other", 33)
+        for c in password
+    }
+    return neat(len(password) * math.log2(sum(size for _, size in kinds) or 1), 1)
+
+
+def christen(ship: str) -> str:
+    if not ship.strip():
+        raise ToolError("ship must not be empty")
+    return f"I name this ship MS {ship.strip()}"
 
 
 # A tool without a line here is the function of its name.
@@ -361,10 +314,10 @@ RUN: dict[str, Callable[..., Any]] = {
     "to_bytes": lambda value, unit: neat(value * BYTES[unit]),
     "weekday": lambda date: DAYS[_day(date).weekday()],
     "days_between": lambda start, end: (_day(end) - _day(start)).days,
-    "is_leap_year": lambda year: calendar.isleap(_year(year)),
+    "is_leap_year": lambda year: calendar.isleap(year),
     "day_of_year": lambda date: _day(date).timetuple().tm_yday,
     "week_number": lambda date: _day(date).isocalendar().week,
-    "month_days": lambda month, year: calendar.monthrange(_year(year), month)[1],
+    "month_days": lambda month, year: calendar.monthrange(year, month)[1],
     "minutes_between": lambda start, end: (_minutes(end) - _minutes(start)) % 1440,
     "reverse_text": lambda text: text[::-1],
     "count_letters": lambda text: sum(map(str.isalpha, text)),
@@ -413,4 +366,59 @@ RUN: dict[str, Callable[..., Any]] = {
     "initials": lambda first, last: f"{_plain(first)[0]}{_plain(last)[0]}".upper(),
     "email_for": lambda name, domain: f"{_plain(name)}@{_plain(domain)}.com",
     "seat_label": lambda name, row, seat: f"{row}-{seat} {name.strip()}",
+    "sqrt": lambda x: neat(math.sqrt(x)),
+    "is_prime": lambda n: n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1)),
+    "power": lambda base, exponent: neat(base**exponent),
+    "round_to": lambda value, digits: neat(round(value, digits), 12),
+    "add_days": lambda date, days: (_day(date) + datetime.timedelta(days=days)).isoformat(),
+    "repeat_text": lambda text, times: text * times,
+    "pad_text": lambda text, width: text.ljust(width, "."),
+    "cut_text": lambda text, length: text[:length],
+    "polygon_angle": lambda sides: neat((sides - 2) * 180 / sides),
+    "lighten": lambda color, percent: _hex([round(c + (255 - c) * percent / 100) for c in _rgb(color)]),
+    "rgb_to_hex": lambda red, green, blue: _hex([red, green, blue]),
+    "to_morse": lambda word: " ".join(MORSE[c] for c in word.lower()),
+    "radio_spell": lambda word: " ".join(SPOKEN.get(c, c) for c in word.lower()),
+    # held out of training
+    "parallel_ohms": lambda ohms: neat(1 / sum(1 / value for value in ohms)),
+    "latin_species": lambda genus, species: f"{genus.strip()[0].upper()}. {species.strip().lower()}",
+    "isotope_left": lambda grams, half_life, elapsed: neat(grams * 2 ** (-(elapsed / half_life))),
+    "voltage": lambda amperes, ohms: neat(amperes * ohms),
+    "orbit_period": lambda radius: neat(radius**1.5, 2),
+    "light_delay": lambda kilometres: neat(kilometres / LIGHT_SPEED, 1),
+    "planet_pull": lambda kilos, planet: neat(kilos * GRAVITY[planet], 2),
+    "amino_acids": lambda bases: bases // 3,
+    "storm_range": lambda delay: neat(delay * SOUND_SPEED, 2),
+    "piano_pitch": lambda key: neat(440 * 2 ** ((key - 49) / 12), 2),
+    "beat_gap": lambda tempo: neat(60000 / tempo, 2),
+    "transpose": lambda note, semitones: NOTES[(NOTES.index(note) + semitones) % len(NOTES)],
+    "film_frames": lambda seconds: seconds * 24,
+    "stage_cue": lambda actor, scene, side: f"Scene {scene}: {actor.strip()} enters {side}",
+    "crop_focal": lambda focal: neat(focal * 1.5, 1),
+    "exposure": lambda aperture, shutter: neat(math.log2(aperture**2 * shutter), 1),
+    "pool_laps": lambda metres: math.ceil(metres / 25),
+    "league_score": lambda wins, draws, losses: 3 * wins + draws,
+    "team_chant": lambda team: f"Go, {team.strip()}, go!",
+    "gear_ratio": lambda chainring, cog: neat(chainring / cog, 2),
+    "tyre_pressure": lambda kilos: neat(kilos / 10, 1),
+    "dice_odds": lambda rolls: neat(100 * (1 - (5 / 6) ** rolls), 2),
+    "scrabble_score": lambda tiles: sum(n for c in tiles.lower() for n, some in TILES.items() if c in some),
+    "yarn_balls": lambda grams: math.ceil(grams / 50),
+    "hedge_shrubs": lambda metres: metres * 3,
+    "sow_seeds": lambda plants, sprout: math.ceil(plants * 100 / sprout),
+    "paint_tins": lambda wall: math.ceil(wall / 12),
+    "recipe_scale": lambda grams, serves, guests: neat(grams * guests / serves, 1),
+    "body_mass": lambda kilos, centimetres: neat(kilos / (centimetres / 100) ** 2, 1),
+    "heart_limit": lambda age: 220 - age,
+    "download_wait": lambda megabytes, megabits: neat(megabytes * 8 / megabits, 1),
+    "majority": lambda ballots: ballots // 2 + 1,
+    "droop_quota": lambda votes, mandates: votes // (mandates + 1) + 1,
+    "queue_wait": lambda customers, tills, minutes: customers // tills * minutes,
+    "dewey_subject": lambda shelf: SUBJECTS[shelf // 100],
+    "parcel_girth": lambda depth, breadth, height: neat(2 * sum(sorted((depth, breadth, height))[:2]), 1),
+    "telegram": lambda message: f"{message.strip()} STOP",
+    "back_bearing": lambda bearing: (bearing + 180) % 360,
+    "compass_rose": lambda course: WINDS[round(course / 45) % 8],
+    "font_leading": lambda size: neat(size * 1.2, 1),
+    "booklet_sheets": lambda pages: math.ceil(pages / 4),
 }

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, check_choice
+from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, require_kind, write
+from codechat.data.prepared import SPLITS, require_kind, write
 from codechat.data.sources import Ledger
 from codechat.tasks.base import row_of
-from codechat.tasks.preparation import checked_ledgers
+from codechat.tasks.preparation import PreparedConfig, checked_ledgers
 from codechat.tasks.toolbox import dialogues, problems
-from codechat.tasks.toolbox.copying import copy_dialogues
-from codechat.tasks.toolbox.lookups import STEPS, lookup_dialogues
-from codechat.tasks.toolbox.values import is_shared
+from codechat.tasks.toolbox.catalogue import PHRASES
+from codechat.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
+from codechat.tasks.toolbox.values import is_shared, parts
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ TOOLBOX_CALLS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallsConfig:
+class CallsConfig(PreparedConfig):
     """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
     behaviour probes probes.SPLIT.jsonl."""
 
@@ -40,38 +40,28 @@ class CallsConfig:
         "embedded",
         "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, glaive",
     )
-    out: str = opt("data/sft", "directory to write")
-    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
-    lookups: int = opt(
-        0,
-        "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)",
-        least=0,
-    )
-    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves")
+    lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
+    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", least=0, most=1)
     problems: int = opt(4000, "training problems of the toolbox", least=0)
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
-    tools_style: str = opt(
+    tools_style: Literal["compact", "described", "json"] = opt(
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox")
     mix: dialogues.Mix = opt(dialogues.Mix(), "shares of the toolbox's conversations")
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+    max_lost: float = opt(
+        sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason", least=0, most=1
+    )
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
-        check_shares(self, "max_lost", "lookups_missing")
-        check_choice("tools_style", self.tools_style, chat.STYLES)
         if self.tools_style == "json" and self.source == "embedded":
-            raise ConfigError(
-                "tools_style json is for the rows of a file or the hub; the embedded toolbox lists its tools compact or "
-                "described; set --tools-style to one of them, or --source"
-            )
+            raise ConfigError("tools_style json is for the rows of a --source; the embedded toolbox has the other two")
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
@@ -93,7 +83,7 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
 
 def _declining(row: Row) -> Row:
     """The row, in which an answer that has no function calls `chat.NOTHING`, as a described list offers it."""
-    turns = [m | {"content": chat.DECLINE} if m["content"] in dialogues.NO_FUNCTION else m for m in row["messages"]]
+    turns = [m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m for m in row["messages"]]
     return row | {"messages": turns}
 
 
@@ -103,43 +93,41 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
 
     Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In training: an argument of a call
     in a conversation, a drill or a problem, or a word of a copying drill."""
-    taught = [own for name, own in files.items() if name.endswith(".train") and not name.startswith("funcall.")]
-    rows = [row for own in taught for row in own]
-    read = (
-        c for row in rows for m in row["messages"] if m["role"] == "assistant" for c in chat.parse_calls(m["content"])
-    )
-    calls = [(c.name, c.arguments) for c in read if isinstance(c.arguments, Mapping)]
-    calls += [(row["gold"]["name"], row["gold"]["arguments"]) for row in files.get("funcall.train", ()) if row["gold"]]
-    trained = {part for _, arguments in calls for value in arguments.values() for part in _parts(value)}
+    golds = {name: [row["gold"] for row in rows if row["gold"]] for name, rows in files.items() if "funcall." in name}
+    calls = list(golds.get("funcall.train", ()))
+    for name, rows in files.items():
+        if name.endswith(".train") and name not in golds:
+            answers = (m["content"] for row in rows for m in row["messages"] if m["role"] == "assistant")
+            read = (call for text in answers for call in chat.parse_calls(text))
+            calls += [{"name": c.name, "arguments": c.arguments} for c in read if c.arguments is not None]
+    trained = {part for call in calls for part in _texts(call)}
     trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
-    whole = {_whole(*call) for call in calls}
+    whole = set(map(_whole, calls))
     found = {}
     for split in ("select", "test", "test_hard"):
-        asked = [row["gold"] for row in files.get(f"funcall.{split}", ()) if row["gold"]]
-        parts = [
-            [(v, p) for value in c["arguments"].values() for v, p in zip(_each(value), _parts(value))] for c in asked
-        ]
-        long = {part for own in parts for value, part in own if not is_shared(value)}
+        asked = golds.get(f"funcall.{split}", [])
+        long = {str(v).lower() for call in asked for v in _values(call) if not is_shared(v)}
         found[split] = {
             "calls": len(asked),
-            "same": sum(_whole(call["name"], call["arguments"]) in whole for call in asked),
-            "seen": sum(all(part in trained for _, part in own) for own in parts),
+            "same": sum(_whole(call) in whole for call in asked),
+            "seen": sum(trained.issuperset(_texts(call)) for call in asked),
             "values": len(long),
             "known": len(long & trained),
         }
     return found
 
 
-def _whole(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name} {sorted((key, _parts(value)) for key, value in arguments.items())}".lower()
+def _values(call: Mapping[str, Any]) -> list[Any]:
+    return [part for value in call["arguments"].values() for part in parts(value)]
 
 
-def _each(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _texts(call: Mapping[str, Any]) -> list[str]:
+    return [str(value).lower() for value in _values(call)]
 
 
-def _parts(value: Any) -> list[str]:
-    return [str(part).lower() for part in _each(value)]
+def _whole(call: Mapping[str, Any]) -> str:
+    arguments = sorted((key, list(map(str, parts(value)))) for key, value in call["arguments"].items())
+    return f"{call['name']} {arguments}".lower()
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
@@ -179,8 +167,6 @@ def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, lis
 def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     """So many requests for code of each split, from functions of that split."""
     found: dict[str, list[str]] = {split: [] for split in counts}
-    if not any(counts.values()):
-        return found
     documents = sources.embedded_python(Ledger("python files"))
     for row in synthetic.code_rows(documents, Ledger("functions")):
         split = row["meta"]["split"]

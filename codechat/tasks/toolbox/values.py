@@ -3,8 +3,8 @@
 A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one
 split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
 two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
-Words are invented for the same reason; a share of them may come from further afield (`Slot.varied`): a model that has only met words of the
-one grammar below writes those where a request has other ones (docs/experiments/reading-tools.md).
+Words are invented for the same reason; a share of them may come from further afield (`Slot.varied`): a model that has
+only met words of the one grammar below writes those where a request has other ones (docs/experiments/reading-tools.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import datetime
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,10 +22,11 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-# words.txt: a thousand everyday words for names, invented tools and values, none of them in a held-out tool;
-# names of people and places for values. Names made of a few common one-token words teach a model those by heart (docs/experiments/reading-tools.md).
+# words: a thousand everyday words for names, invented tools and values, none of them in a held-out tool; names of people
+# and places for values. Names made of a few common one-token words teach a model those by heart (docs/experiments/reading-tools.md). common, verbs,
+# short: one token each in a small GPT-2 vocabulary, the short ones at the beginning of a line too.
 _SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
-WORDS, NAMES, PLACES = (section.split()[1:] for section in _SECTIONS)
+WORDS, NAMES, PLACES, COMMON, VERBS, SHORT = (section.split()[1:] for section in _SECTIONS)
 # Residues modulo 10 of a value's hash.
 SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
 SHARED_DIGITS = 2
@@ -34,18 +35,11 @@ VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
 LETTERS = "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"  # the frequent ones of English four times
-# One token each in a small GPT-2 vocabulary.
-COMMON = """air all art back bad base best big black body book box call car case city class close code color
-cost cut dark data day deep dead door down drive early end even face fact fall family far fast field final
-fine fire first five food form four free friend full game girl give good great green ground group hand hard
-head heart help high home hot house human idea inside job keep key kind land large last late law lead left
-letter level life light line list little local long look love low main man map market mark mind model money
-morning move music name new news next night note office old open order outside page paper park part past
-path people person phone place plan play point power press quick read real record red rest right road rock
-room round rule run safe second self send short show side sign simple single six small song sound space
-speed stand star start state step store story strong table talk team ten test text thing third three time
-top town track true turn view voice walk wall watch water white wide wind word work world year
-young""".split()
+
+
+def say_plainly(rng: random.Random, value: Any) -> str:
+    """The value as a request writes it."""
+    return ", ".join(map(str, parts(value)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Slot:
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
-    say: Callable[[random.Random, Any], str]
+    say: Callable[[random.Random, Any], str] = say_plainly
     unseen: bool = True
     cost: int = 1
     varied: Callable[[random.Random], Any] | None = None
@@ -66,16 +60,17 @@ class Slot:
         draw = self.varied if self.varied and varied and rng.random() < varied else self.draw
         while True:
             value = draw(rng)
-            if not self.unseen or all(allowed(part, split) for part in _parts(value)):
+            if not self.unseen or all(allowed(part, split) for part in parts(value)):
                 return value
 
     def decides(self, value: Any) -> bool:
         """Whether the value alone decides the split of a request."""
-        return self.unseen and any(not is_shared(part) for part in _parts(value))
+        return self.unseen and not all(map(is_shared, parts(value)))
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else (value,)
+def parts(value: Any) -> list[Any]:
+    """The items of a list, or the value alone."""
+    return value if isinstance(value, list) else [value]
 
 
 def is_shared(value: Any) -> bool:
@@ -83,14 +78,21 @@ def is_shared(value: Any) -> bool:
     return isinstance(value, (int, float)) and sum(c.isdigit() for c in str(value)) <= SHARED_DIGITS
 
 
-def belongs(key: str, split: str) -> bool:
-    """Whether the hash of `key` assigns it to `split`."""
+def _belongs(key: str, split: str) -> bool:
     return crc32(key.encode()) % 10 in SHARES[split]
 
 
 def allowed(value: Any, split: str) -> bool:
     """Whether `split` may use this value of an open domain. Strings are compared without case."""
-    return is_shared(value) or belongs(str(value).lower(), split)
+    return is_shared(value) or _belongs(str(value).lower(), split)
+
+
+def whole(arguments: Mapping[str, Any], split: str) -> bool:
+    """Whether a request with only shared values belongs to `split`."""
+    return _belongs(json.dumps(arguments, sort_keys=True), split)
+
+
+# ---------------------------------------------------------------- words
 
 
 def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
@@ -98,57 +100,9 @@ def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COM
     return rng.choice(WORDS if rare and rng.random() < rare else common)
 
 
-def say_plainly(rng: random.Random, value: Any) -> str:
-    """The value as a request writes it."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def integer(low: int, high: int) -> Slot:
-    """Whole numbers, log-uniform: every number of digits occurs."""
-    ratio = (high + 1) / max(low, 1)
-
-    def draw(rng: random.Random) -> int:
-        return max(low, min(high, int(max(low, 1) * ratio ** rng.random())))
-
-    return Slot({"type": "integer"}, draw, say_plainly)
-
-
-def number(low: int, high: int, decimal_share: float = 0.2) -> Slot:
-    """Numbers, a share of them with one decimal."""
-    whole = integer(low, high)
-
-    def draw(rng: random.Random) -> int | float:
-        value = whole.draw(rng)
-        if rng.random() >= decimal_share or value >= 100:
-            return value
-        return value + rng.randint(1, 9) / 10
-
-    return Slot({"type": "number"}, draw, say_plainly)
-
-
-def numbers(low: int, high: int, shortest: int = 3, longest: int = 4) -> Slot:
-    """A list of whole numbers, said as `3, 14 and 15`."""
-    item = integer(low, high)
-
-    def draw(rng: random.Random) -> list[int]:
-        return [item.draw(rng) for _ in range(rng.randint(shortest, longest))]
-
-    def say(rng: random.Random, value: list[int]) -> str:
-        if rng.random() < 0.5:
-            return say_plainly(rng, value)
-        return f"{', '.join(map(str, value[:-1]))} and {value[-1]}"
-
-    return Slot({"type": "array", "items": {"type": "number"}}, draw, say, cost=3)
-
-
 def invent(rng: random.Random) -> str:
     """An invented word: onset, vowel, coda, ending."""
-    return rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) + rng.choice(ENDINGS)
-
-
-def spell(rng: random.Random) -> str:
-    """Three to nine letters in any order."""
-    return "".join(rng.choices(LETTERS, k=rng.randint(3, 9)))
+    return "".join(map(rng.choice, (ONSETS, VOWELS, CODAS, ENDINGS)))
 
 
 @cache
@@ -162,13 +116,13 @@ def whole_words() -> tuple[str, ...]:
 
 
 def varied_word(rng: random.Random) -> str:
-    """A word that is one token, a word of a dictionary, two of these in one, or letters in any order."""
+    """A word that is one token, a word of a dictionary, two of these in one, or three to nine letters in any order."""
     draw = rng.random()
     if draw < 0.4:
         return rng.choice(whole_words()).lower()
     if draw < 0.7:
         return rng.choice(WORDS)
-    return "".join(rng.sample(WORDS, 2)) if draw < 0.85 else spell(rng)
+    return "".join(rng.sample(WORDS, 2) if draw < 0.85 else rng.choices(LETTERS, k=rng.randint(3, 9)))
 
 
 def varied_name(rng: random.Random) -> str:
@@ -177,115 +131,92 @@ def varied_name(rng: random.Random) -> str:
     return rng.choice(NAMES if draw < 0.4 else PLACES) if draw < 0.7 else varied_word(rng).capitalize()
 
 
-def word() -> Slot:
-    """An invented word in lower case."""
-    return Slot({"type": "string"}, invent, say_plainly, varied=varied_word)
+# ---------------------------------------------------------------- kinds of values
 
 
-def name() -> Slot:
-    """An invented name with a capital."""
-    return Slot({"type": "string"}, lambda rng: invent(rng).capitalize(), say_plainly, varied=varied_name)
+def _text(draw: Callable[[random.Random], str], **how: Any) -> Slot:
+    return Slot({"type": "string"}, draw, **how)
 
 
-def phrase(shortest: int = 2, longest: int = 4) -> Slot:
+def _integer(low: int, high: int) -> Slot:
+    """Whole numbers, log-uniform: every number of digits occurs."""
+    ratio = (high + 1) / max(low, 1)
+
+    def draw(rng: random.Random) -> int:
+        return max(low, min(high, int(max(low, 1) * ratio ** rng.random())))
+
+    return Slot({"type": "integer"}, draw)
+
+
+def _number(low: int, high: int, decimal_share: float = 0.2) -> Slot:
+    """Numbers, a share of them with one decimal."""
+    integers = _integer(low, high)
+
+    def draw(rng: random.Random) -> int | float:
+        value = integers.draw(rng)
+        return value if rng.random() >= decimal_share or value >= 100 else value + rng.randint(1, 9) / 10
+
+    return Slot({"type": "number"}, draw)
+
+
+def _numbers(low: int, high: int) -> Slot:
+    """A list of three or four whole numbers, said as `3, 14 and 15` or `3, 14, 15`."""
+    integers = _integer(low, high)
+
+    def say(rng: random.Random, value: list[int]) -> str:
+        if rng.random() < 0.5:
+            return say_plainly(rng, value)
+        return f"{say_plainly(rng, value[:-1])} and {value[-1]}"
+
+    items = {"type": "array", "items": {"type": "number"}}
+    return Slot(items, lambda rng: [integers.draw(rng) for _ in range(rng.randint(3, 4))], say, cost=3)
+
+
+def _phrase(shortest: int = 2, longest: int = 4) -> Slot:
     """A few common words. The phrase as a whole belongs to one split."""
 
-    def draw(rng: random.Random) -> str:
-        return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
-
     def varied(rng: random.Random) -> str:
-        return " ".join(
-            rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(rng.randint(shortest, longest))
-        )
+        count = rng.randint(shortest, longest)
+        return " ".join(rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(count))
 
-    return Slot({"type": "string"}, draw, say_plainly, cost=3, varied=varied)
-
-
-def common_word() -> Slot:
-    """One common word, shared by all splits."""
-    return Slot({"type": "string"}, lambda rng: rng.choice(COMMON), say_plainly, unseen=False)
+    return _text(lambda rng: " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest))), cost=3, varied=varied)
 
 
-def letter() -> Slot:
-    """One lower-case letter, shared by all splits."""
-    return Slot({"type": "string"}, lambda rng: rng.choice("abdeilnorst"), say_plainly, unseen=False)
-
-
-def date(first: int = 1950, last: int = 2049) -> Slot:
+def _date(first: int = 1950, last: int = 2049) -> Slot:
     """A day as YYYY-MM-DD."""
-    start, end = datetime.date(first, 1, 1).toordinal(), datetime.date(last, 12, 31).toordinal()
-
-    def draw(rng: random.Random) -> str:
-        return datetime.date.fromordinal(rng.randint(start, end)).isoformat()
-
-    return Slot({"type": "string"}, draw, say_plainly, cost=2)
+    days = datetime.date(first, 1, 1).toordinal(), datetime.date(last, 12, 31).toordinal()
+    return _text(lambda rng: datetime.date.fromordinal(rng.randint(*days)).isoformat(), cost=2)
 
 
-def clock() -> Slot:
-    """A time of day as HH:MM."""
-    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}", say_plainly)
-
-
-def colour() -> Slot:
-    """A colour as #rgb."""
-    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)), say_plainly)
-
-
-def formula() -> Slot:
-    """A molecule of carbon, hydrogen and oxygen, such as C12H22O4."""
-
-    def draw(rng: random.Random) -> str:
-        return f"C{rng.randint(2, 30)}H{rng.randint(2, 60)}O{rng.randint(2, 9)}"
-
-    return Slot({"type": "string"}, draw, say_plainly)
-
-
-def strand() -> Slot:
-    """Six to nine bases of DNA."""
-    return Slot({"type": "string"}, lambda rng: "".join(rng.choices("ACGT", k=rng.randint(6, 9))), say_plainly)
-
-
-def chess_field() -> Slot:
-    """A field of a chess board, such as e4."""
-    return Slot({"type": "string"}, lambda rng: rng.choice("abcdefgh") + rng.choice("12345678"), say_plainly)
-
-
-def choice(options: Mapping[Any, str]) -> Slot:
+def _choice(options: Mapping[str, str]) -> Slot:
     """An enumeration: value -> its wordings, separated by `|`. Shared by all splits."""
-    values, kind = list(options), type(next(iter(options)))
-    spoken = {value: ways.split("|") for value, ways in options.items()}
-    schema: dict[str, Any] = {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
-    if kind is not bool:
-        schema["enum"] = values
+    spoken = {int(key) if key.isdecimal() else key: ways.split("|") for key, ways in options.items()}
+    values = list(spoken)
+    schema = {"type": "integer" if isinstance(values[0], int) else "string", "enum": values}
     return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
 
 
 KINDS: dict[str, Callable[..., Slot]] = {
-    "integer": integer,
-    "number": number,
-    "numbers": numbers,
-    "word": word,
-    "name": name,
-    "phrase": phrase,
-    "common_word": common_word,
-    "letter": letter,
-    "date": date,
-    "time": clock,
-    "colour": colour,
-    "formula": formula,
-    "strand": strand,
-    "chess_field": chess_field,
+    "integer": _integer,
+    "number": _number,
+    "numbers": _numbers,
+    "phrase": _phrase,
+    "date": _date,
+    "word": lambda: _text(invent, varied=varied_word),
+    "name": lambda: _text(lambda rng: invent(rng).capitalize(), varied=varied_name),
+    "common_word": lambda: _text(lambda rng: rng.choice(COMMON), unseen=False),
+    "letter": lambda: _text(lambda rng: rng.choice("abdeilnorst"), unseen=False),
+    "time": lambda: _text(lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"),
+    "colour": lambda: _text(lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3))),
+    "formula": lambda: _text(lambda rng: f"C{rng.randint(2, 30)}H{rng.randint(2, 60)}O{rng.randint(2, 9)}"),
+    "strand": lambda: _text(lambda rng: "".join(rng.choices("ACGT", k=rng.randint(6, 9)))),
+    "chess_field": lambda: _text(lambda rng: rng.choice("abcdefgh") + rng.choice("12345678")),
 }
 
 
 def slot(kind: str | Mapping[str, str]) -> Slot:
     """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value: "wording|other wording"}."""
     if isinstance(kind, Mapping):
-        return choice({int(key) if key.isdecimal() else key: ways for key, ways in kind.items()})
+        return _choice(kind)
     title, *bounds = kind.split(":")
     return KINDS[title](*(float(bound) if "." in bound else int(bound) for bound in bounds))
-
-
-def whole(arguments: Mapping[str, Any], split: str) -> bool:
-    """Whether a request with only shared values belongs to `split`."""
-    return belongs(json.dumps(arguments, sort_keys=True), split)

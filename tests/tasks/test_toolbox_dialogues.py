@@ -1,0 +1,298 @@
+"""Conversations and problems: only reading the list of tools solves them, and every share of the mix is kept."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from codechat.core.config import parse
+from codechat.core.errors import ConfigError
+from codechat.data import synthetic
+from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.toolbox import generated, prepare
+from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, WORDINGS, family
+from codechat.tasks.toolbox.dialogues import Mix, Sampler, informally
+from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat.tasks.toolbox.problems import SHARES, probes
+from codechat.tasks.toolbox.problems import draw as draw_problems
+from codechat.tasks.toolbox.tool import say
+from codechat.tasks.toolbox.values import WORDS
+from codechat.text import chat, tokenizer
+
+MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
+REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
+
+
+def offered(messages: list[dict[str, str]]) -> dict[str, list[str]]:
+    """{name on offer: its arguments} of a system prompt's lines `name(a: type, b: type) - description`."""
+    lines = [re.match(r"(\w+)\((.*?)\)", line) for line in messages[0]["content"].splitlines()]
+    return {line[1]: [part.partition(":")[0].strip() for part in line[2].split(",")] for line in lines if line}
+
+
+def strata(split: str, **shares: int) -> dict[str, list]:
+    """{stratum: problems}, 40 for each share's weight."""
+    problems: dict[str, list] = {}
+    for problem in draw_problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
+        problems.setdefault(problem.meta["stratum"], []).append(problem)
+    return problems
+
+
+def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_their_shares() -> None:
+    rows = list(draw_dialogues("train", 3000, mix=MIX))
+    for row in rows[:600]:
+        tools = offered(row["messages"])
+        for message in row["messages"]:
+            for call in chat.parse_calls(message["content"]) if message["role"] == "assistant" else ():
+                assert list(call.arguments) == tools[call.name], row["id"]
+                assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
+    kinds = Counter(row["meta"]["kind"] for row in rows)
+    assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
+    assert 0.14 < kinds["chained"] / 3000 < 0.21
+    assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
+    assert not any(row["meta"].get("renamed") for row in draw_dialogues("train", 300, mix=Mix()))
+
+
+def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
+    rows = list(draw_dialogues("train", 600, mix=MIX))
+    pairs = [(a, b) for a, b in zip(rows, rows[1:]) if a["meta"]["kind"] == "unsuitable"]
+    assert len(pairs) > 50
+    for negative, positive in pairs:
+        assert negative["messages"][1] == positive["messages"][1]
+        assert not chat.parse_calls(negative["messages"][2]["content"])
+        (call,) = chat.parse_calls(positive["messages"][2]["content"])
+        assert call.name in offered(positive["messages"]) and call.name not in offered(negative["messages"])
+
+
+def test_unfitting_problems_are_call_problems_without_their_tool() -> None:
+    problems = strata("test", call=1, unfitting=1)
+    for call, unfitting in zip(problems["call"], problems["unfitting"], strict=True):
+        assert call.messages[1] == unfitting.messages[1] and unfitting.gold is None
+        assert call.gold["name"] in offered(call.messages) and call.gold["name"] not in offered(unfitting.messages)
+        assert len(offered(call.messages)) == len(offered(unfitting.messages))
+
+
+def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> None:
+    known, renamed = strata("test", call=1)["call"], strata("test_hard", renamed=1)["renamed"]
+    for a, b in zip(known, renamed, strict=True):
+        assert a.messages[1] == b.messages[1]
+        assert list(a.gold["arguments"].values()) == list(b.gold["arguments"].values())
+        assert not offered(a.messages).keys() & offered(b.messages).keys()
+    trained = {name for row in draw_dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
+    assert not trained & {name for problem in renamed for name in offered(problem.messages)}
+
+
+def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
+    problems = strata("test", chain=2)
+    assert len(problems["chain_1"]) == len(problems["chain_2"]) == 40
+    for first, second in zip(problems["chain_1"], problems["chain_2"], strict=True):
+        result = json.loads(second.messages[-1]["content"])["result"]
+        assert second.messages[:2] == first.messages and len(second.messages) == 4
+        assert chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
+        assert TOOLS[first.gold["name"]].call(first.gold["arguments"]) == result
+        assert result in second.gold["arguments"].values()
+        assert TOOLS[second.gold["name"]].call(second.gold["arguments"]) is not None
+
+
+def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_longer_one() -> None:
+    rows = list(draw_dialogues("train", 50, seed=5))
+    assert list(draw_dialogues("train", 80, seed=5))[:50] == rows != list(draw_dialogues("train", 50, seed=6))
+    assert len({r["id"] for r in rows}) == 50
+    task = FuncallTask()
+    for split in ("train", "test", "test_hard"):
+        few = draw_problems(split, 100, mix=MIX, code_requests=REQUESTS)
+        assert all(task.score(p, task.gold(p)).correct for p in few)
+        many = {p.id: p for p in draw_problems(split, 200, mix=MIX, code_requests=REQUESTS)}
+        assert all(many[p.id] == p for p in few) and len(many) == 200
+
+
+def test_strata_have_the_shares_of_their_split() -> None:
+    for split, shares in SHARES.items():
+        problems = draw_problems(split, 200, code_requests=REQUESTS)
+        counts = Counter(p.meta["stratum"].partition("_")[0] for p in problems)
+        total = sum(shares.values())
+        assert counts == {k.partition("_")[0]: round(200 * share / total) for k, share in shares.items()}
+
+
+def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        tools = generated.invented_offer(rng, "train", 4)
+        assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == 4
+        text = tools[0].ask(rng, tools[0].sample(rng, "train")).lower()
+        verb, thing = generated.words_of(tools[0])
+        assert verb in text and thing in text
+        assert all(generated.words_of(t) != (verb, thing) for t in tools[1:])
+
+
+def test_impossible_shares_and_unknown_strata_are_errors() -> None:
+    for shares in (dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)):
+        with pytest.raises(ConfigError):
+            Mix(**shares)
+    with pytest.raises(ConfigError):
+        draw_problems("test", 10, shares={"nonsense": 1.0})
+
+
+def test_values_that_training_has_are_counted() -> None:
+    def problem(value: object) -> dict[str, object]:
+        return {"gold": {"name": "f", "arguments": {"a": value}}, "messages": []}
+
+    call = chat.format_call("f", {"x": [314, "Lutis"]})
+    drill = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "Brelan 2718"}]
+    files = {
+        "calls.train": [{"messages": [{"role": "assistant", "content": call}]}],
+        "copy.train": [{"messages": drill}],
+        "funcall.train": [problem("dopis"), {"gold": None}],
+        "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")] + [{"gold": None}],
+    }
+    seen = prepare.values_seen(files)["test"]
+    assert seen == {"calls": 6, "same": 1, "seen": 4, "values": 5, "known": 4}
+    lookup = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
+    more = prepare.values_seen(files | {"lookup_loose.train": lookup})["test"]
+    assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), "drills are read in training too"
+
+
+def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
+    sizes = "--tokenizer bytes --max-examples 200 --copies 50 --problems 100 --eval-examples 50 --probes 0"
+    words = [*f"{sizes} --mix.renamed 0.5".split(), "--out", str(tmp_path)]
+    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, words))
+    task = FuncallTask(source=tmp_path)
+    assert task.grouped_by == "stratum" and manifest["values"]["test"]["calls"] == 30
+    splits = ("train", "test", "test_hard")
+    kinds = {split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in splits}
+    assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
+    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
+    unseen = {t.name for t in HELD_OUT}
+    asked = {p.meta["tool"] for p in task.problems("test_hard") if p.meta["stratum"] == "tool"}
+    assert asked <= unseen and not unseen & {p.meta.get("tool") for p in task.problems("train")}
+
+
+def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:
+    def words(rare: float) -> list[str]:
+        mix = Mix(invented=1.0, renamed=1.0, renamed_tools=0.0, renamed_arguments=1.0, rare_words=rare)
+        rows = draw_dialogues("train", 300, 0, mix=mix)
+        lists = [r["messages"][0]["content"] for r in rows if r["meta"]["tools"]]
+        return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]
+
+    def share(rare: float) -> float:
+        drawn = words(rare)
+        return sum(w in WORDS for w in drawn) / len(drawn)
+
+    assert share(0.0) < 0.01 and 0.4 < share(0.5) < 0.6 and share(1.0) > 0.95
+
+
+def test_a_request_put_informally_asks_for_the_same() -> None:
+    rng = random.Random(0)
+    texts = [
+        "What is 12 squared?",
+        "Shorten the species Staby maixis.",
+        'Say "Hi There" 3 times.',
+        "I swim 125 metres.",
+    ]
+    for text in texts * 50:
+        assert text[1:].rstrip(".?! ") in informally(rng, text)
+    mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
+    plain, informal = (draw_dialogues("train", 100, 0, mix=Mix(**mix, informal=share)) for share in (0.0, 1.0))
+    plain, informal = (
+        [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
+        for rows in (plain, informal)
+    )
+    assert sum(informal) > 0.7 * len(informal) and sum(plain) < 0.3 * len(plain)
+
+
+# ---------------------------------------------------------------- kinds of conversations
+
+
+def test_multi_turn_responses_come_from_running_the_tool() -> None:
+    rows = list(draw_dialogues("train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)))
+    for row in rows:
+        _, _, call, response, answer = row["messages"]
+        (parsed,) = chat.parse_calls(call["content"])
+        assert response["role"] == "function" and answer["role"] == "assistant"
+        assert json.loads(response["content"]) == {"result": TOOLS[parsed.name].call(parsed.arguments)}
+        assert "<functioncall>" not in answer["content"]
+
+
+def test_negatives_have_no_call_and_no_fitting_tool() -> None:
+    rows = list(draw_dialogues("train", 1000, mix=Mix(multi_turn=0.0, unfitting=0.0, no_tools=0.5, small_talk=0.5)))
+    assert {r["meta"]["kind"] for r in rows} == {"absent", "chat"}
+    for row in rows:
+        assert not any(chat.parse_calls(m["content"]) for m in row["messages"])
+        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+
+
+def test_offered_tools_are_never_ambiguous() -> None:
+    for row in draw_dialogues("test_hard", 2000, mix=Mix(unfitting=0.0, no_tools=0.0)):
+        offered = row["meta"]["tools"]
+        assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
+        assert not any(b in family(a) for a in offered for b in offered if a != b)
+
+
+def test_probes_fill_every_cell() -> None:
+    rows = probes("select", 50, 0, ["Write a function that adds."])
+    cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
+    tool, code = [(True, True), (True, False), (False, False)], [(True, False), (False, False)]
+    assert cells == dict.fromkeys([("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10)
+    for row in rows:
+        assert [m["role"] for m in row["messages"]] == ["system", "user"]
+        assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+        assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
+
+
+def test_prompts_and_calls_are_short() -> None:
+    tok = tokenizer.load("python:4096")
+    problems = draw_problems("train", 600, shares={"call": 1})
+    prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
+    answers = ([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}] for p in problems)
+    assert statistics.mean(prompts) <= 110
+    assert statistics.mean(sum(chat.render(m, tok, "reserved").loss_mask) for m in answers) <= 35
+
+
+def test_a_thousand_dialogues_take_a_second_at_most() -> None:
+    start = time.process_time()
+    assert sum(1 for _ in draw_dialogues("train", 4000)) == 4000
+    assert time.process_time() - start < 4
+
+
+def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
+    slots = {tool.name: tool.slots for tool in SERVICES}
+    rows = list(draw_dialogues("train", 2000, mix=Mix(services=0.3, wordings=0.5, small_talk=0.2)))
+    served = [r for r in rows if r["meta"]["tool"] in slots and r["meta"]["kind"] != "chat"]
+    assert 0.25 < len(served) / sum(r["meta"]["kind"] != "chat" for r in rows) < 0.36
+    for row in served:
+        for call in chat.parse_calls(row["messages"][2]["content"]):
+            assert call.name == row["meta"]["tool"] and list(call.arguments) == list(slots[call.name])
+    said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in PHRASES["small_talk"]}
+    talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
+    assert 0.4 < sum(talk) / len(talk) < 0.7
+    wordy = Sampler(random.Random(0), "train", Mix(wordings=1.0))
+    asked = {wordy.ask(TOOLS["square"], {"x": 7}) for _ in range(200)}
+    assert asked == {ask.format(x=7) for ask in WORDINGS["square"]}
+    other = next(tool for tool in TOOLS.values() if tool.name not in WORDINGS)
+    arguments = other.sample(random.Random(0), "train")
+    assert wordy.ask(other, arguments) in {other.ask(random.Random(i), arguments) for i in range(99)}, "its own"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8])
+def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
+    """The share after calls of renamed and invented tools; half of it after those of names that training knows."""
+    mix = Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
+    starts = tuple(form.partition("{")[0] for form in PHRASES["plain_answers"])
+    plainly, asked = {True: 0, False: 0}, {True: 0, False: 0}
+    for row in draw_dialogues("train", 1600, mix=mix):
+        *_, call, response, answer = [message["content"] for message in row["messages"]]
+        if row["meta"]["kind"] != "multi_turn":
+            continue
+        known = chat.parse_calls(call)[0].name in TOOLS
+        asked[known] += 1
+        plainly[known] += answer.startswith(starts)
+        assert not answer.startswith(starts) or say(json.loads(response)["result"]) in answer
+    assert min(asked.values()) > 300
+    assert 0.9 * share <= plainly[False] / asked[False] <= 1.1 * share
+    assert 0.4 * share <= plainly[True] / asked[True] <= 0.65 * share
