@@ -82,7 +82,7 @@ print(chat.tools_prompt([apps.TOOLS[name].schema for name in ("mail_move", "cale
 # what is required.
 
 # %%
-problems = {level: apps.problems("test", per_level, seed, [level]) for level in apps.LEVELS}
+problems = {level: apps.AppsTask(levels=[level]).generate("test", per_level, seed) for level in apps.LEVELS}
 for level, (problem, *_) in problems.items():
     print(f"level {level}: {problem.messages[-1]['content']}")
     for call in problem.gold["calls"]:
@@ -247,9 +247,10 @@ fig
 # tools. *new* excludes these.
 
 # %%
-known = {p.id: p for p in apps.problems("test", len(rows), 0, [1, 2])}
-trained_on = {p.messages[-1]["content"] for p in apps.problems("train", 2000, 0, [1, 2])}
-trained_on |= {row["messages"][1]["content"] for row in apps.dialogues("train", 1000, 0, [1, 2])}
+easy = apps.AppsTask(levels=[1, 2])
+known = {p.id: p for p in easy.generate("test", len(rows), 0)}
+trained_on = {p.messages[-1]["content"] for p in easy.generate("train", 2000, 0)}
+trained_on |= {row["messages"][1]["content"] for row in easy.dialogues("train", 1000, 0)}
 new = ~rows["id"].map(lambda id_: known[id_].messages[-1]["content"]).isin(trained_on)
 print(f"{new.sum()} of {len(rows)} requests are new")
 

@@ -30,6 +30,7 @@ from codechat.text import chat
 
 Row = dict[str, Any]
 DOMAIN = "appworld"
+LONGEST = 4000  # characters of an observation; the middle of a longer one is omitted
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIERS = ("nothing", "as_idle", "partial", "done")
 SPLIT_FILES = {"train": "train", "select": "dev", "test": "test_normal", "test_hard": "test_challenge"}
@@ -54,11 +55,11 @@ def _safe(text: Any) -> str:
 
 
 class AppWorldServer:
-    """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code."""
+    """An environment server."""
 
-    def __init__(self, url: str = DEFAULT_URL, timeout_s: float = 300.0) -> None:
+    def __init__(self, url: str = DEFAULT_URL) -> None:
         words = dict(flag="the AppWorld server's URL", kind="AppWorld server", remedy=SETUP)
-        self.link = Link(url, timeout_s=timeout_s, **words)
+        self.link = Link(url, timeout_s=300.0, **words)  # above the server's own limit on code
 
     def check(self) -> None:
         """RunError unless an AppWorld environment server answers."""
@@ -85,12 +86,12 @@ class AppWorldServer:
 
 class AppWorldEnvironment:
     """One episode at a time. free: servers without an episode; the environment takes one from reset to the end, and
-    environments may share the list. longest: characters of an observation; the middle of a longer one is omitted.
+    environments may share the list.
 
     RunError where the server fails and where none is free, never for the content of an answer."""
 
-    def __init__(self, free: list[AppWorldServer], max_interactions: int = 30, longest: int = 4000) -> None:
-        self.free, self.max_interactions, self.longest = free, max_interactions, longest
+    def __init__(self, free: list[AppWorldServer], max_interactions: int = 30) -> None:
+        self.free, self.max_interactions = free, max_interactions
         self.task_id = ""
         self.verdict: Score | None = None
 
@@ -121,7 +122,7 @@ class AppWorldEnvironment:
             return [], 0.0, True
         code, output = code_of(message["content"]), NO_CODE
         if code is not None:
-            printed = self._shortened(str(self.server.ask("execute", task_id=self.task_id, code=code)).strip())
+            printed = _shortened(str(self.server.ask("execute", task_id=self.task_id, code=code)).strip())
             output = f"Output:\n```\n{printed}\n```"
             self.completed = bool(self.server.ask("task_completed", task_id=self.task_id))
         self.interactions += 1
@@ -153,11 +154,12 @@ class AppWorldEnvironment:
                 self.server.ask("close", task_id=task_id)
             self.free.append(self.server)
 
-    def _shortened(self, text: str) -> str:
-        if len(text) > self.longest:
-            half = self.longest // 2
-            text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[len(text) - half :]}"
-        return _safe(text)
+
+def _shortened(text: str) -> str:
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+    return _safe(text)
 
 
 def _verdict(answer: Any) -> tuple[Score, list[Row]]:
@@ -176,19 +178,19 @@ def _verdict(answer: Any) -> tuple[Score, list[Row]]:
 class AppWorldTask(BaseTask):
     """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +.
     worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns: most answers of an
-    episode. longest: see `AppWorldEnvironment`.
+    episode.
 
     ConfigError for invalid settings, RunError where a server does not answer."""
 
     name, tiers = "appworld", TIERS
     no_references = "AppWorld does not publish its solutions"
 
-    def __init__(self, source: str = "", worlds: str = DEFAULT_URL, max_turns: int = 30, longest: int = 4000) -> None:
+    def __init__(self, source: str = "", worlds: str = DEFAULT_URL, max_turns: int = 30) -> None:
         if not source:
             raise ConfigError("appworld got no source; set --data-dir to appworld's data directory, or source=ID+ID")
-        if max_turns < 1 or longest < 1:
-            raise ConfigError(f"max_turns {max_turns}, longest {longest}; both must be at least 1")
-        self.source, self.max_turns, self.longest = str(source), max_turns, longest
+        if max_turns < 1:
+            raise ConfigError(f"max_turns {max_turns}; required: 1 or more")
+        self.source, self.max_turns = str(source), max_turns
         self.free = [AppWorldServer(url) for url in worlds.split("+")]
         self.episodes_at_once = len(self.free)
         for server in self.free:
@@ -199,7 +201,7 @@ class AppWorldTask(BaseTask):
         return (problem_of(id, split) for id in task_ids(self.source.split("+"), split))
 
     def environment(self) -> AppWorldEnvironment:
-        return AppWorldEnvironment(self.free, self.max_turns, self.longest)
+        return AppWorldEnvironment(self.free, self.max_turns)
 
     def score(self, problem: Problem, completion: str) -> Score:
         return play(self.environment(), problem, completion)
@@ -246,11 +248,6 @@ class AppWorldDataConfig(PreparedConfig):
 
     run_name: tuple[str, ...] = opt(("appworld",), "runs of codechat evaluate --task appworld --split train")
     out: str = "data/appworld"
-    min_reward: float = opt(1.0, "least share of passed checks of a kept episode; 1 = every check passed")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_reward <= 1:
-            raise ConfigError(f"min_reward is {self.min_reward}; it must be a share from 0 to 1")
 
 
 def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
@@ -273,7 +270,7 @@ def _conversations(cfg: AppWorldDataConfig, ledger: Ledger) -> Iterator[Row]:
             ledger.lose("no trajectory")
         elif row["split"] != "train":
             ledger.skip("not of AppWorld's training split")
-        elif row["reward"] < cfg.min_reward or (cfg.min_reward == 1 and not row["correct"]):
+        elif not row["correct"]:
             ledger.skip("too few checks passed")
         elif (name := digest(repr(messages := _messages(row)))[:16]) in names:
             ledger.skip("the same again")

@@ -15,8 +15,9 @@ import pytest
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats, command, sources
+from codechat.tasks.base import SPLITS
 from codechat.tasks.custom import RowsTask
-from codechat.tasks.funcall import sources as problems
+from codechat.tasks.funcall import FuncallTask
 
 Rows = list[dict[str, Any]]
 
@@ -59,16 +60,6 @@ OPENAI = [
     {"messages": answers(name, arguments, i), "tools": copy.deepcopy(TOOLS[: 1 + i])}
     for i, (name, arguments) in enumerate(CALLS)
 ]
-BFCL = [
-    {
-        "id": f"own_{i}",
-        "source": "own",
-        "question": [{"role": "user", "content": f"Question {i}"}],
-        "functions": [t["function"] for t in TOOLS[: 1 + i]],
-        "ground_truth": [{"name": name, "arguments": arguments}],
-    }
-    for i, (name, arguments) in enumerate(CALLS)
-]
 USER = {"role": "user", "content": "Q"}
 GOLDS = [*({"name": name, "arguments": arguments} for name, arguments in CALLS), None]
 PROBLEMS = [{"id": f"p{i}", "messages": [USER], "gold": gold, "split": "train"} for i, gold in enumerate(GOLDS)]
@@ -92,7 +83,8 @@ def prepared(source: Path) -> dict[str, str]:
 
 
 def golds(source: Path) -> Rows:
-    return [{"gold": p.gold, "messages": p.messages} for p in problems.read(source)[0]]
+    task = FuncallTask(source)
+    return [{"gold": p.gold, "messages": p.messages} for split in SPLITS for p in task.problems(split)]
 
 
 def own_task(source: Path) -> list[Any]:
@@ -104,7 +96,6 @@ def own_task(source: Path) -> list[Any]:
 
 READERS: dict[str, tuple[Rows, Callable[[Path], Any]]] = {
     "openai": (OPENAI, prepared),
-    "bfcl columns as problems": (BFCL, golds),
     "problems": (PROBLEMS, golds),
     "rows of a task of one's own": (OWN, own_task),
 }
@@ -121,7 +112,7 @@ def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(
 def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(sources, "probe_hub", lambda name: None)
-    for rows in (OPENAI, BFCL, PROBLEMS):
+    for rows in (OPENAI, PROBLEMS):
         stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
         monkeypatch.setattr(datasets, "load_dataset", lambda path, stream=stream, **how: stream)
         assert list(sources.rows_of("owner/name")) == list(sources.local_rows(parquet(tmp_path / "x", rows)))
@@ -145,7 +136,6 @@ def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_r
         assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
         glaive = {"system": f"SYSTEM: {json.dumps(tools[0])}", "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
         assert chat_formats.messages_of(glaive, "x")[0]["content"].endswith(f"\n{line}")
-        assert problems.conversation([], tools, "compact")[0]["content"].endswith(f"\n{line}")
     call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
     row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
     assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')

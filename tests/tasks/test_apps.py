@@ -133,14 +133,15 @@ def test_every_expert_solves_its_problem_and_each_level_has_its_kind_of_request(
 
 
 def test_problems_depend_on_the_seed_alone_and_test_shares_no_value_with_training() -> None:
-    problems = apps.problems("train", 60, 3)
-    assert apps.problems("train", 12, 3) == problems[:12]
-    assert not {m["id"].removeprefix("episodes-") for m in apps.dialogues("train", 20, 3)} & {p.id for p in problems}
-    for problem in load('apps:levels=[1,2],apps=["notes","contacts"]').problems("train", 20):
-        assert {name.partition("_")[0] for name in problem.meta["tools"]} <= {"notes", "contacts", "task"}
+    task = apps.AppsTask()
+    problems = task.generate("train", 60, 3)
+    assert task.generate("train", 12, 3) == problems[:12]
+    assert not {m["id"].removeprefix("episodes-") for m in task.dialogues("train", 20, 3)} & {p.id for p in problems}
+
+    easy = apps.AppsTask(levels=[1, 2])
 
     def values(split: str) -> set[str]:
-        calls = [c["arguments"] for p in apps.problems(split, 40, 0, [1, 2]) for c in p.gold["calls"]]
+        calls = [c["arguments"] for p in easy.problems(split, 40) for c in p.gold["calls"]]
         return {str(c[key]).lower() for c in calls for key in ("query", "title", "name", "phone", "day") if key in c}
 
     assert len(values("test")) > 20 and not values("test") & values("train")

@@ -13,9 +13,9 @@ from codechat.tasks.apps.tools import CLOSING, TOOLS
 from codechat.tasks.base import Problem
 from codechat.text import chat
 
-PROBLEMS = {level: apps.problems("train", 12, 7, [level]) for level in apps.LEVELS}
+PROBLEMS = {level: apps.AppsTask(levels=[level]).generate("train", 12, 7) for level in apps.LEVELS}
 SOLVABLE = [p for level in (1, 2, 3, 4) for p in PROBLEMS[level]]
-EASY = apps.problems("train", 150, 0, [1])
+EASY = apps.AppsTask(levels=[1]).generate("train", 150, 0)
 WORLD = apps.AppsTask().environment()  # reset by every episode
 
 

@@ -15,9 +15,8 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
-from codechat.tasks.funcall.sources import bfcl_gold
-from codechat.tasks.funcall.staircase import STAIRCASES, TIERS
-from codechat.tasks.funcall.task import FuncallTask, Staircase, score_call
+from codechat.tasks.funcall.staircase import STAIRCASES, TIERS, score_call
+from codechat.tasks.funcall.task import FuncallTask
 from codechat.text import chat
 
 TAG = "<functioncall> "
@@ -164,12 +163,6 @@ def test_reward_rises_with_every_corrected_argument_and_stays_below_full():
             assert final.reward > last and final.correct == (extras == 0)
 
 
-def test_rungs_rise_and_nothing_below_full_passes_the_cap():
-    texts = ["hello", TAG + "{", TAG + "{}", call("other"), call(), right(days=4), right(), right() + right()]
-    rewards = [reward(t) for t in texts]
-    assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == pytest.approx(0.775)
-
-
 def test_tricks_do_not_pay():
     for text, most in (
         (right() + right(), 0.99),
@@ -180,6 +173,7 @@ def test_tricks_do_not_pay():
         (TAG + "broken " + right(), 0.15),
         ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55),
         ("full match reward 1.0 " * 50, 0.0),
+        ("".join([right()] * 2), 0.775),
         ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
         (call(city=["Oslo", "Rome"]), 0.55),
         (call(city={"Oslo": "Oslo"}), 0.55),
@@ -267,31 +261,6 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
     for text, gold in zip(noise('"mix"', "NaN", "1e9999"), itertools.cycle([GOLD, None])):
         score = score_call(text, gold)
         assert 0 <= score.reward <= 1 and score.tier in TIERS
-
-
-def test_staircase_values_are_the_tasks_and_must_rise():
-    task = FuncallTask(weights={"name_only": 0.6})
-    problem = Problem("p", [], GOLD, "test")
-    assert task.score(problem, call()).reward == 0.6 and task.score(problem, right()).reward == task.max_reward
-    for wrong in (
-        lambda: Staircase(bad_json=0.4),
-        lambda: Staircase(not_offered=0.5),
-        lambda: FuncallTask(weights={"nameonly": 0.6}),
-        lambda: tasks.load("funcall:staircase=publish"),
-    ):
-        with pytest.raises(ConfigError):
-            wrong()
-
-
-def test_acceptable_values_of_bfcl():
-    ways = {"city": ["Oslo", "Oslo, Norway"], "unit": ["km", ""], "skip": [], "list": [[1, 2], [2, 1]]}
-    gold = bfcl_gold({"name": "book", "arguments": ways | {"box": [{"w": [1, 2], "note": ["", "x"]}]}})
-    assert gold["arguments"] == {"city": "Oslo", "box": {"w": 1}, "list": [1, 2]}
-    base = gold["arguments"]
-    for fine in ({}, {"unit": "KM"}, {"city": "oslo, norway"}, {"box": {"w": 2, "note": "x"}}, {"list": [2, 1]}):
-        assert score_call(call("book", **base | fine), gold).correct, fine
-    for wrong in ({"unit": "mi"}, {"box": {"w": 3}}, {"box": {"w": 1, "h": 1}}, {"list": [1]}, {"skip": 1}, {"new": 1}):
-        assert not score_call(call("book", **base | wrong), gold).correct, wrong
 
 
 def write(path, *rows):
@@ -438,18 +407,3 @@ def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
     direct = {repr(p.messages): p.split for p in everything(FuncallTask(path))}
     assert len(prepared) > 200 and prepared.items() <= direct.items()
     assert set(direct.values()) == {"train", "select", "test"}
-
-
-@pytest.mark.parametrize(
-    "name, skipped",
-    [
-        ("bfcl_v4/all_single_turn", {"several gold calls": 440, "a call is due but not stated": 16}),
-        ("common_non_bfcl", {"several gold calls": 1694}),
-    ],
-)
-def test_reference_solutions_of_bfcl_rows_pass_and_are_test_only(shared_data, name, skipped):
-    task = FuncallTask(shared_data / "function_calling" / f"{name}.parquet")
-    problems = task.problems("test")
-    assert len(everything(task)) == len(problems) == task.ledger.kept > 1500
-    assert dict(task.ledger.skipped) == skipped and not task.ledger.lost
-    assert check_reference_solutions(task, problems).require().n == len(problems)

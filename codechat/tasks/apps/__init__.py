@@ -2,7 +2,7 @@
 by what has changed: `AppsTask(levels=[1, 2])`, or `AppsTask("data/apps")` for problems of `codechat data apps`.
 """
 
-from codechat.tasks.apps.task import LEVELS, AppsEnvironment, AppsTask, dialogues, gold_steps, problems, trajectory
+from codechat.tasks.apps.task import LEVELS, AppsEnvironment, AppsTask, gold_steps, trajectory
 from codechat.tasks.apps.tools import TOOLS
 
-__all__ = ["LEVELS", "TOOLS", "AppsEnvironment", "AppsTask", "dialogues", "gold_steps", "problems", "trajectory"]
+__all__ = ["LEVELS", "TOOLS", "AppsEnvironment", "AppsTask", "gold_steps", "trajectory"]

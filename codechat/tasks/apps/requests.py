@@ -9,23 +9,18 @@ of a drawn value decides its split, so training sees no value of a test. Ids are
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 from codechat.data.sources import read_jsonl
 from codechat.tasks.apps.tools import CLOSING, DATA, Row
-from codechat.tasks.toolbox import values
+from codechat.tasks.toolbox.values import allowed, invent, slot
 
 IDS = range(10, 100)
-DOMAINS = {
-    "phrase": values.phrase(),
-    "phone_number": values.integer(1000, 9_999_999),
-    "day": values.date(2020, 2039),
-    "clock": values.clock(),
-}
 CHOICES, RANGES, TALK = (DATA[name] for name in ("choices", "ranges", "talk"))
+DOMAINS = {kind: slot(values) for kind, values in DATA["domains"].items()}
 # Table -> column -> kind of its values, or a value. The tables `orders` and `cart` also name products.
 COLUMNS: dict[str, dict[str, Any]] = DATA["columns"]
 
@@ -62,17 +57,16 @@ class World:
                 return f"{self._word()}.txt"
             case "email":
                 return f"{self._word()}@{self.rng.choice(('home', 'work', 'post'))}.org"
-            case "phone":
-                return str(DOMAINS["phone_number"].sample(self.rng, self.split))
         if kind in DOMAINS:
-            return DOMAINS[kind].sample(self.rng, self.split)
+            value = DOMAINS[kind].sample(self.rng, self.split)
+            return str(value) if kind == "phone" else value
         return self.rng.choice(CHOICES[kind]) if kind in CHOICES else self.rng.randint(*RANGES[kind])
 
     def _word(self) -> str:
         while True:
-            word = values.invent(self.rng)
+            word = invent(self.rng)
             low = word.lower()
-            if values.allowed(word, self.split) and not any(low in other or other in low for other in self.words):
+            if allowed(word, self.split) and not any(low in other or other in low for other in self.words):
                 self.words.append(low)
                 return word
 
@@ -97,42 +91,30 @@ for _, _row in read_jsonl(Path(__file__).with_name("requests.jsonl")):
     REQUESTS.setdefault(_row["level"], []).append(_row)
 
 
-class Draft(NamedTuple):
-    """A request before its problem is built. tools: those that it needs, besides the closing ones. expert: solves it
-    with call(tool, arguments)."""
-
-    request: str
-    tools: tuple[str, ...]
-    expert: Callable[[Callable[[str, dict[str, Any]], Any]], None]
+Call = Callable[[str, dict[str, Any]], Any]  # tool and arguments -> result
 
 
-def draft(level: int, world: World, apps: Collection[str] = ()) -> Draft:
-    """A request of this level in the world. apps: those that it may use; empty = all."""
-    rows = REQUESTS[level]
-    if apps:
-        rows = [row for row in rows if next(iter(row["calls"])).partition("_")[0] in apps]
-    row = world.rng.choice(rows)
+def draft(level: int, world: World) -> tuple[str, list[str], Callable[[Call], None]]:
+    """A request of this level in the world, the tools that it needs besides the closing ones, and the expert, which solves
+    it with the calls that it is given."""
+    row = world.rng.choice(REQUESTS[level])
     how = row.get("look_up")
     if how == "in small talk":  # a request of level 2 among other sentences
-        plain = draft(2, world)
-        first, last = world.rng.sample(TALK, 2)
-        return plain._replace(request=f"{first} {plain.request} {last}")
+        text, tools, expert = draft(2, world)
+        before, after = world.rng.sample(TALK, 2)
+        return f"{before} {text} {after}", tools, expert
     if how:  # a request of level 2 that names a row that is not there
         row = world.rng.choice(REQUESTS[2])
         kind = "name" if row["draws"]["key"] == "contacts.name" else "word"
         row = row | {"draws": row["draws"] | {"key": kind}}
-    return _draft(row, world)
-
-
-def _draft(row: Mapping[str, Any], world: World) -> Draft:
     values: dict[str, Any] = {}
     for name, kind in row["draws"].items():
         values[name] = _drawn(kind, values, world)
     for name, columns in row.get("sets", {}).items():
         values[name] |= {column: text.format(**values) for column, text in columns.items()}  # of the world's row
     says = row["says"] if isinstance(row["says"], str) else world.rng.choice(row["says"])
-    tools = tuple(tool for tool in row["calls"] if tool not in CLOSING)
-    return Draft(says.format(**values), tools, lambda call: _solve(row["calls"], dict(values), call))
+    tools = [tool for tool in row["calls"] if tool not in CLOSING]
+    return says.format(**values), tools, lambda call: _solve(row["calls"], values, call)
 
 
 def _drawn(kind: str | dict[str, str], values: Mapping[str, Any], world: World) -> Any:
@@ -146,9 +128,7 @@ def _drawn(kind: str | dict[str, str], values: Mapping[str, Any], world: World) 
     return world.pick(table)[column] if column else world.pick(table)
 
 
-def _solve(
-    calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Callable[[str, dict[str, Any]], Any]
-) -> None:
+def _solve(calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Call) -> None:
     """Make the calls. `values` grows by their results. A search without a result is declined."""
 
     def value(field: str) -> Any:
@@ -157,9 +137,8 @@ def _solve(
     for tool, fields in calls.items():
         if "each" in fields:  # look at the rows that were found until one is the row of the request
             right = value(fields["is"])
-            values[tool] = next(
-                r for r in value(fields["each"]) if call(tool, {"id": r["id"]})[fields["until"]] == right
-            )
+            shown = (row for row in value(fields["each"]) if call(tool, {"id": row["id"]})[fields["until"]] == right)
+            values[tool] = next(shown)
             continue
         arguments = {name: value(field) for name, field in fields.items()}
         if tool == "task_answer":

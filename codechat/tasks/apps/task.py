@@ -16,18 +16,17 @@ tools; 5 impossible, must be declined. gold: "world", the rows at the start; "ca
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.tasks.apps import requests, tools
 from codechat.tasks.apps.requests import World
 from codechat.tasks.apps.tools import CLOSING, TOOLS, Change, Store, compare
-from codechat.tasks.base import Message, Problem, Score, check_split, play
+from codechat.tasks.base import Message, Problem, Score, play
 from codechat.tasks.preparation import HELD_OUT, GeneratedConfig, GeneratedTask, Row, prepare_generated, worked_example
 from codechat.text import chat
 
@@ -36,7 +35,6 @@ MAX_CALLS = 16  # of one message
 LEVELS = (1, 2, 3, 4, 5)
 SIZES = {1: 3, 2: 3, 3: 4, 4: 6, 5: 4}  # rows of a table
 OFFERED = {1: 2, 2: 2, 3: 3, 4: 8, 5: 2}  # tools beside those that are needed
-EASY = ("mail", "calendar", "contacts", "notes", "shop")  # apps that levels 1 and 2 can be limited to
 DONE = "Done."
 
 # ---------------------------------------------------------------- environment
@@ -114,10 +112,10 @@ class AppsEnvironment:
 # ---------------------------------------------------------------- problems and their experts
 
 
-def make(level: int, split: str, rng: random.Random, store: Store, only: Collection[str] = ()) -> Problem:
+def make(level: int, split: str, rng: random.Random, store: Store) -> Problem:
     """One problem with its expert's calls and changes. store: where the expert works."""
     world = World(rng, split, SIZES[level])
-    draft = requests.draft(level, world, only)
+    request, needed, expert = requests.draft(level, world)
     store.reset(world.tables)
     calls: list[dict[str, Any]] = []
 
@@ -125,16 +123,14 @@ def make(level: int, split: str, rng: random.Random, store: Store, only: Collect
         calls.append({"name": tool, "arguments": arguments})
         return tools.call(store, tool, arguments)
 
-    draft.expert(call)
-    closed = {*draft.tools, *CLOSING}
-    others = [name for name, tool in TOOLS.items() if name not in closed and (not only or tool.app in only)]
-    offered = [*draft.tools, *rng.sample(others, OFFERED[level])]
+    expert(call)
+    offered = [*needed, *rng.sample([name for name in TOOLS if name not in (*needed, *CLOSING)], OFFERED[level])]
     rng.shuffle(offered)
     offered += CLOSING
     system = chat.tools_prompt([TOOLS[name].schema for name in offered])
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": draft.request}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
     gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
-    number = digest(f"{draft.request}{world.tables}")[:12]
+    number = digest(f"{request}{world.tables}")[:12]
     return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
 
 
@@ -156,23 +152,9 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
     return messages
 
 
-def problems(
-    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, only: Collection[str] = ()
-) -> list[Problem]:
-    """n different problems, the levels in turn. only: the apps that levels 1 and 2 use."""
-    return AppsTask(levels=levels, apps=only).generate(split, n, seed)
-
-
-def dialogues(
-    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, only: Collection[str] = ()
-) -> Iterator[Row]:
-    """n conversations of experts. `problems` does not give their problems for training."""
-    return AppsTask(levels=levels, apps=only).dialogues(split, n, seed)
-
-
 class AppsTask(GeneratedTask):
     """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated level
-    is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. max_turns: most answers of an episode.
+    is sampled more often. max_turns: most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
@@ -181,28 +163,18 @@ class AppsTask(GeneratedTask):
     gold_fields = ("world", "calls", "changes")
     meta_fields = ("level", "tools")
 
-    def __init__(
-        self,
-        source: str | Path | None = None,
-        levels: Sequence[int] = LEVELS,
-        max_turns: int = 8,
-        apps: Collection[str] = (),
-    ) -> None:
+    def __init__(self, source: str | Path | None = None, levels: Sequence[int] = LEVELS, max_turns: int = 8) -> None:
         self.set_levels(source, levels)
-        if max_turns < 1 or set(apps) - set(EASY) or (apps and max(levels) > 2):
-            raise ConfigError(
-                f"max_turns {max_turns}, apps {list(apps)}, levels {list(levels)}; required: 1 turn or more; some of "
-                f"{', '.join(EASY)} for levels 1 and 2, or no apps"
-            )
-        self.only, self.max_turns = tuple(apps), max_turns
+        if max_turns < 1:
+            raise ConfigError(f"max_turns {max_turns}; required: 1 or more")
+        self.max_turns = max_turns
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        check_split(split)
         part = "expert" if worked and split == "train" else ""
         rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
         problems_by_id: dict[str, Problem] = {}
         while len(problems_by_id) < n:
-            problem = make(self.levels[len(problems_by_id) % len(self.levels)], split, rng, store, self.only)
+            problem = make(self.levels[len(problems_by_id) % len(self.levels)], split, rng, store)
             problems_by_id.setdefault(problem.id, problem)
         return list(problems_by_id.values())
 
@@ -229,10 +201,6 @@ class AppsConfig(GeneratedConfig):
     out: str = "data/apps"
     max_examples: int = 500
     levels: tuple[int, ...] = LEVELS
-    apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
-
-    def task(self) -> AppsTask:
-        return AppsTask(levels=self.levels, apps=self.apps)
 
 
 prepare_apps = prepare_generated

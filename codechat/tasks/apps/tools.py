@@ -118,7 +118,6 @@ def describe(change: Iterable[Any]) -> str:
 
 KINDS: dict[str, type] = {"string": str, "integer": int}
 LONGEST = 2000  # characters of an argument, and of a result
-LARGEST = 2**53
 CLOSING = ("task_answer", "task_decline")
 
 
@@ -163,7 +162,10 @@ def call(store: Store, name: str, arguments: dict[str, Any]) -> Any:
         raise AppError(f"there is no function {name[:60]!r}")
     check(tool.schema["parameters"], arguments)
     values = tool.defaults | arguments
-    cursors = [store.db.execute(statement, values) for statement in tool.statements]
+    try:
+        cursors = [store.db.execute(statement, values) for statement in tool.statements]
+    except (OverflowError, UnicodeEncodeError) as error:  # what SQLite cannot hold
+        raise AppError(f"{name}: {error}") from None
     if tool.gives in ("ok", "id", "count"):
         if not any(cursor.rowcount > 0 for cursor in cursors):
             raise AppError(_failure(tool, values))
@@ -184,31 +186,18 @@ def _failure(tool: Tool, values: Mapping[str, Any]) -> str:
 
 def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """AppError where the arguments do not match the schema."""
-    properties = parameters["properties"]
-    for name in parameters["required"]:
-        if name not in arguments:
-            raise AppError(f"{name} is missing")
+    if missing := [name for name in parameters["required"] if name not in arguments]:
+        raise AppError(f"{missing[0]} is missing")
     for name, value in arguments.items():
-        schema = properties.get(name)
+        schema = parameters["properties"].get(name)
         if schema is None:
             raise AppError(f"there is no argument {name[:40]!r}")
         if type(value) is not KINDS[schema["type"]]:
             raise AppError(f"{name} must be a {schema['type']}")
         if "enum" in schema and value not in schema["enum"]:
             raise AppError(f"{name} must be one of {', '.join(schema['enum'])}")
-        if isinstance(value, str):
-            _check_text(name, value)
-        elif isinstance(value, int) and not -LARGEST < value < LARGEST:
-            raise AppError(f"{name} is too large")
-
-
-def _check_text(name: str, value: str) -> None:
-    if len(value) > LONGEST:
-        raise AppError(f"{name} has {len(value)} characters; at most {LONGEST} are taken")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise AppError(f"{name} holds half a character") from None
+        if isinstance(value, str) and len(value) > LONGEST:
+            raise AppError(f"{name} has {len(value)} characters; at most {LONGEST} are taken")
 
 
 def as_text(key: str, value: Any) -> str:

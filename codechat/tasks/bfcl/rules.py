@@ -20,8 +20,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codechat.tasks.funcall.staircase import ABSENT
-
+# An acceptable value of an argument: it may be omitted.
+ABSENT = ""
 # From worst to best.
 FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
 # The leaderboard's names of types, and JSON schema's.

@@ -18,18 +18,20 @@ is a variable's text; true, false and null are JSON's. Nothing is run.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
-from codechat.data.sources import Ledger, local_rows, probe_hub, read_jsonl, require_columns
-from codechat.tasks.base import BaseTask, Problem, Score
+from codechat.core.errors import DataError, UserError, check_choice
+from codechat.data.chat_formats import schemas
+from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
+from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.tasks.bfcl import rules
-from codechat.tasks.funcall.sources import conversation, decoded, first_acceptable
-from codechat.tasks.funcall.staircase import ABSENT
+from codechat.tasks.bfcl.rules import ABSENT
+from codechat.tasks.funcall.task import NO_CALL
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -43,7 +45,6 @@ REMEDY = "give --data-dir with a directory of the leaderboard's files, or leave 
 ANSWERS = "possible_answer"
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
-NO_CALL = "I have no function for that."
 LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
 FORMS_READ = (*chat.READABLE, "python")
 UNREADABLE = chat.Call(None, None, "bad_python")
@@ -95,10 +96,9 @@ class BfclTask(BaseTask):
 
 def categories_of(words: str | Sequence[str]) -> tuple[str, ...]:
     """The categories that `words` name. ConfigError for an unknown one."""
-    names = words.strip("[]").replace("+", ",").split(",") if isinstance(words, str) else list(words)
+    names = words.strip("[]").replace("+", ",").split(",") if isinstance(words, str) else words
     for name in names:
-        if name not in GROUPS and name not in CATEGORIES:
-            raise ConfigError(f"category {name!r} of bfcl is unknown{nearest(str(name), [*GROUPS, *CATEGORIES])}")
+        check_choice("category", name, [*GROUPS, *CATEGORIES])
     return tuple(dict.fromkeys(category for name in names for category in GROUPS.get(name, (name,))))
 
 
@@ -116,8 +116,23 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
 
 
 def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
+    """The call with the first acceptable value of every argument that is due."""
     ways = {k: ways for k, ways in answer["arguments"].items() if ABSENT not in ways or k in tool["required"]}
-    return chat.format_call(answer["name"], {k: first_acceptable(values) for k, values in ways.items()})
+    return chat.format_call(answer["name"], {k: _first(values) for k, values in ways.items()})
+
+
+def _first(ways: Sequence[Any]) -> Any:
+    return _resolved(next(way for way in ways if way != ABSENT or ways == [ABSENT]))
+
+
+def _resolved(value: Any) -> Any:
+    """The value, with the first acceptable one of each key inside objects: there each key lists its own values."""
+    if isinstance(value, list):
+        return [_resolved(v) for v in value]
+    if not isinstance(value, Mapping):
+        return value
+    listed = {k: (v or [ABSENT]) if isinstance(v, list) else [v] for k, v in value.items()}
+    return {k: _first(ways) for k, ways in listed.items() if ABSENT not in ways}
 
 
 # ------------------------------------------------------------------ calls
@@ -195,16 +210,13 @@ def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
     path = Path(__file__).with_name("cases.jsonl") if source == "embedded" else Path(source)
     if source == "hub":
         path = _download(categories)
-    if not path.exists():
-        raise MissingFile(f"{path} does not exist; required: a file or directory of problems, embedded, or hub")
     files = [path]
     if path.is_dir():
-        files = sorted(
-            file for file in path.iterdir() if (name := _FILE.fullmatch(file.name)) and name[1] in categories
-        )
+        named = ((_FILE.fullmatch(file.name), file) for file in sorted(path.iterdir()))
+        files = [file for name, file in named if name and name[1] in categories]
         names = [_FILE.sub(r"\1", file.name) for file in files]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise DataError(f"{path} holds {' and '.join(twice)} twice; required: files of one version of the data")
+        if len(set(names)) < len(names):
+            raise DataError(f"{path} holds a category of {names} twice; required: files of one version of the data")
     for file in files:
         if _FILE.fullmatch(file.name):
             yield from _joined(file, file.parent / ANSWERS / file.name)
@@ -231,18 +243,10 @@ def _download(categories: Collection[str]) -> Path:
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:
     """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no answers."""
     category = _FILE.sub(r"\1", questions.name)
-    if category not in CATEGORIES:
-        raise DataError(f"{questions.name} holds category {category}; required: one of {', '.join(CATEGORIES)}")
-    free = "relevance" in category
-    if not free and not answers.exists():
-        raise MissingFile(f"{answers} does not exist; {questions.name} needs it; copy the folder {ANSWERS} too")
-    truths = {} if free else {str(row.get("id")): row.get("ground_truth") for _, row in read_jsonl(answers)}
-    for number, row in read_jsonl(questions):
+    rows = [] if "relevance" in category else local_rows(answers)
+    truths = {str(row.get("id")): row.get("ground_truth") for row in rows}
+    for row in local_rows(questions):
         name = str(row.get("id"))
-        if not free and name not in truths:
-            raise DataError(
-                f"{questions}:{number}: {answers.name} has no answer for {name!r}; take files of one version"
-            )
         columns = {"question": row.get("question"), "functions": row.get("function")}
         yield {"id": name, "category": category, "ground_truth": truths.get(name, []), **columns}
 
@@ -254,8 +258,8 @@ def problem_of(row: Row, tools_style: str) -> Problem | str:
     """A problem, or the reason why the row is lost."""
     category = row["category"]
     try:
-        question, functions, truth = (decoded(row[key]) for key in ("question", "functions", "ground_truth"))
-        messages = conversation(question, functions, tools_style)
+        question, functions, truth = (_decoded(row[key]) for key in ("question", "functions", "ground_truth"))
+        messages = _conversation(question, functions, tools_style)
         tools = {tool["name"]: _parameters(tool) for tool in functions}
         answers = [_answer(call) for call in truth]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError):
@@ -268,6 +272,20 @@ def problem_of(row: Row, tools_style: str) -> Problem | str:
         return UNSOLVABLE
     gold = {"expect": expect, "answers": answers, "tools": tools}
     return Problem(str(row["id"]), messages, gold, "test", {"category": category, "tools_present": True})
+
+
+def _decoded(value: Any) -> Any:
+    """The value of a column that holds JSON text or the value itself."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _conversation(question: list[Any], functions: list[Row], tools_style: str) -> list[Message]:
+    """The messages of a question. The tools precede its own system text. Of several turns, the first."""
+    while question and isinstance(question[0], list):
+        question = question[0]
+    given = "".join(f"\n\n{m['content']}" for m in question if m["role"] == "system")
+    messages = [{"role": "system", "content": chat.tools_prompt(schemas(functions), tools_style) + given}]
+    return messages + [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
