@@ -31,12 +31,6 @@ def factorize(n: int) -> list[int]:
     return factors + [n] * (n > 1)
 
 
-def clamp(value: int, low: int, high: int) -> int:
-    if low > high:
-        raise ToolError("low must not be above high")
-    return max(low, min(value, high))
-
-
 METRES = {"m": 1.0, "km": 1000.0, "cm": 0.01, "mi": 1609.344, "ft": 0.3048, "in": 0.0254}
 KILOGRAMS = {"kg": 1.0, "g": 0.001, "lb": 0.45359237, "oz": 0.028349523125, "t": 1000.0}
 LITRES = {"l": 1.0, "ml": 0.001, "gal": 3.785411784, "pt": 0.473176473, "cup": 0.2365882365}
@@ -62,8 +56,6 @@ _day = datetime.date.fromisoformat
 
 
 def _minutes(text: str) -> int:
-    if not re.fullmatch(r"([01]?\d|2[0-3]):[0-5]\d", text, re.ASCII):
-        raise ToolError(f"{text[:40]!r} is not a time like 09:30")
     hour, minute = map(int, text.split(":"))
     return hour * 60 + minute
 
@@ -78,21 +70,9 @@ def add_minutes(time: str, minutes: int) -> str:
     return f"{hour:02d}:{minute:02d}"
 
 
-def age_in(born: int, year: int) -> int:
-    if year < born:
-        raise ToolError("year must not be before born")
-    return year - born
-
-
 def is_palindrome(word: str) -> bool:
     letters = [c for c in word.lower() if c.isalnum()]
     return letters == letters[::-1]
-
-
-def count_letter(text: str, letter: str) -> int:
-    if len(letter) != 1:
-        raise ToolError("letter must be one character")
-    return text.lower().count(letter.lower())
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -115,12 +95,6 @@ def replace_word(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def combinations(n: int, k: int) -> int:
-    if not 0 <= k <= n <= 1000:
-        raise ToolError("0 <= k <= n <= 1000 is required")
-    return math.comb(n, k)
-
-
 CHANNELS = {"red": 0, "green": 1, "blue": 2}
 
 
@@ -128,8 +102,6 @@ def _rgb(text: str) -> list[int]:
     digits = text.strip().removeprefix("#")
     if len(digits) == 3:
         digits = "".join(c * 2 for c in digits)
-    if not re.fullmatch(r"[0-9a-fA-F]{6}", digits):
-        raise ToolError(f"{text[:20]!r} is not a colour like #3fa or #33ffaa")
     return list(bytes.fromhex(digits))
 
 
@@ -234,22 +206,8 @@ WINDS = "N NE E SE S SW W NW".split()
 
 
 def molar_mass(formula: str) -> float:
-    if not re.fullmatch(r"([A-Z][a-z]?[0-9]{0,4})+", formula):
-        raise ToolError(f"{formula[:40]!r} is not a formula like C2H6O")
     parts = re.findall(r"([A-Z][a-z]?)([0-9]*)", formula)
     return neat(sum(ATOMIC_MASSES[element] * int(atoms or 1) for element, atoms in parts), 3)
-
-
-def dilution(acid: float, strength: int, target: int) -> float:
-    if target > strength:
-        raise ToolError("target must not be above strength")
-    return neat(acid * (strength / target - 1), 2)
-
-
-def dna_complement(strand: str) -> str:
-    if not strand or set(strand.upper()) - set("ACGT"):
-        raise ToolError("strand must consist of A, C, G and T")
-    return strand.translate(COMPLEMENT)
 
 
 def running_pace(kilometres: float, minutes: int) -> str:
@@ -263,8 +221,6 @@ def elo_rating(own: int, rival: int, outcome: str) -> int:
 
 
 def knight_reach(field: str) -> int:
-    if not re.fullmatch("[a-h][1-8]", field):
-        raise ToolError(f"{field[:20]!r} is not a field like e4")
     column, row = "abcdefgh".index(field[0]), int(field[1]) - 1
     jumps = [(a, b) for a in (-2, -1, 1, 2) for b in (-2, -1, 1, 2) if abs(a) != abs(b)]
     return sum(0 <= column + a < 8 and 0 <= row + b < 8 for a, b in jumps)
@@ -287,12 +243,6 @@ def password_bits(password: str) -> float:
         for c in password
     }
     return neat(len(password) * math.log2(sum(size for _, size in kinds) or 1), 1)
-
-
-def christen(ship: str) -> str:
-    if not ship.strip():
-        raise ToolError("ship must not be empty")
-    return f"I name this ship MS {ship.strip()}"
 
 
 # A tool without a line here is the function of its name.
@@ -379,7 +329,14 @@ RUN: dict[str, Callable[..., Any]] = {
     "rgb_to_hex": lambda red, green, blue: _hex([red, green, blue]),
     "to_morse": lambda word: " ".join(MORSE[c] for c in word.lower()),
     "radio_spell": lambda word: " ".join(SPOKEN.get(c, c) for c in word.lower()),
+    "clamp": lambda value, low, high: max(low, min(value, high)),
+    "age_in": lambda born, year: year - born,
+    "count_letter": lambda text, letter: text.lower().count(letter.lower()),
+    "combinations": lambda n, k: math.comb(n, k),
     # held out of training
+    "dilution": lambda acid, strength, target: neat(acid * (strength / target - 1), 2),
+    "dna_complement": lambda strand: strand.translate(COMPLEMENT),
+    "christen": lambda ship: f"I name this ship MS {ship.strip()}",
     "parallel_ohms": lambda ohms: neat(1 / sum(1 / value for value in ohms)),
     "latin_species": lambda genus, species: f"{genus.strip()[0].upper()}. {species.strip().lower()}",
     "isotope_left": lambda grams, half_life, elapsed: neat(grams * 2 ** (-(elapsed / half_life))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +26,8 @@ class ToolError(ValueError):
 @dataclass(frozen=True)
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
-    know {result}; the first is used. limits: argument -> [least, most]. adjust: (rng, arguments) -> arguments that depend
-    on one another."""
+    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's name; or a
+    pattern. adjust: (rng, arguments) -> arguments that depend on one another."""
 
     name: str
     description: str
@@ -35,7 +36,7 @@ class Tool:
     asks: Sequence[str]
     answers: Sequence[str]
     hard_asks: Sequence[str] = ()
-    limits: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
 
     @cached_property
@@ -78,7 +79,12 @@ class Tool:
             given = ", ".join(map(str, arguments))[:100]
             raise ToolError(f"{self.name} takes ({', '.join(self.slots)}), not ({given})")
         checked = {k: check(k, arguments[k], slot.schema) for k, slot in self.slots.items()}
-        for key, (least, most) in self.limits.items():
+        for key, limit in self.limits.items():
+            if isinstance(limit, str):
+                if not re.fullmatch(limit, checked[key]):
+                    raise ToolError(f"{key} must match {limit}")
+                continue
+            least, most = (checked.get(bound, bound) for bound in limit)
             if not all(least <= value <= most for value in parts(checked[key])):
                 raise ToolError(f"{key} must be between {least} and {most}")
         try:
