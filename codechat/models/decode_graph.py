@@ -1,9 +1,6 @@
-"""Decoding with static shapes: one new token of every row as a few compiled regions, which a GPU captures once and
-replays as one graph; and how many rows its memory holds.
-
-A finished row stays in its slot and its tokens are ignored; the host asks once in CHUNK tokens who is still running.
-Then finished rows leave, where a smaller bucket holds the rest. Regions are compiled once for all layers, batches and
-lengths (symbolic shapes); on a CPU they run one after another.
+"""Decoding with static shapes: a new token of every row is a few compiled regions, which a GPU replays as one graph; and
+how many rows its memory holds. Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller
+bucket holds the rest. Regions are compiled once for all layers, batches and lengths (symbolic shapes).
 
 Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
 heads, E head width.

@@ -1,11 +1,10 @@
 """Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-`cross_entropy` computes the gradient in the forward pass, where it is known up to one factor: a step of nano takes 11 to
-14 % less on a CPU. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A
-chunk is as long as matrix products want it; its logits are worked on in blocks of rows that a CPU's cache holds.
+`cross_entropy` computes its gradient, which is known up to a factor, in the forward pass. `logprobs` keeps the logits for
+its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as long as matrix products want it; its logits
+are worked on in blocks of rows that a CPU's cache holds, in float32.
 
-Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on
-them is float32.
+Shapes: N rows, D width, V rows of the head's weight.
 """
 
 from __future__ import annotations

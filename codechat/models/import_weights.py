@@ -8,11 +8,11 @@
     codechat import old/latest.pt --run-name old
 
 Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), GGUF files of
-the first three, alone or in a directory (pip install "codechat[gguf]"), and the original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
-`codechat export` writes them. Weights become float32. An imported model keeps its own tokenizer and chat template
-("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
-rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text without
-turns, and an answer ends with the end of text.
+the first three, alone or in a directory (pip install "codechat[gguf]"), and the original system's .pt files. Weights
+become float32. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as `codechat export`
+writes them. An imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags
+text, our tags are plain text. --tags reserved takes six unused padding rows of the embedding for them, which SFT must then
+teach. --tags raw is for base models: prompts are plain text without turns, and an answer ends with the end of text.
 """
 
 from __future__ import annotations
