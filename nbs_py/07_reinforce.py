@@ -196,7 +196,7 @@ print(f"by hand {by_hand.item():.6f}, library {library.item():.6f}, from {int(ma
 # %%
 right = prompt + completions[0]
 weights = [0.0] * len(prompt) + [float(advantage[0, 0])] * len(completions[0])
-shares = gradient_share(policy, right, advantages=weights)
+shares = gradient_share(policy, right, weights, policy=True)
 where = ["prompt"] * len(prompt) + ["completion"] * len(completions[0])
 HTML(xray_values(right, shares, tok, "gradient", where).html())
 

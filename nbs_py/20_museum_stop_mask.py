@@ -175,10 +175,10 @@ fig
 
 # %%
 prompt, right = rollouts.prompts[0], chat.completion_ids(task.gold(problems[0]), tok, "text")
-sequence, weights = prompt + right, [0.0] * len(prompt) + [0.5] * len(right)
+sequence = prompt + right
 shares = {}
 for name, mask in (("correct mask", [True] * len(right)), ("broken mask", trained_by_the_set(right))):
-    found = gradient_share(policy, sequence, [False] * len(prompt) + mask, weights)[len(prompt) :]
+    found = gradient_share(policy, sequence, [False] * len(prompt) + mask, policy=True)[len(prompt) :]
     shares[name] = found
     display(HTML(xray_values(right, found, tok, "gradient", ["answer"] * len(right)).html()))
 opening = len(tok.encode("<functioncall>"))

@@ -293,7 +293,7 @@ plots.differences(differences, "RL minus SFT, wrong calls in points: " + ", ".jo
 # ## Was it 28 to 1?
 
 # %% tags=["hide-input"]
-articles.paragraph(numbers,
+articles.answer(numbers,
     "The original's report explains v6 by an imbalance of {claimed:.0f} supervised tokens of calls to one of code: 847 million against 30 million, estimated at "
     "{claimed_per_row:,.0f} tokens a conversation. Its data do not allow that: rows were clipped to 2,049 tokens, so its 112,934 conversations hold at most {most:.1f} to 1 with its "
     "own estimate for code. We counted {counted:.0f} of these conversations: {per_row:.0f} ± {error:.0f} supervised tokens each, which makes {ratio:.2f} to 1 "

@@ -3,7 +3,8 @@
     python tools/reward_rows.py starts --out reports/frozen/thesis.jsonl
     python tools/reward_rows.py rates --out reports/frozen/rates.jsonl --seeds 3 4
 
-starts: every reward from every start of `codechat.labs.reward_starts`, with the same requests and settings.
+starts: every reward from every start of `codechat.labs.reward_starts`, with the same requests and settings. AdamW divides
+a constant factor of the reward out; what remains is how the rewards weigh groups against each other.
 rates: learning rate, group size and temperature at equal compute: 1,152 completions a run, 48 an update, so a larger
 group means fewer requests. The reward is binary: a group carries a gradient where its answers differ. Every learning
 rate meets every group size at temperature 1; the other temperatures have the middle learning rate and group size.
@@ -16,19 +17,43 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from codechat.core.atomic_files import read_rows, trim_cut_line
 from codechat.labs import reward_starts
-from codechat.labs.reward_starts import RL, SHAPES, STARTS, Row, Setting
+from codechat.labs.reward_starts import SHAPES, STARTS, Setting, backward, reshaped, update
+from codechat.models import optim
+from codechat.models.gpt import GPT
+from codechat.rl.advantages import group_advantages, zero_variance
 
 COMPLETIONS, PER_UPDATE = 1152, 48
 LRS, GROUP_SIZES, TEMPERATURES = (2e-4, 1e-3, 5e-3), (2, 8, 24), (0.5, 1.0, 1.5)
+Row = dict[str, Any]
+
+
+@dataclass
+class RL:
+    """Settings of one run of REINFORCE."""
+
+    shape: str = "binary"
+    baseline: str = "mean"
+    lr: float = 5e-4
+    updates: int = 200
+    problems: int = 6
+    group_size: int = 8
+    temperature: float = 1.0
+
+
 Plan = Iterator[tuple[Row, str, RL]]  # what names a run, its start, its settings
 
 
@@ -45,6 +70,33 @@ def plan_rates(seeds: Sequence[int]) -> Plan:
         how = dict(lr=lr, problems=PER_UPDATE // size, group_size=size, temperature=temperature)
         name = dict(seed=seed, lr=lr, group_size=size, temperature=temperature)
         yield name, "weak", RL(updates=COMPLETIONS // PER_UPDATE, **how)
+
+
+def evaluate(setting: Setting, policy: GPT) -> Row:
+    """Per held-out request: whether the greedy answer is exact, and how many answers at temperature 1 are; their tiers."""
+    greedy = setting.sampled(policy, setting.held_out, group_size=1, temperature=0.0, seed=0)
+    drawn = setting.sampled(policy, setting.held_out, group_size=setting.samples, seed=0)
+    tiers = dict(sorted(Counter(score.tier for score in drawn.scores).items()))
+    return dict(greedy=[int(x) for x in greedy.correct[:, 0]], correct=drawn.correct.sum(1).tolist(), tiers=tiers)
+
+
+def reinforce(
+    setting: Setting, rl: RL, policy: GPT, seed: int, stream: str = "reinforce"
+) -> Iterator[dict[str, float]]:
+    """REINFORCE in place; yields the mean reward, the share of exact answers and of groups with variance of each update.
+
+    Requests and sampling seeds depend on seed and update only, so all rewards meet the same requests."""
+    rng, optimizers = random.Random(f"{stream} {seed}"), optim.build(policy, lr=rl.lr, weight_decay=0.0)
+    for step in range(rl.updates):
+        asked = rng.sample(setting.train, rl.problems)
+        how = dict(group_size=rl.group_size, temperature=rl.temperature, seed=seed * 1_000_003 + step)
+        batch = setting.sampled(policy, asked, **how)
+        rewards = torch.tensor([reshaped(score, rl.shape) for score in batch.scores]).view_as(batch.rewards)
+        live = int((~zero_variance(rewards)).sum())
+        if live:
+            backward(policy, batch, group_advantages(rewards, rl.baseline), rl.temperature)
+            update(optimizers)
+        yield dict(reward=float(rewards.mean()), exact=float(batch.correct.float().mean()), live=live / rl.problems)
 
 
 def train(out: Path, setting: Setting, plan: Plan, every: int, stream: str) -> list[Row]:
@@ -69,17 +121,17 @@ def train(out: Path, setting: Setting, plan: Plan, every: int, stream: str) -> l
 def starts_of(setting: Setting) -> Callable[[int, str], tuple[Any, Row]]:
     """(seed, start) -> the policy and its scores, made where something is left to train and kept for one seed."""
     policies = lru_cache(1)(lambda seed: reward_starts.start_policies(setting, seed))
-    scores = lru_cache(len(STARTS))(lambda seed, start: reward_starts.evaluate(setting, policies(seed)[start]))
+    scores = lru_cache(len(STARTS))(lambda seed, start: evaluate(setting, policies(seed)[start]))
     return lambda seed, start: (policies(seed)[start], scores(seed, start))
 
 
 def train_one(setting: Setting, rl: RL, first: Any, before: Row, seed: int, every: int, stream: str) -> Row:
     began, policy = time.process_time(), copy.deepcopy(first)
-    steps = list(reward_starts.reinforce(setting, rl, policy, seed, stream))
+    steps = list(reinforce(setting, rl, policy, seed, stream))
     spent = round(time.process_time() - began, 2)
     curve = {name: thinned([step[name] for step in steps], every) for name in steps[0]}
     about = dict(steps=rl.updates, updates=rl.updates, completions=rl.updates * rl.problems * rl.group_size)
-    after = reward_starts.evaluate(setting, policy)
+    after = evaluate(setting, policy)
     return about | dict(samples=setting.samples, before=before, after=after, curve=curve, seconds=spent)
 
 

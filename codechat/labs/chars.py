@@ -1,7 +1,7 @@
 """The character laboratory: one text, one model, four ways to learn it: supervised, GRPO, PPO, masked denoising.
 
     codechat chars --objective supervised --run-name letters
-    codechat chars --objective grpo --horizon 70 --partial-logprob 0.05 --beta-kl 0.001 --kl-warmup-tokens 200000
+    codechat chars --objective grpo --horizon 70 --partial-logprob 0.05 --kl-coef 0.001 --kl-warmup-tokens 200000
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
     torchrun --standalone --nproc-per-node 2 -m codechat.labs.chars --objective denoise
 
@@ -51,7 +51,6 @@ class CharsConfig(MinibatchSettings, RunSettings):
     )
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
     lr: float = 3e-3
     muon_lr: float = 0.02
     warmup_steps: int = 20

@@ -83,7 +83,7 @@ class Learner:
         self.model.eval()
         with dist.autocast():
             if cfg.feed == "own":
-                how = dict(seed=step_seed(cfg, step), first=int(self.mine[0]), credit=bool(cfg.partial_logprob))
+                how = dict(seed=step_seed(cfg, step), first=int(self.mine[0]))
                 self.batch = per_token_rewards.draw_fed_by_itself(self.model, self.windows, T, G, **how)
             else:
                 uniforms = torch.rand(self.total, G, T, generator=self.rng, dtype=torch.float64)[self.mine]
@@ -154,15 +154,13 @@ class Learner:
         part, advantage = self.batch.take(at), self.advantage[at]
         with dist.autocast():
             hidden = per_token_rewards.states(self.model, part.inputs, cfg.horizon)
-            how = dict(entropy_grad=cfg.entropy_coef != 0)
-            logprobs, entropy = per_token_rewards.symbol_logprobs(self.model, part.inputs, hidden, part.drawn, **how)
+            logprobs, entropy = per_token_rewards.symbol_logprobs(self.model, part.inputs, hidden, part.drawn)
         on = torch.ones_like(logprobs)
         ratio = losses.policy_ratio(logprobs, part.logprobs, on)
-        policy_loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP).mean()
+        loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP).mean()
         stats = losses.clip_statistics(ratio, logprobs, part.logprobs, advantage, on, CLIP, CLIP)
         clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
-        loss = policy_loss - cfg.entropy_coef * entropy.mean()
-        self._log(policy_loss=loss.detach(), entropy=entropy.detach().mean(), clip_frac=clipped)
+        self._log(policy_loss=loss.detach(), entropy=entropy.mean(), clip_frac=clipped)
         if cfg.kl_coef:
             reference = self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)  # (R, S, T)
             kl = losses.kl_estimate(logprobs, reference).mean()

@@ -24,11 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError
 from codechat.rl import losses
 from codechat.rl.advantages import Baseline, estimate_gae, group_advantages
 
-LARGEST = 5_000_000  # groups x texts that an expectation may enumerate
+LETTERS = "ab"
 
 
 def staircase(text: str, target: str = "abba") -> float:
@@ -39,11 +38,10 @@ def staircase(text: str, target: str = "abba") -> float:
 
 
 class World:
-    """Letters, the maximum length of a text, and the reward of a text; all texts, as tensors."""
+    """All texts of up to `length` letters and their rewards, as tensors."""
 
-    def __init__(self, letters: str = "ab", length: int = 4, reward: Callable[[str], float] = staircase) -> None:
-        self.letters, self.length = letters, length
-        self.texts = tuple("".join(t) for n in range(length + 1) for t in product(letters, repeat=n))
+    def __init__(self, length: int = 4, reward: Callable[[str], float] = staircase) -> None:
+        self.texts = tuple("".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n))
         prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
         self.n_states, shape = len(prefixes), (len(self.texts), length)
         self.states = torch.zeros(shape, dtype=torch.long)  # (S, T) number of the prefix before each token
@@ -52,13 +50,13 @@ class World:
         for s, text in enumerate(self.texts):
             for t in range(min(len(text) + 1, length)):  # a full text has no stop symbol
                 self.states[s, t], self.mask[s, t] = prefixes[text[:t]], True
-                self.symbols[s, t] = 1 + letters.index(text[t]) if t < len(text) else 0
+                self.symbols[s, t] = 1 + LETTERS.index(text[t]) if t < len(text) else 0
         self.rewards = torch.tensor([float(reward(text)) for text in self.texts], dtype=torch.float64)  # (S,)
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""
         rng = torch.Generator().manual_seed(seed)
-        return scale * torch.randn(self.n_states, len(self.letters) + 1, generator=rng, dtype=torch.float64)
+        return scale * torch.randn(self.n_states, len(LETTERS) + 1, generator=rng, dtype=torch.float64)
 
     def logprobs(self, theta: Tensor) -> Tensor:
         """(S, T) log-probability of each token, 0 after the end of a text."""
@@ -162,10 +160,8 @@ def group_loss(
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape
-        advantage, old = (
-            group_advantages(groups.rewards, baseline).view(-1, 1),
-            groups.rows(groups.world.logprobs(groups.old)),
-        )
+        advantage = group_advantages(groups.rewards, baseline).view(-1, 1)
+        old = groups.rows(groups.world.logprobs(groups.old))
         ratio = losses.policy_ratio(logprobs, old, groups.mask, level)
         found = losses.clipped_policy_loss(ratio, advantage, *clip_eps)
         if aggregation == "token":  # over the tokens of each group
@@ -249,11 +245,8 @@ def group_gradients(world: World, theta: Tensor, loss: Loss, at: Tensor, old: Te
 
 
 def every_group(world: World, group_size: int, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """All S^G groups (N, G) and the probability of each (N,). ConfigError if they are too many."""
-    S = len(world.texts)
-    if S**group_size * group_size > LARGEST:
-        raise ConfigError(f"{S**group_size:,} groups of {group_size} texts; lower group_size, or the world's length")
-    at = torch.cartesian_prod(*[torch.arange(S)] * group_size).view(-1, group_size)
+    """All S^G groups (N, G) and the probability of each (N,)."""
+    at = torch.cartesian_prod(*[torch.arange(len(world.texts))] * group_size).view(-1, group_size)
     return at, world.probabilities(theta)[at].prod(1)
 
 
@@ -276,7 +269,6 @@ def compare(
     estimators: Mapping[str, Loss] = ESTIMATORS,
     *,
     truth: Tensor | None = None,
-    old: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Each estimator on the same groups `at` (N, G), compared with the true gradient (default: of the expected reward).
 
@@ -286,7 +278,7 @@ def compare(
     truth = world.gradient(theta) if truth is None else truth
     rows = {}
     for name, loss in estimators.items():
-        gradients = group_gradients(world, theta, loss, at, old)
+        gradients = group_gradients(world, theta, loss, at)
         mean = gradients.mean(0)
         along = float(mean @ truth / (truth @ truth))
         size = max(float(mean.norm()), 1e-30)

@@ -53,13 +53,11 @@ def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
     return model.hidden(inputs)[:, -places:]
 
 
-def symbol_logprobs(
-    model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor, *, entropy_grad: bool = False
-) -> tuple[Tensor, Tensor]:
+def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (R, S, T) of drawn (R, S, T) given states (R, T, D), and the entropy of each place (R, T)."""
     R, S, T = drawn.shape
     wide = hidden[:, None].expand(R, S, T, hidden.shape[-1]).flatten(0, 1)
-    logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide, entropy_grad=entropy_grad)
+    logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide)
     return logprobs.view(R, S, T), entropy.view(R, S, T)[:, 0]
 
 
@@ -77,20 +75,18 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
 
 @torch.no_grad()
 def draw_fed_by_itself(
-    model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0, credit: bool = True
+    model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0
 ) -> TokenRewardBatch:
     """G continuations of each window's first P symbols by `places` symbols, compared with its last T.
 
-    Sampling depends on seed and first + the window's index. credit: compute truth_logprobs; else they are 0."""
+    Sampling depends on seed and first + the window's index."""
     keys, prompts = range(first, first + len(windows)), windows[:, :-places].tolist()
     done = generate.sample(model, prompts, max_new_tokens=places, samples_per_prompt=group_size, seed=seed, keys=keys)
     drawn = torch.tensor([c.ids for c in done], device=windows.device)  # (W G, T)
     logprobs = torch.tensor([c.logprobs for c in done], device=windows.device)
     rows = windows.repeat_interleave(group_size, 0)
     inputs, truth = torch.cat((rows[:, :-places], drawn[:, :-1]), dim=1), rows[:, None, -places:]
-    truth_logprobs = torch.zeros_like(logprobs[:, None])
-    if credit:
-        truth_logprobs, _ = symbol_logprobs(model, inputs, states(model, inputs, places), truth)
+    truth_logprobs, _ = symbol_logprobs(model, inputs, states(model, inputs, places), truth)
     return TokenRewardBatch(inputs, drawn[:, None], logprobs[:, None], truth, truth_logprobs, group_size)
 
 

@@ -1,9 +1,8 @@
-"""REINFORCE from policies that are never, hardly, sometimes and mostly correct: the lab of notebooks 06, 29 and 31.
+"""Policies that are never, hardly, sometimes and mostly correct, and rewards of several shapes: the lab of notebooks 06, 29 and 31.
 
 A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The
 starts are one SFT run at four of its steps. Held-out requests use pairs of numbers that training never has. No tools
-stand in the prompt. `tools/reward_rows.py` trains the committed rows. AdamW divides a constant factor of the reward out;
-what remains is how the rewards weigh groups against each other.
+stand in the prompt. `tools/reward_rows.py` trains the committed rows by REINFORCE.
 
 Shapes: P problems, G completions each.
 """
@@ -12,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,14 +24,12 @@ from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
-from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 
-Row = dict[str, Any]
 SHAPES = ("binary", "fractional", "tiered", "staircase")
 CALLED = ("add", "modulo", "percentage", "tip", "discount", "multiply", "gcd", "power")
 STARTS = ("base", "poor", "weak", "strong")
@@ -148,53 +144,13 @@ def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
         batch = loader.next()
         where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
         policy.loss(batch.ids, batch.targets, **where).backward()
-        _update(optimizers)
+        update(optimizers)
         if step in setting.sft_steps:
             starts[STARTS[setting.sft_steps.index(step)]] = copy.deepcopy(policy)
     return starts
 
 
-def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-
-
-def evaluate(setting: Setting, policy: GPT) -> Row:
-    """Per held-out request: whether the greedy answer is exact, and how many answers at temperature 1 are; their tiers."""
-    greedy = setting.sampled(policy, setting.held_out, group_size=1, temperature=0.0, seed=0)
-    drawn = setting.sampled(policy, setting.held_out, group_size=setting.samples, seed=0)
-    tiers = dict(sorted(Counter(score.tier for score in drawn.scores).items()))
-    return dict(greedy=[int(x) for x in greedy.correct[:, 0]], correct=drawn.correct.sum(1).tolist(), tiers=tiers)
-
-
-@dataclass
-class RL:
-    """Settings of one run of REINFORCE."""
-
-    shape: str = "binary"
-    baseline: str = "mean"
-    lr: float = 5e-4
-    updates: int = 200
-    problems: int = 6
-    group_size: int = 8
-    temperature: float = 1.0
-
-
-def reinforce(
-    setting: Setting, rl: RL, policy: GPT, seed: int, stream: str = "reinforce"
-) -> Iterator[dict[str, float]]:
-    """REINFORCE in place; yields the mean reward, the share of exact answers and of groups with variance of each update.
-
-    Requests and sampling seeds depend on seed and update only, so all rewards meet the same requests."""
-    rng, optimizers = random.Random(f"{stream} {seed}"), optim.build(policy, lr=rl.lr, weight_decay=0.0)
-    for step in range(rl.updates):
-        asked = rng.sample(setting.train, rl.problems)
-        how = dict(group_size=rl.group_size, temperature=rl.temperature, seed=seed * 1_000_003 + step)
-        batch = setting.sampled(policy, asked, **how)
-        rewards = torch.tensor([reshaped(score, rl.shape) for score in batch.scores]).view_as(batch.rewards)
-        live = int((~zero_variance(rewards)).sum())
-        if live:
-            backward(policy, batch, group_advantages(rewards, rl.baseline), rl.temperature)
-            _update(optimizers)
-        yield dict(reward=float(rewards.mean()), exact=float(batch.correct.float().mean()), live=live / rl.problems)

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-
-if TYPE_CHECKING:
-    from IPython.display import Markdown
+from IPython.display import Markdown
 
 VERBATIM = "verbatim"  # format of a column that shows what a model wrote
 
 
 def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
     """Sentences, a line each; every {name:format} is filled from `numbers`, so that none is typed by hand."""
-    return _markdown("\n".join(sentences).format_map(numbers))
-
-
-paragraph = answer  # the same of a text in the middle
+    return Markdown("\n".join(sentences).format_map(numbers))
 
 
 def beside(rows: Iterable[Sequence[str]]) -> Markdown:
@@ -42,7 +37,7 @@ def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> 
     shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
     lines = [[words for words, _ in shown.values()], ["---"] * len(shown)]
     lines += [[_cell(row.get(column), how) for column, (_, how) in shown.items()] for row in frame.to_dict("records")]
-    return _markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 
 def _cell(value: Any, how: str) -> str:
@@ -56,9 +51,3 @@ def _verbatim(text: str) -> str:
     """Any text as inline code: markup in a completion must not become ours."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {' '.join(text.split())} {fence}"
-
-
-def _markdown(text: str) -> Markdown:
-    from IPython.display import Markdown  # a notebook has it; the library reads articles without
-
-    return Markdown(text)

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from codechat.core import config
 from codechat.core.config import opt
@@ -43,13 +41,13 @@ def templates() -> dict[str, str]:
     return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
 
 
-def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, frozen: bool = False) -> Path:
+def build(name: str, out: Path, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
 
-    parameters override those of the template. RunError names the cell that failed and the reason; the notebook up to there is kept."""
+    RunError names the cell that failed and the reason; the notebook up to there is kept."""
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
     place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
-    values = {"out": place.as_posix()} | ({"frozen": True} if frozen else {}) | dict(parameters or {})
+    values = {"out": place.as_posix()} | ({"frozen": True} if frozen else {})
     kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
     if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":  # the rows that came with the package
         shutil.copytree(kept, here)

@@ -20,8 +20,10 @@ from nbformat import NotebookNode
 from codechat.core.atomic_files import write_atomic
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Tags of cells: the figure and the printed text that the index shows; the Markdown that is the answer of an article, a sentence a line.
-THUMBNAIL, HEADLINE, ANSWER = "thumbnail", "headline", "answer"
+THUMBNAIL, ANSWER = (
+    "thumbnail",
+    "answer",
+)  # tags of the cells of an article: its figure, and its answer, a sentence a line
 HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
 PARAMETERS = {"parameters", "injected-parameters"}  # an article lists what they hold in its appendix
 
@@ -33,13 +35,12 @@ def read(path: Path) -> NotebookNode:
 def write_page(notebook_path: Path) -> Path:
     """Render an executed notebook to NAME.html beside it; returns the page's path.
 
-    Prose, outputs, and each cell's code behind a fold; the headline comes after the first cell, unless an answer does. Cells tagged `hide-cell` are at
-    the end, behind one fold with the code of those tagged `hide-input`."""
+    Prose, outputs, and each cell's code behind a fold. Cells tagged `hide-cell` are at the end, behind one fold with the code of those tagged
+    `hide-input`; an article has all its code there."""
     notebook, path = read(notebook_path), notebook_path.with_suffix(".html")
     article = bool(answer(notebook))
     cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
-    above = "" if article else headline(notebook)
-    write_atomic(path, fill("notebook.html", title=title(notebook), headline=above, cells=cells))
+    write_atomic(path, fill("notebook.html", title=title(notebook), cells=cells))
     return path
 
 
@@ -52,8 +53,8 @@ def _place(cell: NotebookNode, article: bool) -> str:
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its title, the first sentence of its answer (or its headline) and thumbnails, and a list of
-    other executed notebooks. Every notebook is rendered beside its file and linked."""
+    """Write the page `out` over executed reports, each with its title, the first sentence of its answer and thumbnails, and a list of other
+    executed notebooks. Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, out.parent) for path in group] for group in (reports, notebooks))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
@@ -66,7 +67,6 @@ def _card(path: Path, folder: Path) -> dict[str, Any]:
         href=Path(os.path.relpath(page, folder)).as_posix(),
         title=title(notebook),
         sentence=answer(notebook).partition("\n")[0],
-        headline=headline(notebook),
         thumbnails=[output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})],
     )
 
@@ -74,11 +74,6 @@ def _card(path: Path, folder: Path) -> dict[str, Any]:
 def answer(notebook: NotebookNode) -> str:
     """The Markdown that cells tagged `answer` show: a sentence a line; "" where the notebook is no article."""
     return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, ANSWER))
-
-
-def headline(notebook: NotebookNode) -> str:
-    """The text that cells tagged `headline` print."""
-    return "".join(o.text for o in _tagged(notebook, HEADLINE) if o.get("name") == "stdout").strip()
 
 
 def title(notebook: NotebookNode) -> str:

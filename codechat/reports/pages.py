@@ -65,15 +65,6 @@ def json_for_html(data: Any) -> str:
 # ---------------------------------------------------------------- rows of each page
 
 
-def data_of(page: str, source: str) -> dict[str, Any]:
-    """What a page shows: nothing, answers of two checkpoints, or rollouts over the steps of RL."""
-    if page == "completions":
-        return completions_data(source)
-    if page == "xray":
-        return xray_steps.as_page(xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl"))
-    return {}
-
-
 def completions_data(source: str = "frozen") -> dict[str, Any]:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request.
 
@@ -122,23 +113,22 @@ def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> 
         about = dict(title=title, lead=lead, current=f"{name}.html")
         return html.fill(f"pages/{name}.html", more_css=css, **values, **about, **more)
 
-    texts = {out / f"{name}.html": page(name, *ABOUT[name], data_of(name, source)) for name in chosen}
+    def data_of(name: str) -> dict[str, Any]:
+        if name == "xray":
+            return xray_steps.as_page(xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl"))
+        return completions_data(source) if name == "completions" else {}
+
+    texts = {out / f"{name}.html": page(name, *ABOUT[name], data_of(name)) for name in chosen}
     cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
     lead = "Each page works without a server and without a network."
     return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}
 
 
-def build(out: Path, names: Iterable[str] = (), source: str = "frozen") -> list[Path]:
-    """Write the pages of `render_all`; returns their paths, the index last. Nothing is written if one cannot be made."""
-    texts = render_all(out, names, source)
-    out.mkdir(parents=True, exist_ok=True)
+def main(argv: list[str] | None = None) -> None:
+    """`codechat pages [NAME ...]`. Nothing is written if one page cannot be made."""
+    cfg = config.parse(PagesConfig, sys.argv[1:] if argv is None else argv, prog="codechat pages", epilog=__doc__)
+    texts = render_all(paths.ROOT / cfg.out, cfg.names, cfg.source)
+    (paths.ROOT / cfg.out).mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text)
-    return list(texts)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`codechat pages [NAME ...]`."""
-    cfg = config.parse(PagesConfig, sys.argv[1:] if argv is None else argv, prog="codechat pages", epilog=__doc__)
-    for path in build(paths.ROOT / cfg.out, cfg.names, cfg.source):
         print(f"page: {path}")

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from codechat.core.atomic_files import json_lines, read_json, read_rows, write_atomic, write_json
-from codechat.core.errors import ConfigError, MissingFile, RunError, nearest
+from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -30,7 +30,7 @@ TABLES = (
     "runs",
     "metrics",
     "evals",
-)  # frozen as csv, and per_problem without its column tiers; others hold text: jsonl
+)  # frozen as csv, as is per_problem without its column tiers; others hold text: jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
 STRATA = {  # of the task funcall: what a request of the stratum asks for
     "call": "known tools, new values",
@@ -67,9 +67,8 @@ def check(runs: Sequence[Run]) -> None:
     for run in runs:
         status, config = run.status, run.config
         if status["status"] != "finished":
-            raise RunError(
-                f"run {run.name} is {status['status']} ({status.get('reason', 'no end yet')}); wait, or use --resume"
-            )
+            reason = status.get("reason", "no end yet")
+            raise RunError(f"run {run.name} is {status['status']} ({reason}); wait, or use --resume")
         if status["kind"] in ("evaluate", "swaps", "anatomy"):
             _check_weights(run, status["started"])
         if status["kind"] == "evaluate" and QUOTED & set(config.get("split", ())):
@@ -81,14 +80,10 @@ def check(runs: Sequence[Run]) -> None:
                 raise RunError(f"runs {other.name} and {run.name} differ in {setting}: {a} and {b}; evaluate one again")
 
 
-def _trained(run: Run) -> list[str]:
-    """The runs whose checkpoints an evaluation read."""
+def _trained(run: Run, ending: str = "") -> set[str]:
+    """The runs whose checkpoints an evaluation read; of references that end so."""
     refs = run.config.get("ckpt", [])
-    return [_without_step(ref) for ref in ([refs] if isinstance(refs, str) else refs)]
-
-
-def _without_step(checkpoint: str) -> str:
-    return checkpoint.partition("@")[0]
+    return {ref.partition("@")[0] for ref in ([refs] if isinstance(refs, str) else refs) if ref.endswith(ending)}
 
 
 def _check_weights(run: Run, evaluated: str) -> None:
@@ -99,15 +94,13 @@ def _check_weights(run: Run, evaluated: str) -> None:
 
 def _check_choice(run: Run) -> None:
     """A score on a test split belongs to one checkpoint of a run, chosen on another split."""
-    names = [_without_step(c) for c in set(run.evals().get("checkpoint", ()))]
+    names = [checkpoint.partition("@")[0] for checkpoint in set(run.evals().get("checkpoint", ()))]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise RunError(
-            f"run {run.name} evaluated several checkpoints of {min(twice)} on test; choose with --split select"
-        )
-    best = [name for ref, name in zip(run.config.get("ckpt", ()), _trained(run)) if ref.endswith("@best")]
+        raise RunError(f"run {run.name} evaluated several checkpoints of {min(twice)} on test; use --split select")
+    best = _trained(run, "@best")
     for chooser in map(Run.open, paths.run_paths()) if best else ():
         splits = sorted(QUOTED & set(chooser.config.get("split", ())))
-        if chooser.config.get("all_checkpoints") and splits and set(_trained(chooser)) & set(best):
+        if chooser.config.get("all_checkpoints") and splits and _trained(chooser) & best:
             raise RunError(f"run {run.name}: {chooser.name} chose its checkpoint on {splits}; choose it on select")
 
 
@@ -200,9 +193,8 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
 
     ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
-    flat = {
-        name for name, f in frames.items() if name in TABLES or (name == "per_problem" and len(f) and "tiers" not in f)
-    }
+    counts = frames.get("per_problem", ())
+    flat = {*TABLES, "per_problem"} if len(counts) and "tiers" not in counts else {*TABLES}
     texts = {name: _csv(frame) if name in flat else _jsonl(frame) for name, frame in frames.items()}
     if (size := sum(len(text.encode()) for text in texts.values())) > MAX_BYTES:
         raise ConfigError(f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows")
@@ -267,10 +259,5 @@ def headline(numbers: Mapping[str, float], data: Path | str) -> None:
 
 
 def published(table: str) -> pd.DataFrame:
-    """A table of reports/published; every column is named "... (published)". MissingFile names the tables there are."""
-    tables = {path.stem: path for path in (paths.SHIPPED / "reports" / "published").glob("*.csv")}
-    if table not in tables:
-        raise MissingFile(
-            f"no published table {table!r}{nearest(table, tables)}; there are {', '.join(sorted(tables))}"
-        )
-    return pd.read_csv(tables[table]).add_suffix(" (published)")
+    """A table of reports/published; every column is named "... (published)"."""
+    return pd.read_csv(paths.SHIPPED / "reports" / "published" / f"{table}.csv").add_suffix(" (published)")

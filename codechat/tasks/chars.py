@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from codechat.text.tokenizer import Tokenizer
 # The hub keeps a parquet copy of data sets that ship only a loading script, on a branch of its own. "train" is nine tenths of the plays.
 HUB = ("karpathy/tiny_shakespeare@refs/convert/parquet", "default/train/*.parquet")
 HELD_OUT = 0.1
-RewardMode = Literal["plus1", "plusminus1"]
 
 
 @dataclass(frozen=True)
@@ -95,16 +94,11 @@ def _joined(rows: Iterable[dict[str, Any]], origin: str) -> str:
 # ---------------------------------------------------------------- reward
 
 
-def dense_rewards(
-    drawn: Tensor, truth: Tensor, mode: RewardMode = "plus1", *, partial: float = 0.0, credit: Tensor | None = None
-) -> Tensor:
-    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0 (plus1) or -1 (plusminus1), plus
-    `partial` x credit.
+def dense_rewards(drawn: Tensor, truth: Tensor, *, partial: float = 0.0, credit: Tensor | None = None) -> Tensor:
+    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0, plus `partial` x credit.
 
-    credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any
-    group advantage plusminus1 is plus1 times two, and the same after division by the standard deviation."""
-    hit = (drawn == truth).float()
-    reward = hit if mode == "plus1" else 2 * hit - 1
+    credit: log-probabilities in nats, broadcast to the shape of `drawn`."""
+    reward = (drawn == truth).float()
     return reward + partial * credit if partial and credit is not None else reward
 
 

@@ -72,14 +72,6 @@ class XRay:
 
     _repr_html_ = html
 
-    def page(self, title: str = "x-ray") -> str:
-        """`html` as a whole document."""
-        return (
-            '<!doctype html><html lang="en"><meta charset="utf-8">'
-            f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-            f'<body style="margin:2em;background:Canvas;color:CanvasText">{self.html()}</body></html>'
-        )
-
     def terminal(self, colour: bool = True) -> str:
         """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
         if colour:

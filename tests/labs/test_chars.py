@@ -79,7 +79,6 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
 def test_dense_rewards_by_hand() -> None:
     drawn, truth = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 0, 3]])
     assert chars.dense_rewards(drawn, truth).tolist() == [[1, 0, 1]]
-    assert chars.dense_rewards(drawn, truth, "plusminus1").tolist() == [[1, -1, 1]]
     partial = chars.dense_rewards(drawn, truth, partial=0.05, credit=torch.tensor([[-1.0, -2.0, -4.0]]))
     torch.testing.assert_close(partial, torch.tensor([[0.95, -0.1, 0.8]]))
 
@@ -242,7 +241,7 @@ def test_supervised_learning_learns_and_denoising_too(home: Path) -> None:
 
 @lesson("grpo", "ppo")
 def predict_verse_for_rewards(objective: str, home: Path, seed: int) -> list[Claim]:
-    how = dict(max_tokens=32 * 500, eval_every=500, lr=5e-3, kl_coef=0.0, entropy_coef=0.02, log_every=100)
+    how = dict(max_tokens=32 * 500, eval_every=500, lr=5e-3, kl_coef=0.0, log_every=100)
     cfg = settings(home, objective, seed=seed, group_size=8, **how)
     first, last = loop.train(cfg).evals()["val_accuracy"].iloc[[0, -1]]
     text = chars.load(cfg.source, "chars")
@@ -280,16 +279,10 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
         assert_same_weights(start, found)
 
 
-@lesson()
-def continue_by_rewards(home: Path, seed: int) -> list[Claim]:
-    loop.train(settings(home, "supervised", max_tokens=32 * 200, lr=1e-2, seed=seed))
-    more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more", seed=seed))
-    return [above("first accuracy", more.metrics()["symbol_accuracy"].iloc[0], 0.2)]
-
-
 def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
-    hold(continue_by_rewards(home, seed=0))
-    more = run.Run.open("more")
+    loop.train(settings(home, "supervised", max_tokens=32 * 200, lr=1e-2))
+    more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more"))
+    assert more.metrics()["symbol_accuracy"].iloc[0] > 0.2, "it begins with what was learned"
     assert more.env["parent"] and checkpoint.read_meta(more.path)["lineage"][0]["objective"] == "supervised"
     with raising(ConfigError, "supervised", "causal=True", "denoise"):
         loop.train(settings(home, "denoise", init_from="supervised"))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reward_rows
 import torch
+from reward_rows import RL
 
 from codechat.labs import reward_starts
-from codechat.labs.reward_starts import RL, SHAPES, Setting
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import reward_rows  # noqa: E402
+from codechat.labs.reward_starts import SHAPES, Setting
 
 TINY: dict[str, Any] = dict(held_out_requests=4, samples=2, sft_steps=(1, 2, 3, 12), width=16)
 
@@ -88,7 +86,7 @@ def test_only_rewards_that_differ_move_the_policy(setting: Setting) -> None:
     moved = {}
     for shape in SHAPES:
         policy = copy.deepcopy(first)
-        (step,) = reward_starts.reinforce(setting, RL(shape, updates=1, problems=2, group_size=3), policy, 0)
+        (step,) = reward_rows.reinforce(setting, RL(shape, updates=1, problems=2, group_size=3), policy, 0)
         moved[shape] = any(not torch.equal(a, b) for a, b in zip(first.parameters(), policy.parameters()))
         assert moved[shape] == (step["live"] > 0)
     assert not moved["binary"]

@@ -99,11 +99,11 @@ def replace(path: Path, old: str, new: str) -> None:
 
 def test_a_built_notebook_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     text = text_outputs(built)
-    assert text.startswith(". [] ")
-    assert "<object object at 0x...>" in text and "<cell>:" in text
+    assert text.startswith(". [] ") and "<object object at 0x...>" in text and "<cell>:" in text
     assert not re.search(rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text)
 
 
+@pytest.mark.slow
 def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(project: Path) -> None:
     pair = [project / "nbs_py/01_adds.py", project / "notebooks/01_adds.ipynb"]
     before = [path.read_bytes() for path in pair]
@@ -116,18 +116,27 @@ def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(proje
         assert [path.read_bytes() for path in pair] == before
 
 
-def test_a_cell_that_fails_or_does_not_end_is_named_and_leaves_the_committed_notebook(project: Path) -> None:
+@pytest.mark.parametrize(
+    "code, reason", [("1 / 0", "ZeroDivisionError"), ("import time\ntime.sleep(60)", "did not end")]
+)
+def test_a_cell_that_fails_or_does_not_end_is_named_and_leaves_the_committed_notebook(
+    project: Path, code: str, reason: str
+) -> None:
     source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
-    before, text = path.read_bytes(), source.read_text()
-    for code, reason in (("1 / 0", "ZeroDivisionError"), ("import time\ntime.sleep(60)", "did not end")):
-        source.write_text(text.replace("import warnings\n", f"import warnings\n{code}\n"))
-        with pytest.raises(NotebookError, match=f"2 of 3.*{reason}"):
-            pairs.build("01_adds", timeout_s=5)
-        assert path.read_bytes() == before
+    before = path.read_bytes()
+    replace(source, "import warnings\n", f"import warnings\n{code}\n")
+    with pytest.raises(NotebookError, match=f"2 of 3.*{reason}"):
+        pairs.build("01_adds", timeout_s=5)
+    assert path.read_bytes() == before
 
 
-def test_a_build_does_not_lose_code_edited_in_the_notebook(project: Path) -> None:
-    path = project / "notebooks" / "01_adds.ipynb"
+def test_nothing_is_written_over_code_edited_in_the_notebook_nor_prose_beside_other_code(project: Path) -> None:
+    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+    replace(source, "2 + one == 3", "1 + one + 1 == 3")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="01_adds"):
+        pairs.rewrite_prose("01_adds")
+    assert path.read_bytes() == before
     edit(path, lambda notebook: notebook["cells"][1].update(source="one = 7"))
     before = path.read_bytes()
     with pytest.raises(DataError, match="01_adds"):
@@ -143,40 +152,20 @@ def test_a_report_template_is_stamped_but_not_executed(project: Path) -> None:
     assert "stripped" in pairs.check(["91_report"])[0]
 
 
-# --- prose and links
-
-
-def test_prose_is_rewritten_and_outputs_are_kept(project: Path) -> None:
-    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+def test_new_prose_and_links_to_a_new_neighbour_keep_the_outputs(project: Path) -> None:
     outputs = text_outputs(project)
-    replace(source, "Is it?", "Is it so?")
-    assert pairs.check()
+    replace(project / "nbs_py" / "01_adds.py", "Is it?", "Is it so?")
+    (project / "nbs_py" / "02_other.py").write_text(OTHER)
+    pairs.build("02_other")
+    problems = pairs.check()
+    assert len(problems) == 2 and "links" in problems[0] and "cells" in problems[1]
     pairs.rewrite_prose("01_adds")
-    assert pairs.check() == [] and text_outputs(project) == outputs and "Is it so?" in path.read_text()
-    replace(source, "2 + one == 3", "1 + one + 1 == 3")
-    before = path.read_bytes()
-    with pytest.raises(DataError, match="01_adds"):
-        pairs.rewrite_prose("01_adds")
-    assert path.read_bytes() == before
-
-
-def test_neighbours_are_linked_and_a_new_one_moves_the_links(project: Path) -> None:
-    for name in ("03_other", "91_report"):
-        (project / "nbs_py" / f"{name}.py").write_text(OTHER)
-        pairs.build(name)
-    pairs.rewrite_prose("01_adds")
-    assert pairs.check() == []
-    (project / "nbs_py" / "02_between.py").write_text(OTHER)
-    pairs.build("02_between")
-    old = [line.split(":")[0] for line in pairs.check() if "links" in line]
-    assert old == ["notebooks/01_adds.ipynb", "notebooks/03_other.ipynb"]
-    for name in ("01_adds", "03_other"):
-        pairs.rewrite_prose(name)
-    assert pairs.check() == []
-    for folder, suffix in (("nbs_py", "py"), ("notebooks", "ipynb")):
-        texts = {name: (project / folder / f"{name}.{suffix}").read_text() for name in notebooks.names()}
-        found = [re.findall(r"\((\w+)\.ipynb\)", text) for text in texts.values()]
-        assert found == [["02_between"], ["01_adds", "03_other"], ["02_between"], []]
+    assert pairs.check() == [] and text_outputs(project) == outputs
+    texts = [(project / "notebooks" / f"{name}.ipynb").read_text() for name in notebooks.names()]
+    assert "Is it so?" in texts[0] and [re.findall(r"\((\w+)\.ipynb\)", t) for t in texts] == [
+        ["02_other"],
+        ["01_adds"],
+    ]
 
 
 # --- check
@@ -186,23 +175,25 @@ def swap_counts(notebook: dict) -> None:
     notebook["cells"][1]["execution_count"], notebook["cells"][2]["execution_count"] = 2, 1
 
 
-def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path) -> None:
-    path = project / "notebooks" / "01_adds.ipynb"
-    whole = path.read_text()
-    for change, found in (
+LARGE = dict(output_type="stream", name="stdout", text="x" * 300_000)
+
+
+@pytest.mark.parametrize(
+    "change, found",
+    [
         (lambda nb: nb["metadata"].pop("codechat"), "executed"),
         (lambda nb: nb["cells"][0].update(source="# Another claim"), "cells"),
         (lambda nb: nb["cells"][1]["metadata"].pop("tags"), "cells"),
         (swap_counts, "executed"),
-        (
-            lambda nb: nb["cells"][2]["outputs"].append(dict(output_type="stream", name="stdout", text="x" * 300_000)),
-            "300000",
-        ),
-    ):
-        path.write_text(whole)
-        edit(path, change)
-        problems = pairs.check()
-        assert len(problems) == 1 and found in problems[0]
+        (lambda nb: nb["cells"][2]["outputs"].append(LARGE), "300000"),
+    ],
+)
+def test_check_finds_a_notebook_that_is_not_its_source_executed(
+    project: Path, change: Callable[[dict], object], found: str
+) -> None:
+    edit(project / "notebooks" / "01_adds.ipynb", change)
+    problems = pairs.check()
+    assert len(problems) == 1 and found in problems[0]
 
 
 def test_check_finds_outputs_older_than_their_code_and_a_lonely_half(project: Path) -> None:
@@ -245,19 +236,14 @@ def outputs_of(name: str) -> list[dict]:
 
 
 def test_the_links_form_one_chain_and_every_link_leads_somewhere() -> None:
-    following, link = {}, re.compile(r"\]\(((?!https?:)[^)#\s]+)")
+    link, chain = re.compile(r"\]\(((?!https?:)[^)#\s]+)"), []
     for name in WALKS:
         cells = ["".join(cell["source"]) for cell in committed(name)["cells"] if cell["cell_type"] == "markdown"]
         targets = [ROOT / "notebooks" / target for cell in cells for target in link.findall(cell)]
         assert all(target.exists() for target in targets), (name, targets)
-        last = cells[0].splitlines()[-1]
-        sides = dict(re.findall(r"(Previous|Next): \[[^\]]+\]\((\w+)\.ipynb\)", last))
-        following[sides.get("Previous")], after = name, sides.get("Next")
-        assert after is None or after in WALKS
-    chain = [following[None]]
-    while len(chain) < len(WALKS):
-        chain.append(following[chain[-1]])
-    assert chain == WALKS and WALKS[0].startswith("00") and WALKS[-1].startswith("34")
+        sides = dict(re.findall(r"(Previous|Next): \[[^\]]+\]\((\w+)\.ipynb\)", cells[0].splitlines()[-1]))
+        chain.append((sides.get("Previous"), name, sides.get("Next")))
+    assert chain == list(zip([None, *WALKS], WALKS, [*WALKS[1:], None]))
 
 
 def test_every_walk_through_offers_two_changes_with_outcomes() -> None:
@@ -267,14 +253,6 @@ def test_every_walk_through_offers_two_changes_with_outcomes() -> None:
         rows = [line for line in section.splitlines() if line.startswith("|")][2:]
         assert all(all(part.strip() for part in re.split(r"(?<!\\)\|", row)[1:-1]) for row in rows)
         assert len(rows) >= 2 or section.count("Set `") >= 2
-
-
-def test_who_reads_committed_rows_of_trained_runs_says_whose() -> None:
-    for name in WALKS:
-        first = "".join(committed(name)["cells"][0]["source"])
-        needs = re.sub(r"\s+", " ", first.partition("**Runs/needs.**")[2].partition("Previous:")[0])
-        if re.search(r"(Frozen|Committed) rows|frozen rows", needs):
-            assert re.search(r"[Rr]ecipes? |recipes|none of a recipe|python tools/|`codechat chars`", needs), needs
 
 
 def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> None:

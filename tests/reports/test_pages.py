@@ -144,7 +144,7 @@ def test_shares_within_an_answer_are_those_of_gradient_share(policy: tuple[GPT, 
     batch = rollout.collect(model, load("toy"), problems, tok, "reserved", group_size=6, max_new_tokens=8, seed=0)
     i, one = next((p * 6 + g, r) for p, row in enumerate(rows) for g, r in enumerate(row["rollouts"]) if r["advantage"])
     prompt, written = batch.prompts[i // 6], batch.completions[i].ids
-    shares = gradient_share(model, prompt + written, advantages=[0.0] * len(prompt) + [one["advantage"]] * 8)
+    shares = gradient_share(model, prompt + written, [0.0] * len(prompt) + [one["advantage"]] * 8, policy=True)
     found = torch.tensor(one["share"]) / sum(one["share"])
     torch.testing.assert_close(found, torch.tensor(shares[len(prompt) :]), atol=0.01, rtol=0.02)
 

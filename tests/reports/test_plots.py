@@ -102,22 +102,6 @@ def test_seeds_share_a_colour_and_differ_by_dashes_and_the_look_stays_in_the_fig
 # ---------------------------------------------------------------- frames
 
 
-def test_frames_of_runs_are_frozen_and_read_back_as_they_were(tmp_path: Path) -> None:
-    frames = run_frames.collect([f"nano/{s}" for s in ("pretrain", "sft", "rl")])
-    kept = run_frames.freeze(frames, tmp_path)
-    for name, frame in run_frames.load_frozen(tmp_path).items():
-        pd.testing.assert_frame_equal(frame, kept[name])
-        assert list(frame) == list(frames[name]) and len(frame) == len(frames[name]), name
-    original, frozen = (run_frames.rows_of(f["metrics"], "nano/pretrain") for f in (frames, kept))
-    pd.testing.assert_frame_equal(original, frozen, check_dtype=False, rtol=1e-7)
-    assert list(frozen) == ["run", "step", "tokens", "train_loss", "lr", "tok_per_s"]
-    assert len(kept["samples"]) == run_frames.SAMPLES_PER_RUN
-    assert (
-        kept["samples"].iloc[0][["completion", "tiers"]].to_dict()
-        == frames["samples"].iloc[0][["completion", "tiers"]].to_dict()
-    )
-
-
 def test_more_than_a_megabyte_is_not_frozen_and_no_report_rests_on_runs_that_did_not_end(tmp_path: Path) -> None:
     frames = run_frames.collect(["nano/rl"])
     frames["metrics"] = pd.concat([frames["metrics"]] * 1000)

@@ -92,8 +92,7 @@ def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
     turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
     one_token = XRay("mask", [5], [hostile], [1.0], [hostile], [False])
     for image in (xray_mask(turns, tok), one_token):
-        for page in (image.html(), image.page(title="</title><script>x")):
-            assert not Spans(page).tags & {"script", "img"} and "<script" not in page
+        assert not Spans(image.html()).tags & {"script", "img"} and "<script" not in image.html()
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
 
 
@@ -134,17 +133,16 @@ def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rende
 def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer) -> None:
     first = rendered.loss_mask.index(1)
     advantages = [2.0 if i == first else -0.5 * m for i, m in enumerate(rendered.loss_mask)]
-    even = gradient_share(model, rendered.ids, advantages=[float(m) for m in rendered.loss_mask])
-    uneven = gradient_share(model, rendered.ids, advantages=advantages)
+    even = gradient_share(model, rendered.ids, rendered.loss_mask, policy=True)
+    uneven = gradient_share(model, rendered.ids, advantages, policy=True)
     other = rendered.loss_mask.index(1, first + 1)
     assert uneven[first] / uneven[other] == pytest.approx(4 * even[first] / even[other], rel=1e-4)
     nothing = [0.0] * len(rendered.ids)
-    for how in (
-        dict(advantages=nothing),
-        dict(loss_mask=rendered.loss_mask, advantages=nothing),
-        dict(loss_mask=nothing, at="embedding"),
-    ):
-        assert gradient_share(model, rendered.ids, **how) == nothing
+    assert (
+        gradient_share(model, rendered.ids, nothing)
+        == nothing
+        == gradient_share(model, rendered.ids, nothing, "embedding")
+    )
     assert xray_values(rendered.ids, nothing, tok, "gradient").coloured() == ""
 
 
@@ -162,50 +160,54 @@ def test_looking_changes_nothing(model: GPT, rendered: chat.Rendered) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
-    (tmp_path / "chat.json").write_text(json.dumps(MESSAGES), encoding="utf-8")
-    rows = [{"id": "a", "messages": MESSAGES[:3]}, {"id": "b", "messages": MESSAGES}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return tmp_path
-
-
-def test_command_prints_the_mask(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--tokenizer", "gpt2:512", "--messages", str(files / "chat.json")])
-    plain = capsys.readouterr().out
-    assert f"[[{CALL}\n<|end|>]]" in plain and "\x1b" not in plain
-    main(["--tokenizer", "gpt2:512", "--data", str(files / "rows.jsonl"), "--row", "1", "--colour", "always"])
-    coloured = capsys.readouterr().out
-    assert "\x1b[30;48;2;" in coloured
-    assert re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
-
-
-def test_a_checkpoint_alone_shows_validation_rows_of_its_data(
-    home: Path, tok: tokenizer.Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def tuned(home: Path, tok: tokenizer.Tokenizer) -> Path:
+    """A run "b", fine-tuned on data/mine; returns that folder with its conversations."""
     folder = home / "data" / "mine"
     folder.mkdir(parents=True)
     for name in ("chat.select", "calls.select", "calls.train"):
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": f"in {name}"}]
         (folder / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (folder / "funcall.select.jsonl").write_text(json.dumps({"messages": turns[:1], "gold": None}) + "\n")
-    meta = {"tokenizer": tok.to_dict(), "tags": "reserved"}
     lineage = [dict(run="a", kind="sft", data_dir="data/mine"), dict(run="b", kind="grpo", data_dir="data/gone")]
     with Run.create("b", {}, kind="grpo") as run:
-        shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=64, vocab_size=tok.n_vocab)
-        checkpoint.save(run.path, 1, model=GPT(shape), meta=meta | {"lineage": lineage})
+        model = GPT(GPTConfig(depth=1, n_embd=16, n_head=1, block_size=256, vocab_size=tok.n_vocab))
+        meta = {"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage}
+        checkpoint.save(run.path, 1, model=model, meta=meta)
+    return folder
+
+
+def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("calls.select", "chat.select"):
         main(["--ckpt", "b"])
         said = capsys.readouterr()
-        assert f"in {name}" in said.out and f"{name}.jsonl" in said.err
-        (folder / f"{name}.jsonl").unlink()
+        assert f"[[in {name}\n<|end|>]]" in said.out and f"{name}.jsonl" in said.err and "\x1b" not in said.out
+        (tuned / f"{name}.jsonl").unlink()
     with raising(MissingFile, "data/mine", "--data"):
         main(["--ckpt", "b"])
 
 
-def test_bad_conversations_raise_a_data_error(tmp_path: Path) -> None:
-    file = tmp_path / "bad.json"
-    incomplete = [b"{}", b'["x"]', b'[{"role": "user"}]', b'[{"role": 1, "content": "x"}]', b"[]"]
-    for content in (b"[", b"\xff\xfe", b'{"prompt": "x"}', *incomplete):
-        file.write_bytes(content)
+def test_the_row_of_a_file_by_mask_or_gradient(
+    tuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, words = tuned / "rows.jsonl", ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
+    rows.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES)))
+    main([*words, "--gradient"])
+    assert "has a share of the gradient" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    main(words)
+    coloured = capsys.readouterr().out
+    assert "\x1b[30;48;2;" in coloured and re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
+    for text in (
+        '{"messages": []}\n',
+        '{"messages": [{"role": "user"}]}\n',
+        "[\n",
+        '{"input_ids": [1], "labels": [1]}\n',
+    ):
+        rows.write_text(
+            '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]}\n' + text
+        )
         with pytest.raises(DataError):
-            main(["--tokenizer", "bytes", "--messages", str(file)])
+            main(words)
+    rows.write_text(text)
+    with raising(DataError, "no row 1"):
+        main(words)
