@@ -11,6 +11,7 @@ runs on other hosts are stopped there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -40,7 +41,7 @@ SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517
 
-_children: list[subprocess.Popen[bytes]] = []  # started here; polled, so that none stays a zombie
+_children: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of those that it forgets while they run
 
 
 # ---- writing
@@ -51,32 +52,17 @@ class Machines(config.Settings):
     """Where and how a run starts."""
 
     nproc: int = opt(1, "ranks per node: one per GPU", least=1)
-    nodes: int = opt(1, "machines; more than one needs --slurm, and shards within each (HSDP)", least=1)
-    gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb; `codechat plan --list` names them")
-    devices: tuple[str, ...] = opt((), "CUDA_VISIBLE_DEVICES: indices or UUIDs (GPU-...); empty = as it is set")
+    nodes: int = opt(1, "machines; more than one are started by job.slurm, and shard within each (HSDP)", least=1)
+    gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb")
     max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died", least=0)
-    slurm: bool = opt(False, "also write job.slurm")
-    scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
-    hours: float = opt(24.0, "time limit of a job, hours", least=0.1)
-    job_lines: str = opt("", "more options of a job script, separated by ; (--job-lines='--partition=gpu; -p x')")
+    slurm: bool = opt(False, "write job.slurm for one machine too; options of sbatch itself replace those in the file")
     overwrite: bool = opt(False, "replace a run of this name that has begun")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nodes > 1 and not self.slurm:
-            raise ConfigError(f"{self.nodes} nodes: a shell starts ranks on one machine; add --slurm")
-        # CUDA would silently use fewer GPUs: it stops reading at the first word that it does not know
-        words = self.devices
-        alike = all(word.isdecimal() for word in words) or all(word.startswith(("GPU-", "MIG-")) for word in words)
-        if words and not (alike and len(set(words)) == len(words) >= self.nproc):
-            raise ConfigError(f"devices {','.join(words)} for {self.nproc} ranks; required: a GPU for each, all by index or all by UUID")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Written:
     """A run that is ready to start: its directory, what differs from the defaults, the plan in one line, the command that starts it."""
 
-    name: str
     path: Path
     changes: dict[str, tuple[Any, Any]]
     verdict: str
@@ -85,29 +71,26 @@ class Written:
     def __str__(self) -> str:
         width = max(map(len, self.changes), default=0)
         rows = "\n".join(f"  {k:<{width}}  {a} -> {b}" for k, (a, b) in self.changes.items())
-        return f"{self.name}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
+        return f"{name_of(self.path)}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
 
     __repr__ = __str__
 
 
 def write(cfg: Any, **machines: Any) -> Written:
-    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and job.slurm with slurm=True; `machines` as in Machines.
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm; `machines` as in Machines.
 
     A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
     entry, where, name = registry.entry_of(cfg, LAUNCHABLE), Machines(**machines), cfg.run_name
     if getattr(cfg, "resume", False) or cfg.overwrite:
-        raise ConfigError("resume and overwrite belong to a start; leave them out: launch.sh resumes by itself, "
-                          "and overwrite is an option of the launch")  # fmt: skip
-    _check_not_starting(runs_dir() / name)
+        raise ConfigError("leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own")  # fmt: skip
+    check_not_started(name, runs_dir() / name)
     verdict = plan_verdict(cfg, entry.id, where)
     texts, submit = {"launch.sh": launch_sh(cfg, entry.module, where)}, f"codechat launch {name} start"
-    if where.slurm:
+    if where.slurm or where.nodes > 1:
         texts["job.slurm"], submit = slurm(name, where), f"sbatch runs/{name}/job.slurm"
     path = paths.write_planned(name, cfg, entry.id, texts, where.overwrite)
-    if where.scripts:
-        portable_scripts.write_loop(cfg, where.scripts, nproc=where.nproc)
     changes = {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"}
-    return Written(name, path, changes, verdict, submit)
+    return Written(path, changes, verdict, submit)
 
 
 def launch_sh(cfg: Any, module: str, where: Machines) -> str:
@@ -117,19 +100,16 @@ def launch_sh(cfg: Any, module: str, where: Machines) -> str:
         "launch.sh", name=name, module=module, ranks=f"{where.nodes} x {where.nproc} ranks", where=f"runs/{name}", save_s=SAVE_S,
         nproc=where.nproc, up="/".join([".."] * (2 + name.count("/"))), python=shlex.quote(sys.executable),
         again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
-        visible=f"export CUDA_VISIBLE_DEVICES={','.join(where.devices)}\n" if where.devices else "",
         guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if where.nodes > 1 else "",
         restarts=f" --max-restarts {where.max_restarts}" if where.max_restarts else "",
     )  # fmt: skip
 
 
 def slurm(name: str, where: Machines) -> str:
-    """A Slurm job: one torchrun on each node, met at the first node's port. `sbatch FILE`; requeued, it continues."""
-    path, minutes = (runs_dir() / name).as_posix(), round(where.hours * 60)
-    lines = [line.strip() for line in where.job_lines.replace("\n", ";").split(";")]
+    """A Slurm job: one torchrun on each node, met at the first node's port. Requeued, it continues."""
+    path = (runs_dir() / name).as_posix()
     return portable_scripts.fill(
         "job.slurm.sh", job=name.replace("/", "-"), nodes=where.nodes, nproc=where.nproc, path=path, save_s=SAVE_S, port=PORT,
-        time=f"{minutes // 60:02d}:{minutes % 60:02d}", lines="".join(f"#SBATCH {line}\n" for line in lines if line),
         launch=shlex.quote(path + "/launch.sh"),
     )  # fmt: skip
 
@@ -152,37 +132,37 @@ def start_detached(words: list[str], where: Path, log: str) -> None:
     with open(where / log, "ab") as out:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     _children.append(child)
-    write_json(
-        where / "process.json", {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid)}
-    )
+    process = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid)}
+    write_json(where / "process.json", process)
 
 
 def process_of(where: Path) -> dict[str, Any] | None:
     """{host, pid, pid_start} of the process that was started last there; None where it is gone."""
-    for child in _children:
-        child.poll()
     file = where / "process.json"
     process = read_json(file) if file.is_file() else None
     return process if process and alive(process) else None
 
 
-def end(what: str, process: Mapping[str, Any], now: bool, timeout_s: float) -> None:
-    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after timeout_s."""
+def check_not_started(what: str, where: Path) -> None:
+    """RunError where a process that was started there is alive."""
+    if process := process_of(where):
+        raise RunError(f"{what} was started as process {process['pid']} on {process['host']}; "
+                       f"stop it first (codechat launch {what} stop)")  # fmt: skip
+
+
+def end(what: str, process: Mapping[str, Any], now: bool) -> None:
+    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after SAVE_S."""
     if process["host"] != platform.node():
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
     targets = {pid: process_start(pid) for pid in [process["pid"], *(descendants(process["pid"]) if now else ())]}
     for pid in targets:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.kill(pid, signal.SIGKILL if now else signal.SIGTERM)
-        except ProcessLookupError:
-            pass  # it ended by itself
-    ends = time.monotonic() + timeout_s
+    ends = time.monotonic() + SAVE_S
     while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
         if time.monotonic() > ends:
-            raise RunError(f"{what} (process {process['pid']}) is still there after {timeout_s:.0f} s; stop it with now=True (--now)")  # fmt: skip
+            raise RunError(f"{what} (process {process['pid']}) is still there; stop it with now=True (--now)")
         time.sleep(0.1)
-        for child in _children:
-            child.poll()
 
 
 def error_line(log: Path) -> str | None:
@@ -201,18 +181,16 @@ def follow(lines: Iterable[str], what: str) -> None:
         print(f"stopped following {what}; it is still running")
 
 
-def new_lines(files: Callable[[], list[Path]], going: Callable[[], bool], every_s: float) -> Iterator[str]:
-    """Lines of files as they are written, until nothing is going on; where a resumed run has dropped lines, those behind them."""
-    seen: dict[Path, list[bytes]] = {}
+def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> Iterator[str]:
+    """Lines of a file as they are written, until nothing is going on; where a resumed run has dropped lines, those behind them."""
+    before: list[bytes] = []
     more = True
     while more:
         more = going()  # before reading, so that the last lines are read too
-        for file in files():
-            before, lines = seen.get(file, []), file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
-            differs = (i for i, (a, b) in enumerate(zip(before, lines)) if a != b)
-            seen[file] = lines
-            for line in lines[next(differs, len(before)) :]:
-                yield line.decode(errors="replace")
+        lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
+        kept = next((i for i, (a, b) in enumerate(zip(before, lines)) if a != b), len(before))
+        yield from (line.decode(errors="replace") for line in lines[kept:])
+        before = lines
         if more:
             time.sleep(every_s)
 
@@ -227,50 +205,29 @@ def _folder(ref: str | Path | Written) -> Path:
     return path
 
 
-def _check_not_starting(path: Path) -> None:
-    if process := process_of(path):
-        raise RunError(f"run {path.name} was started as process {process['pid']} on {process['host']}; "
-                       f"stop it (codechat launch {path.name} stop), or choose another --run-name")  # fmt: skip
-
-
 def start(ref: str | Path | Written) -> Path:
     """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
 
-    A run that was stopped or killed continues. RunError if it is finished or running; MissingFile where its data or the checkpoints that
-    it reads do not exist."""
+    A run that was stopped or killed continues. RunError if it is finished or running."""
     path = _folder(ref)
     state = read_status(path)["status"]
-    _check_not_starting(path)
+    check_not_started(name_of(path), path)
     if state in ("running", "finished"):
         raise RunError(f"run {name_of(path)} is {state}; nothing to start")
-    check_inputs(read_json(path / "config.json"))
     start_detached(["sh", str(path / "launch.sh")], path, "launch.log")
     return path
 
 
-def check_inputs(settings: Mapping[str, Any]) -> None:
-    """MissingFile where the data or the checkpoints that these settings name do not exist: the ranks would load for a minute first."""
-    for name in ("data_dir", "task_data"):
-        data = settings.get(name)
-        if data and data not in ("hub", "embedded") and not (paths.ROOT / data).exists():
-            raise MissingFile(
-                f"{config.flag_of(name)} {data} does not exist in {paths.ROOT}; prepare it with `codechat data`"
-            )
-    for refs in (settings.get("init_from"), settings.get("ckpt")):
-        for ref in [refs] if isinstance(refs, str) else refs or ():
-            paths.find_checkpoint(ref)
-
-
-def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = SAVE_S) -> str:
+def stop(ref: str | Path | Written, *, now: bool = False) -> str:
     """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it; the last checkpoint stays.
 
-    RunError where nothing runs, where it runs on another host, or where it has not ended after timeout_s."""
+    RunError where nothing runs, where it runs on another host, or where it does not end."""
     path = _folder(ref)
     state = read_status(path)
     owner = process_of(path) or (state if state["status"] == "running" else None)
     if owner is None:
         raise RunError(f"run {name_of(path)} is not running ({state['status']})")
-    end(f"run {name_of(path)}", owner, now, timeout_s)
+    end(f"run {name_of(path)}", owner, now)
     return read_status(path)["status"]
 
 
@@ -296,11 +253,11 @@ def lives(path: Path) -> bool:
     return process_of(path) is not None or read_status(path)["status"] == "running"
 
 
-def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]:
+def attach(ref: str | Path | Written) -> dict[str, Any]:
     """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
     max_steps = read_json(path / "config.json").get("max_steps")
-    lines = new_lines(lambda: [path / "metrics.jsonl"], lambda: lives(path), every_s)
+    lines = new_lines(path / "metrics.jsonl", lambda: lives(path))
     follow((line_of(json.loads(line), max_steps) for line in lines), name_of(path))
     state = status(path)
     print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))

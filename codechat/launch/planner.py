@@ -4,7 +4,6 @@
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
-    codechat plan --list                                       the GPUs
 
 Memory is that of a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead
 of their use are left. Time is FLOPs per token over a stated share of the data sheet's peak (MFU). Of RL, memory is planned for both phases,
@@ -43,7 +42,7 @@ HEADROOM = 0.08  # of the usable memory: predictions may be that far below what 
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
 RL_LOOPS = ("reinforce", "grpo", "ppo")
-MOST_ROWS = 1024  # per microbatch, where the search ends
+DOUBLED = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows per microbatch, where the search looks first
 PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
 STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
@@ -59,7 +58,7 @@ class PlanConfig(config.Settings):
     )
     run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
     gpus: int = opt(8, "GPUs in all", least=1)
-    gpu: str = opt("a800-80gb", "name of the GPU; --list shows them")
+    gpu: str = opt("a800-80gb", f"the GPU: {', '.join(gpu_specs.GPUS)}")
     model: GPTConfig = opt(GPTConfig(), "architecture")
     seq_len: int | None = opt(None, "tokens per row; none = the model's block size", least=1)
     device_batch_size: int = opt(8, "rows per microbatch and GPU; rl: problems", least=1)
@@ -77,7 +76,6 @@ class PlanConfig(config.Settings):
     rows: int = opt(8, "rl: packed rows per forward pass", least=1)
     reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
-    list: bool = opt(False, "list the GPUs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,7 +141,7 @@ class Sampling(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. Memory in GiB per GPU, with the reserve; `knobs`: settings tried where it does not fit, {flags: GiB}."""
+    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings tried where it does not fit."""
 
     cfg: PlanConfig
     peaks: step_memory.Peaks
@@ -213,20 +211,17 @@ class Plan:
         cfg, phase = self.cfg, self.sampling
         memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if self.fits and phase:
-            return (
-                f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"
-            )
+            return f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"  # fmt: skip
         if self.fits:
+            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             larger = (self.largest_batch or 0) > cfg.device_batch_size
             room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
-            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
         advice = "no single setting is enough: combine them, take more GPUs, or a smaller model"
         if phase:
-            what = "its rows" if self.total_gib > self.room_gib else "keys and values while it samples"
-            advice = f"no room for {what}: set --rows or --row-tokens lower, take more GPUs, or sample on a server (--engine)"
-        enough = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib]
-        return f"does not fit: {memory}; {(enough or [advice])[0]}"
+            advice = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
+        enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib)
+        return f"does not fit: {memory}; {next(enough, advice)}"
 
     def rows(self) -> dict[str, str]:
         """What is printed below the verdict."""
@@ -235,17 +230,15 @@ class Plan:
             at = "an evaluation, which gathers a whole copy of the weights"
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
-            "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}",
+            "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
             "buffers of gathers ahead": f"{self.buffers_gib:.2f} GiB",
-            "left free": f"at least {HEADROOM:.0%}",
             "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
         }
         if phase := self.sampling:
+            gib = f"{phase.held:.2f} + {phase.copy:.2f} + {phase.kept:.2f} GiB"
             return rows | {
-                "sampling: weights and states": f"{phase.held:.2f} GiB",
-                "sampling: whole copy in bfloat16": f"{phase.copy:.2f} GiB",
-                "sampling: keys and values": f"{phase.kept:.2f} GiB, {phase.rows:,} rows at a time",
-                "sampling: batches of a step": f"{phase.batches} for {phase.needed:,} rows",
+                "while it samples": f"{gib}: weights and states, a whole copy in bfloat16, keys and values",
+                "batches of a step": f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time",
             }
         source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
         rows |= {
@@ -256,15 +249,12 @@ class Plan:
         }
         if self.cost is not None:
             rows["cost"] = f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"
-        fits = {True: "fits", False: "does not fit"}
-        return rows | {
-            f"tried {knob}": f"{gib:.1f} GiB, {fits[gib <= self.room_gib]}" for knob, gib in self.knobs.items()
-        }
+        return rows | {flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()}
 
     def __str__(self) -> str:
         cfg = self.cfg
         lines = [f"{cfg.model.n_params:,} parameters, {cfg.step.batch} x {cfg.length} tokens per GPU", self.verdict]
-        return "\n".join([*lines, *(f"  {name:<34}{text}" for name, text in self.rows().items())])
+        return "\n".join([*lines, *(f"  {name:<36}{text}" for name, text in self.rows().items())])
 
     __repr__ = __str__
 
@@ -297,40 +287,27 @@ def _total(cfg: PlanConfig) -> float:
 
 
 def largest_batch(plan: Plan) -> int:
-    """Most rows per microbatch that fit; 0 where one does not, MOST_ROWS where that many do."""
-
-    def fails(rows: int) -> bool:
-        return _total(replace(plan.cfg, device_batch_size=rows)) > plan.room_gib
-
-    most = 1
-    while not fails(most):
-        if most == MOST_ROWS:
-            return most
-        most *= 2
-    return bisect_left(range(most), True, lo=most // 2 + 1, key=fails) - 1 if most > 1 else 0
+    """Most rows per microbatch that fit; 0 where one does not."""
+    fails = lambda rows: _total(replace(plan.cfg, device_batch_size=rows)) > plan.room_gib  # noqa: E731
+    over = next((rows for rows in DOUBLED if fails(rows)), None)
+    return DOUBLED[-1] if over is None else bisect_left(range(over), True, lo=over // 2 + 1, key=fails) - 1
 
 
 def try_knobs(plan: Plan) -> dict[str, float]:
     """{flags: GiB per GPU} of settings that may make it fit, cheapest first, until one does."""
     cfg, rows, tried = plan.cfg, plan.largest_batch, {}
-    knobs: dict[str, PlanConfig] = {}
+    recomputing = replace(cfg, model=replace(cfg.model, recompute="blocks"))
+    knobs = {"--model.recompute blocks": recomputing, "--shard": replace(cfg, shard=True)}
+    knobs["--model.recompute blocks --device-batch-size 1"] = replace(recomputing, device_batch_size=1)
     if rows:
         accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
-        fewer = replace(cfg, device_batch_size=rows, grad_accum=accum)
-        knobs[f"--device-batch-size {rows} --grad-accum {accum}"] = fewer
-    recomputing = replace(cfg, model=replace(cfg.model, recompute="blocks"))
-    if recomputing != cfg:
-        knobs["--model.recompute blocks"] = recomputing
-    if not cfg.sharded and cfg.gpus > 1:
-        knobs["--shard"] = replace(cfg, shard=True)
-    more = 8 * -(-2 * cfg.gpus // 8)
-    wide = replace(recomputing, device_batch_size=1, gpus=more, shard=True, shard_over=more)
-    knobs["--model.recompute blocks --device-batch-size 1"] = replace(recomputing, device_batch_size=1)
-    knobs[f"--gpus {more} --shard-over {more} --model.recompute blocks --device-batch-size 1"] = wide
+        fewer = {f"--device-batch-size {rows} --grad-accum {accum}": replace(cfg, device_batch_size=rows, grad_accum=accum)}  # fmt: skip
+        knobs = fewer | knobs
     for flags, changed in knobs.items():
-        tried[flags] = _total(changed)
-        if tried[flags] <= replace(plan, cfg=changed).room_gib:
-            break
+        if changed.step != cfg.step:
+            tried[flags] = _total(changed)
+            if tried[flags] <= replace(plan, cfg=changed).room_gib:
+                break
     return tried
 
 
@@ -365,11 +342,6 @@ PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 def main(argv: list[str]) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
     cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
-    if cfg.list:
-        for name, gpu in gpu_specs.GPUS.items():
-            memory = f"{gpu.usable_gib:.1f} of {gpu.memory_gib:g} GiB usable"
-            print(f"{name:<16}{memory:<28}{gpu.bf16_flops / 1e12:g} TFLOP/s dense bf16   {gpu.source}")
-        return 0
     plan = make(from_run(cfg) if cfg.run else cfg, search=True)
     print(plan)
     return 0 if plan.fits else 1

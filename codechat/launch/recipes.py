@@ -38,13 +38,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in order. added: names of those that its file writes, the others are those of `parent`. home: the recipe beside whose runs
-    and data its own lie; larger: the one whose stages run at a larger scale."""
+    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one whose stages run at a larger scale."""
 
     about: str
     stages: tuple[Stage, ...]
-    parent: str = ""
-    added: tuple[str, ...] = ()
     home: str = ""
     larger: str = ""
 
@@ -81,7 +78,6 @@ def _tables(path: Path) -> dict[str, Any]:
         here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
-    here["added"] = tuple(here["stage"])
     if "from" in here:
         places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
         parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
@@ -119,7 +115,7 @@ def read_recipe(path: Path) -> Recipe:
         about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
         stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
     words = {key: tables.get(key, "") for key in ("home", "larger")}
-    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("from", ""), tables["added"], **words)
+    return Recipe(tables.get("about", path.stem), tuple(stages), **words)
 
 
 def read_scale(path: Path) -> Scale:
@@ -176,6 +172,11 @@ class Bound:
     def run_name(self) -> str | None:
         """The run that it writes; None where it writes a folder, or nothing."""
         return getattr(self.cfg, "run_name", None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is skipped, since the files that it needs are not there."""
+        return bool(self.when) and not any(paths.ROOT.glob(self.when))
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,7 @@
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat run --list
+    codechat recipes                       what there is
 
 The ledger `runs/NAME/stages.json` holds the hash of each finished stage, which covers its settings and the hashes of the stages
 that it needs. A killed stage resumes from its checkpoint if its settings are the same. A stage whose files are absent (GRPO for
@@ -16,18 +16,18 @@ problems, where a filter left none) is skipped with a message.
 
 At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. What needs no GPU, such as
 data, runs before the first of them: a machine without GPUs prepares it. An interrupted recipe leaves them running and finds them
-again when it is run again. `codechat launch v6` runs a recipe detached, with a log for each stage.
+again when it is run again. `codechat launch v6` runs a recipe detached.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
+import textwrap
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from rich.table import Table
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError, nearest
+from codechat.core.errors import ConfigError, RunError, check_choice
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import FOLDER, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 from codechat.runs import paths
@@ -50,7 +50,6 @@ class RecipeConfig:
     """What to run of a recipe."""
 
     recipe: str = opt("", "recipe, or the path of its file (MY.toml)", positional=True)
-    list: bool = opt(False, "list the recipes and their stages")
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
     force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
@@ -64,13 +63,12 @@ class RecipeConfig:
     settings: Path | None = opt(
         None, "json file of {stage: settings} that `codechat export-scripts` wrote, in their place"
     )
-    logs: Path | None = opt(None, "directory for a log file of each stage; none = everything goes to the terminal")
 
     def __post_init__(self) -> None:
         if self.settings and self.seed:
             raise ConfigError("--settings names the runs of seed 0; leave out --seed")
 
-    @property
+    @cached_property
     def bound(self) -> list[Bound]:
         return bound_stages(self.recipe, self.scale, self.seed, self.settings, self.base)
 
@@ -78,6 +76,11 @@ class RecipeConfig:
     def folder(self) -> Path:
         """Where its runs lie."""
         return paths.runs_dir() / prefix_of(self.recipe, self.scale)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is finished."""
+        return Ledger.read(self.folder / "stages.json")
 
 
 @dataclass
@@ -103,19 +106,18 @@ class Ledger:
         return self.rows.get(b.name, {}).get("hash") == b.hash
 
 
-def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> tuple[set[str], set[str]]:
+def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
     """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of those among them that
     --from and --force run again."""
-    names = [b.stage.name for b in bound]
+    ledger, names = cfg.ledger, [b.stage.name for b in cfg.bound]
     named = [name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None]
     for name in named:
-        if name not in names:
-            raise ConfigError(f"no stage {name!r}{nearest(name, names)}; stages: {', '.join(names)}")
+        check_choice("stage", name, names)
     requested, todo = set(named), set()
-    for b in reversed(bound):
+    for b in reversed(cfg.bound):
         requested |= set(b.stage.needs) if b.stage.name in requested else set()
     again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
-    for b in bound:
+    for b in cfg.bound:
         name, needs, lacking = b.stage.name, set(b.stage.needs), not (ledger.holds(b) and b.done)
         forced = name in again
         again |= {name} if again & needs else set()
@@ -124,55 +126,35 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> tuple[set[
     return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
 
 
-def check_parents(bound: list[Bound], cfg: RecipeConfig) -> None:
+def check_parents(cfg: RecipeConfig) -> None:
     """ConfigError where --from names a stage that needs one which is not finished."""
-    needs = next((b.stage.needs for b in bound if b.stage.name == cfg.from_stage), ())
-    for b in bound:
+    needs = next((b.stage.needs for b in cfg.bound if b.stage.name == cfg.from_stage), ())
+    for b in cfg.bound:
         if b.stage.name in needs and not b.when and not b.done:
             raise ConfigError(f"--from {cfg.from_stage} needs stage {b.name}, which is not finished; run it first: --from {b.name}")  # fmt: skip
 
 
-def run_recipe(cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
+def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound, scale, console = cfg.bound, find_scale(cfg.scale), console or Console(highlight=False)
-    ledger = Ledger.read(cfg.folder / "stages.json")
-    todo, again = pending(bound, ledger, cfg)
-    check_parents(bound, cfg)
+    bound, scale, console, ledger = cfg.bound, find_scale(cfg.scale), Console(highlight=False), cfg.ledger
+    todo, again = pending(cfg)
+    check_parents(cfg)
     if scale and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
     for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
         ranks, title = scale.ranks_of(b.stage) if scale else 0, f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
             console.print(f"{title}: {'finished, skipped' if b.name in ledger.rows else 'not requested'}", style="dim")
-        elif b.when and not any(paths.ROOT.glob(b.when)):
+        elif b.waits:
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
             if scale and scale.gpu and (here := gpus_here()) < ranks:
                 raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
                                   "again on a machine that has them")  # fmt: skip
-            with output_to(cfg.logs / f"{b.name}.log") if cfg.logs else nullcontext():
-                seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
+            seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
             console.print(f"{title}: {seconds:.0f} s")
     return bound
-
-
-@contextmanager
-def output_to(file: Path) -> Iterator[None]:
-    """Append what this process and those that it starts print to the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    kept = os.dup(1), os.dup(2)
-    with open(file, "ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        for number, former in enumerate(kept, 1):
-            os.dup2(former, number)
-            os.close(former)
 
 
 # ---- one stage
@@ -284,12 +266,11 @@ def launch_stage(settings: Any, ranks: int) -> None:
 SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 
-def results_table(cfg: RecipeConfig, bound: list[Bound]) -> Table:
+def results_table(cfg: RecipeConfig) -> Table:
     """Stage, seconds, and the numbers of its run."""
-    ledger = Ledger.read(cfg.folder / "stages.json")
-    table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
-    for b in bound:
-        row = ledger.rows.get(b.name)
+    rows, table = cfg.ledger.rows, Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
+    for b in cfg.bound:
+        row = rows.get(b.name)
         result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
         table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result)
     return table
@@ -312,13 +293,10 @@ def _summary(row: Mapping[str, Any]) -> str:
 
 
 def list_recipes() -> None:
-    """Every recipe, what it changed and why, and the stages that it adds to those of another one."""
+    """Every recipe: what it changed and why, and its stages."""
     for name, recipe in RECIPES.items():
         print(f"{name}: {recipe.about}")
-        if above := [stage.name for stage in recipe.stages if stage.name not in recipe.added]:
-            print(f"  of {recipe.parent}: {', '.join(above)}")
-        for stage in (stage for stage in recipe.stages if stage.name in recipe.added):
-            print(f"  {stage.name:<20}{stage.about}")
+        print(textwrap.fill(" ".join(stage.name for stage in recipe.stages), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))  # fmt: skip
 
 
 SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
@@ -331,28 +309,24 @@ class SheetConfig:
     name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
 
 
-def main_sheets(argv: list[str]) -> int:
+def main_sheets(argv: list[str]) -> None:
     """`codechat recipes [NAME]`."""
     name = config.parse(SheetConfig, argv, prog="codechat recipes", epilog=SheetConfig.__doc__).name
-    if name is None:
-        list_recipes()
-        for sheet, text in SHEETS.items():
-            print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
-    elif name in SHEETS:
-        print(SHEETS[name], end="")
-    else:
-        hint = f"; `codechat run {name}` runs this one" if name in RECIPES else nearest(name, SHEETS)
-        raise ConfigError(f"no sheet of command lines {name!r}; there are: {', '.join(SHEETS)}{hint}")
-    return 0
+    if name is not None:
+        check_choice("sheet of command lines", name, SHEETS)
+        return print(SHEETS[name], end="")
+    list_recipes()
+    for sheet, text in SHEETS.items():
+        print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
 
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
     cfg = config.parse(RecipeConfig, sys.argv[1:] if argv is None else argv, prog="codechat run", epilog=__doc__)
-    if cfg.list or not cfg.recipe:
+    if not cfg.recipe:
         return list_recipes()
-    bound = run_recipe(cfg)
-    Console().print(results_table(cfg, bound))
+    run_recipe(cfg)
+    Console().print(results_table(cfg))
     index = paths.ROOT / "reports" / "index.html"
     if index.exists():
         print(f"report: {index}")

@@ -276,7 +276,7 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
         fake_measure(monkeypatch, batch_gib=batch_gib)
         plan = planner.make(cfg)
         assert not plan.fits and plan.largest_batch == largest and advice in plan.verdict
-        assert all(f"tried {flags}" in str(plan) for flags in plan.knobs)
+        assert all(flags in str(plan) for flags in plan.knobs)
 
 
 def test_a_replica_is_kept_where_it_fits_and_impossible_plans_are_rejected() -> None:
@@ -319,7 +319,6 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
     )
     assert cli.main(["plan", "--preset", "8b", "--device-batch-size", "13"]) == 1
     assert "set --device-batch-size 12" in capsys.readouterr().out
-    assert cli.main(["plan", "--list"]) == 0 and "h100-80gb" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err
     written = launcher.write(SFTConfig(run_name="x"), nproc=2, gpu="a800-80gb")
     assert written.verdict.startswith("fits: ") and "2 x a800-80gb" in str(written)

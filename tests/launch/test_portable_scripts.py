@@ -15,7 +15,7 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, UserError
 from codechat.core.registry import LOOPS, find
 from codechat.labs.chars import CharsConfig
-from codechat.launch import launcher, portable_scripts, runner
+from codechat.launch import portable_scripts, runner
 from codechat.launch.recipes import bound_stages
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
@@ -100,8 +100,7 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
         cfg = config.parse(runner.RecipeConfig, words[3:])
         assert (cfg.until, cfg.yes, cfg.base) == ("v6-rl", False, environment.get("BASE"))
         assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
-        stages = dataclasses.replace(cfg, base=None)
-        runner.pending(stages.bound, runner.Ledger(tmp_path), stages)  # all stages that a script names exist
+        runner.pending(dataclasses.replace(cfg, base=None))  # all stages that a script names exist
     stages = list(json.loads((written / "ours-2b.json").read_text()))
     words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("ours-rl") + 1))
     assert words[-2:] == ["--from", "ours-rl"], "numbers of other recipes are places"
@@ -130,8 +129,7 @@ def test_a_configuration_is_written_as_a_script_and_read_back(runs_root: Path, t
     ):
         assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
     cfg = SFTConfig(run_name="a/b", lr=3e-3)
-    launcher.write(cfg, nproc=4, scripts=runs_root / "mine")
-    where, *words = words_of(runs_root / "mine" / "a-b.sh", tmp_path)
+    where, *words = words_of(portable_scripts.write_loop(cfg, runs_root / "mine", nproc=4), tmp_path)
     assert where == str(runs_root) and words[words.index("--nproc-per-node") + 1] == "4"
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
     outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")

@@ -79,7 +79,7 @@ def edit(file: Path, stage: str, **settings: Any) -> None:
 def ran(**options: Any) -> list[str]:
     """Names of the stages that a call runs."""
     cfg = RecipeConfig(recipe="tiny.toml", **options)
-    todo, _ = runner.pending(cfg.bound, Ledger.read(cfg.folder / "stages.json"), cfg)
+    todo, _ = runner.pending(cfg)
     return [b.stage.name for b in runner.run_recipe(cfg) if b.stage.name in todo]
 
 
@@ -110,7 +110,7 @@ def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(t
     assert ran() == []
     shutil.rmtree(Run.open("tiny/second").path)
     cfg = RecipeConfig(recipe="tiny.toml")
-    results = list(runner.results_table(cfg, cfg.bound).columns[2].cells)
+    results = list(runner.results_table(cfg).columns[2].cells)
     assert "val_bpb" in results[1] and not results[2], "of a run that was deleted the table has no result"
     assert ran() == ["second"]
     Ledger.read(paths.runs_dir() / "tiny" / "stages.json").put("second", None)  # killed before it was noted
@@ -189,7 +189,7 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     child = tiny.with_name("child.toml")
     child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')
     read = recipes.read_recipe(child)
-    assert [s.name for s in read.stages] == ["corpus", "first"] and read.added == ("first",)
+    assert [s.name for s in read.stages] == ["corpus", "first"]
     above, settings = recipes.read_recipe(tiny).stage("first").settings, read.stage("first").settings
     assert settings == above | {"max_steps": 5, "seq_len": 8}
     same = tiny.with_name("nano.toml")  # the name of a recipe of the project, and from it
@@ -243,7 +243,7 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
     assert chat.bound[1].cfg.ckpt == "tiny/first", "wherever the recipe names its pretraining"
     runner.run_recipe(chat)
     assert Run.open("chat/chat").env["parent"]["run"] == "tiny/first" and not paths.exists("chat/first")
-    assert runner.pending(chat.bound, Ledger.read(chat.folder / "stages.json"), chat)[0] == set()
+    assert runner.pending(chat)[0] == set()
     settings = tmp_path / "settings.json"  # of an exported script: places are written out
     usual = {b.stage.name: portable_scripts.changed_settings(b.cfg) for b in replace(chat, base=None).bound}
     settings.write_text(json.dumps(usual))
@@ -251,7 +251,7 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
     edit(tmp_path / "tiny.toml", "first", lr=1e-4)
     runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first", from_stage="first"))
     with pytest.raises(ConfigError, match="stage chat is finished"):  # other weights under the same name
-        runner.run_recipe(chat)
+        runner.run_recipe(replace(chat))
 
 
 def test_a_base_that_cannot_fit_is_one_line_before_anything_is_written(chat: RecipeConfig, tmp_path: Path) -> None:
@@ -297,16 +297,17 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_two_seeds_lose_no_entry(tm
     assert Ledger.read(file).rows == {"sft-s1": {"hash": "b"}}
 
 
-def test_stages_that_must_be_asked_for_run_only_where_they_are_named() -> None:
-    bound = bound_stages("nano")
-    asked = {b.stage.name for b in bound if b.stage.asked}
-    ledger = Ledger(Path("none"), {})
+def test_stages_that_must_be_asked_for_run_only_where_they_are_named(runs_root: Path) -> None:
+    asked = {b.stage.name for b in bound_stages("nano") if b.stage.asked}
     assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
-    assert not asked & runner.pending(bound, ledger, RecipeConfig())[0]
-    for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
-        assert asked & runner.pending(bound, ledger, RecipeConfig(**how))[0] == {"natural"}
-    control = RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
-    assert asked & runner.pending(bound, ledger, control)[0] == {"more-sft", "more-sft-evaluate"}
+    for how, expected in (
+        ({}, set()),
+        (dict(until="natural"), {"natural"}),
+        (dict(force=("natural",)), {"natural"}),
+        (dict(from_stage="natural"), {"natural"}),
+        (dict(until="more-sft-evaluate"), {"more-sft", "more-sft-evaluate"}),  # with the stage that it needs
+    ):
+        assert asked & runner.pending(RecipeConfig(recipe="nano", **how))[0] == expected
 
 
 # ---- the recipes
