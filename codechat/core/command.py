@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -60,9 +59,6 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     except BrokenPipeError:  # without a stdout that can be flushed Python fails once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except shutil.Error as error:  # of a copied directory, with its files' errors
-        _, where, why = error.args[0][0]
-        return _fail(f"error: {where}: {why}; mend this, then run the command again", 2)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise

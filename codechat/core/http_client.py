@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 
 TIMEOUT_S = 300.0  # without a byte from the server
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
-BROKEN = (OSError, http.client.HTTPException)
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
+BROKEN = (OSError, OverflowError, http.client.HTTPException)  # OverflowError: of a port above 65535
 
 
 class NoAnswer(RunError):
@@ -63,18 +63,13 @@ class Link:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
-        try:
-            parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:  # brackets without an end, a port that is no number
-            valid = False
-        if not valid:
+        if not (parts := re.fullmatch(r"https?://([\w.-]+|\[[\w:]+\])(:\d{1,5})?(/.*)?", url)):
             raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
         self.headers = {"Content-Type": "application/json"}
         if api_key_file:
             self.headers["Authorization"] = f"Bearer {read_key(api_key_file)}"
         # a proxy cannot reach the loopback address of this machine
-        direct = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
+        direct = [urllib.request.ProxyHandler({})] if parts[1] in LOOPBACK else []
         self.opener = urllib.request.build_opener(*direct)
 
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> Any:

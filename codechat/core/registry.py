@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import ConfigError, check_choice
 
 
 class Entry(NamedTuple):
@@ -51,8 +51,7 @@ COMMANDS = {entry.command: entry for entry in _ROWS if entry.main}  # in the ord
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
     """The entry of an id; ConfigError names the nearest."""
-    if id not in among:
-        raise ConfigError(f"no {id!r}{nearest(id, among)}; there are: {', '.join(among)}")
+    check_choice("loop or stage", id, among)
     return among[id]
 
 
@@ -61,6 +60,4 @@ def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:
     for entry in among.values():
         if (type(cfg).__module__, type(cfg).__name__) == (entry.module, entry.config):
             return entry
-    raise ConfigError(
-        f"{type(cfg).__name__} is the configuration of no loop; required: one of {', '.join(among)}, such as SFTConfig"
-    )
+    raise ConfigError(f"{type(cfg).__name__} is the configuration of no loop; required: that of {', '.join(among)}")

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import check_choice
 
 
 class Gpu(NamedTuple):
@@ -29,10 +29,9 @@ with Path(__file__).with_name("gpus.csv").open(encoding="utf-8") as _file:
 
 
 def find(name: str) -> Gpu:
-    """The GPU of this name, in upper or lower case; ConfigError names the known ones."""
-    if (key := name.lower().replace("_", "-")) not in GPUS:
-        raise ConfigError(f"no GPU {name!r}{nearest(key, GPUS)}; known: {', '.join(GPUS)}")
-    return GPUS[key]
+    """The GPU of this name; ConfigError names the known ones."""
+    check_choice("GPU", name, GPUS)
+    return GPUS[name]
 
 
 def stated_peak(device_name: str) -> float | None:

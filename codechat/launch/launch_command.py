@@ -99,10 +99,7 @@ def run_main(argv: list[str]) -> int:
 
 
 def write(cfg: LaunchConfig, words: list[str]) -> launcher.Written:
-    commands = {entry.command: id for id, entry in LAUNCHABLE.items()}
-    if cfg.what and paths.exists(cfg.what) and cfg.what not in commands:
-        raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
-    entry = registry.find(commands.get(cfg.what, cfg.what), LAUNCHABLE)
+    entry = registry.find(cfg.what, LAUNCHABLE)
     settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
     return launcher.write(settings, **{f.name: getattr(cfg, f.name) for f in fields(launcher.Machines)})
 

@@ -36,7 +36,7 @@ from codechat.runs import paths
 from codechat.runs.metrics import is_declared, metric
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
-LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
+LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
 SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517

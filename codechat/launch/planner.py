@@ -3,7 +3,6 @@
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
-    codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
 
 Memory is that of a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead
 of their use are left. Time is FLOPs per token over a stated share of the data sheet's peak (MFU). Of RL, memory is planned for both phases,
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from codechat.core import config, registry
-from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import gpu_specs, sharding
@@ -28,7 +26,6 @@ from codechat.models import decode_graph
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import rollout
 from codechat.runs import checkpoint
-from codechat.runs.paths import find_run
 
 GIB = 2**30
 # Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per A800 and our own
@@ -56,7 +53,6 @@ class PlanConfig(config.Settings):
     loop: Literal["pretrain", "sft", "rl"] = opt(
         "pretrain", "the loop; sft and rl pack rows; rl also samples", positional=True
     )
-    run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
     gpus: int = opt(8, "GPUs in all", least=1)
     gpu: str = opt("a800-80gb", f"the GPU: {', '.join(gpu_specs.GPUS)}")
     model: GPTConfig = opt(GPTConfig(), "architecture")
@@ -88,7 +84,7 @@ class PlanConfig(config.Settings):
     @property
     def share(self) -> float:
         """MFU: as set, or what is known of the GPU."""
-        return self.mfu or (HOPPER_MFU if self.gpu.lower().startswith(HOPPER) else MFU)
+        return self.mfu or (HOPPER_MFU if self.gpu.startswith(HOPPER) else MFU)
 
     @property
     def length(self) -> int:
@@ -328,20 +324,12 @@ def from_settings(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
 
 
-def from_run(cfg: PlanConfig) -> PlanConfig:
-    """The same machines, with the settings that a run's config.json holds."""
-    path = find_run(cfg.run)
-    entry = registry.find(read_json(path / "status.json")["kind"], registry.ENTRIES)
-    settings = config.from_dict(entry.config_class, read_json(path / "config.json"))
-    return from_settings(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price)
-
-
 PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
 def main(argv: list[str]) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
     cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
-    plan = make(from_run(cfg) if cfg.run else cfg, search=True)
+    plan = make(cfg, search=True)
     print(plan)
     return 0 if plan.fits else 1

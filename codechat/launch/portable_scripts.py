@@ -18,14 +18,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from codechat.core import config, registry
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, nearest
-from codechat.launch.recipes import NANO, RECIPES, SCALES, bound_stages, find_scale
+from codechat.launch.recipes import bound_stages, find_scale
 from codechat.runs import paths
 
 SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
@@ -110,15 +110,14 @@ def _write(out: Path, name: str, settings: Mapping[str, Any], script: str) -> Pa
 
 def export(cfg: ExportConfig) -> list[Path]:
     """Write all scripts; their paths. ConfigError before anything is written."""
-    for what, valid in ((cfg.recipes, RECIPES), (cfg.scales, (NANO, *SCALES))):
-        if unknown := [word for word in what if word not in valid]:
-            raise ConfigError(f"no {unknown[0]!r}{nearest(unknown[0], valid)}")
+    for recipe, scale in product(cfg.recipes, cfg.scales):
+        bound_stages(recipe, scale)
     written = []
     for id, words in LOOPS.items():
         entry = registry.find(id, registry.LOOPS)
         settings = config.parse(entry.config_class, words.split(), presets=entry.presets)
         written.append(write_loop(settings, cfg.out, name=id))
-    return written + [write_recipe(recipe, scale, cfg.out) for recipe in cfg.recipes for scale in cfg.scales]
+    return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in product(cfg.recipes, cfg.scales)]
 
 
 def main(argv: list[str]) -> None:

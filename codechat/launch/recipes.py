@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core import config, registry
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import ConfigError, check_choice
 from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
 from codechat.text import chat, tokenizer
 
@@ -96,8 +96,7 @@ def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The table of a stage over the shared settings that it uses."""
     settings: dict[str, Any] = {}
     for group in tables["stage"][name].get("use", ()):
-        if group not in tables["shared"]:
-            raise ConfigError(f"stage {name}: use {group!r}{nearest(group, tables['shared'])}: no such shared settings")
+        check_choice(f"stage {name}: use", group, tables["shared"])
         settings |= tables["shared"][group]
     return settings | {k: v for k, v in tables["stage"][name].items() if k != "use"}
 
@@ -132,8 +131,7 @@ def find_recipe(name: str) -> Recipe:
     """A recipe by its name, or by the path of its file (MY.toml)."""
     if name.endswith(".toml"):
         return read_recipe(Path(name))
-    if name not in RECIPES:
-        raise ConfigError(f"no recipe {name!r}{nearest(name, RECIPES)}")
+    check_choice("recipe", name, RECIPES)
     return RECIPES[name]
 
 
@@ -141,8 +139,7 @@ def find_scale(scale: str | None) -> Scale | None:
     """None for the recipe as it is. ConfigError for an unknown scale."""
     if scale in (None, NANO):
         return None
-    if scale not in SCALES:
-        raise ConfigError(f"no scale {scale!r}{nearest(scale, (NANO, *SCALES))}")
+    check_choice("scale", scale, (NANO, *SCALES))
     return SCALES[scale]
 
 
@@ -206,9 +203,9 @@ def bound_stages(
 def _bind(prefix: str, stages: list[Stage], seed: int, edited: Mapping[str, Any], base: str | None) -> list[Bound]:
     names = [stage.name for stage in stages]
     for name, settings in edited.items():
-        if name not in names or not isinstance(settings, Mapping):
-            raise ConfigError(f"settings of {name!r}{nearest(name, names)}; required is {{stage: {{setting: value}}}}, "
-                              f"stages of {prefix}: {', '.join(names)}")  # fmt: skip
+        check_choice("settings of stage", name, names)
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"settings of {name} are {settings!r}; required: {{setting: value}}")
     bound: dict[str, Bound] = {}
     places, parents = {"runs": prefix, "data": f"data/{prefix}"}, {}
     for stage in stages:

@@ -277,13 +277,9 @@ def results_table(cfg: RecipeConfig) -> Table:
 
 
 def result_of(b: Bound) -> str:
-    """The last evaluations of the stage's run in a few words, then its median training speed."""
-    run = Run.open(b.run_name)
-    evals, metrics = run.evals().to_dict("records"), run.metrics()
-    lines = [_summary(row) for row in (evals[-4:] if b.stage.name.endswith("evaluate") else evals[-1:])]
-    if {"tok_per_s", "mfu"} <= set(metrics):
-        lines.append(f"{metrics['tok_per_s'].median():,.0f} tok/s, MFU {metrics['mfu'].median():.0%}")
-    return "\n".join(lines)
+    """The last evaluations of the stage's run in a few words."""
+    rows = Run.open(b.run_name).evals().to_dict("records")
+    return "\n".join(map(_summary, rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]))
 
 
 def _summary(row: Mapping[str, Any]) -> str:

@@ -82,6 +82,6 @@ def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> Non
             Link(url).ask(path)
     with raising(NoAnswer, "engine", "http://127.0.0.1:1", "start one"):
         Link("http://127.0.0.1:1", kind="engine", remedy="start one").ask("/v1/models")
-    for bad in ("127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port", "http://x:99999"):
+    for bad in ("127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port"):
         with pytest.raises(ConfigError, match="--engine-url"):
             Link(bad, flag="--engine-url")

@@ -298,7 +298,7 @@ def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     }.items():  # fmt: skip
         assert gpu_specs.stated_peak(device) == tflops * 1e12
     assert gpu_specs.stated_peak("NVIDIA TITAN V") is None
-    assert gpu_specs.find("A800_80GB").usable_gib == pytest.approx(79.33, rel=0.01)  # published
+    assert gpu_specs.find("a800-80gb").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
 def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
@@ -306,7 +306,19 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
 ) -> None:
     rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
     assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
-    assert cli.main(["plan", "--run", "y", "--gpus", "1", "--gpu", "l4-24gb"]) == 0
+    small = [
+        "--model.depth",
+        "3",
+        "--model.n-embd",
+        "64",
+        "--model.n-head",
+        "2",
+        "--device-batch-size",
+        "3",
+        "--group-size",
+        "4",
+    ]
+    assert cli.main(["plan", "rl", *small, "--rows", "2", "--row-tokens", "64", "--gpus", "1", "--gpu", "l4-24gb"]) == 0
     text = capsys.readouterr().out
     assert all(
         word in text for word in ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of a step")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +20,18 @@ from contracts import killed_after
 
 import codechat
 from codechat.core import config
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.atomic_files import write_json
+from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.processes import StopSignal
 from codechat.data import corpus
-from codechat.launch import planner, portable_scripts, recipes, runner
+from codechat.launch import launch_command, launcher, planner, portable_scripts, recipes, runner
+from codechat.launch.launch_command import RecipeLaunch
 from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, bound_stages
 from codechat.launch.runner import Ledger, RecipeConfig
 from codechat.runs import paths
 from codechat.runs.run import Run
 
+PROJECT = Path(codechat.__file__).parents[1]
 VERSIONS = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
 TINY = """
 about = "a test"
@@ -65,6 +70,7 @@ init_from = "{first}"
 def tiny(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus, a pretraining run on it, and a second one from the first, in tiny.toml."""
     monkeypatch.chdir(runs_root)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     (runs_root / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     (runs_root / "tiny.toml").write_text(TINY)
     return runs_root / "tiny.toml"
@@ -166,7 +172,6 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
         ("tiny.toml", dict(from_stage="frist"), "'first'"),
         ("nona", {}, "'nano'"),
         ("none.toml", {}, "none.toml"),
-        ("mini", dict(scale="9b", yes=True), "no scale"),
         ("nano", dict(scale="9b"), "'9b'"),
     ):
         with pytest.raises(UserError) as error:
@@ -341,17 +346,6 @@ def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: st
     assert ("report" in stages_of("nano")) and ("report" not in stages_of("nano", seed=1))
 
 
-def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
-    small, large = ({k: b.cfg for k, b in stages_of(name).items()} for name in ("nano", "mini"))
-    assert set(small) - set(large) == {"notebooks", "report"}
-    assert large["corpus"].max_tokens == small["corpus"].max_tokens
-    assert (small["calls"].mix.wordings, large["calls"].mix.wordings) == (0, 0.5)
-    trained = ("pretrain", "base", "sft")
-    tokens = [sum(c[n].max_steps * c[n].device_batch_size * c[n].seq_len for n in trained) for c in (small, large)]
-    sizes = [replace(cfgs["pretrain"].model, vocab_size=4096).n_params for cfgs in (small, large)]
-    assert 8e6 < sizes[1] < 15e6 and 7 < tokens[1] * sizes[1] / (tokens[0] * sizes[0]) < 13
-
-
 def test_versions_are_evaluated_alike_and_differ_in_what_they_changed() -> None:
     v = {name: stages_of(name) for name in VERSIONS}
     cfgs = {name: v[name][f"{name}-evaluate"].cfg for name in VERSIONS}
@@ -459,6 +453,89 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     assert planned_8b == ["corpus", "base-code", "base-calls"]
 
 
+# ---- detached
+
+
+def launch(*words: str) -> RecipeLaunch:
+    return config.parse(RecipeLaunch, ["tiny.toml", *words])
+
+
+def state() -> dict[str, Any]:
+    return launch_command.status(launch().where)
+
+
+def stop(*words: str) -> str:
+    cfg = launch("stop", *words)
+    return launch_command.stop(cfg.where, now=cfg.now)
+
+
+@pytest.mark.slow
+def test_a_recipe_runs_detached(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MissingFile, match="tiny"):
+        launch_command.main(["tiny.toml", "status"])
+    with pytest.raises(ConfigError, match="'first'"):
+        launch_command.start(launch("--from", "frist"))
+    assert not (tiny.parent / "runs").exists()
+    launch_command.main(["tiny.toml", "--until", "first"])
+    where = tiny.parent / "runs/tiny/launch/tiny"
+    with pytest.raises(RunError, match="started as process"):
+        launch_command.start(launch())
+    assert state()["status"] == "running"
+    assert launch_command.main(["tiny.toml", "tail"]) == 0  # until it ends
+    printed = capfd.readouterr().out
+    assert "[2/3] first" in printed and "step" in printed and (where / "recipe.log").is_file()
+    shown = dict(status="finished", process=None, corpus="finished", first="finished", second="waiting")
+    assert state().items() >= shown.items()
+    launch_command.main(["tiny.toml", "--from", "first"])  # this stage and those behind it, again
+    launch_command.main(["tiny.toml", "tail"])
+    assert state()["second"] == "finished" and paths.exists("tiny/first.1")
+    with pytest.raises(RunError, match="not running"):
+        stop()
+
+
+@pytest.mark.slow
+def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
+    edit(tiny, "first", max_steps=100_000)
+    ends, before = time.monotonic() + 120, 0
+    for options, after in (([], "stopped"), (["--now"], "killed")):
+        where = launch_command.start(launch())
+        while not (paths.exists("tiny/first") and max(Run.open("tiny/first").checkpoints(), default=0) > before):
+            assert time.monotonic() < ends and launcher.process_of(where), (where / "recipe.log").read_text()
+            time.sleep(0.1)
+        assert stop(*options) == after == state()["first"]
+        before = Run.open("tiny/first").checkpoints()[-1]
+    assert state()["process"] is None and (state()["corpus"], state()["second"]) == ("finished", "waiting")
+
+
+def test_seeds_and_scales_have_logs_of_their_own(runs_root: Path) -> None:
+    for words, where in (
+        ((), "nano/launch/v6"),
+        (("--seed", "1"), "nano/launch/v6-s1"),
+        (("--scale", "8b"), "nano-8b/launch/v6"),
+    ):
+        assert config.parse(RecipeLaunch, ["v6", *words]).where == runs_root / "runs" / where
+
+
+def test_stop_ends_a_stage_that_torchrun_runs_after_its_recipe_is_gone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = launch().where
+    where.mkdir(parents=True)
+    write_json(where / "settings.json", config.plain(RecipeConfig(recipe="tiny.toml")))
+    write_json(where / "process.json", {"host": platform.node(), "pid": 1, "pid_start": "of another process"})
+    launcher.write(stages_of("tiny.toml")["first"].cfg)
+    with pytest.raises(RunError, match="not running"):
+        stop()
+    stopped: list[tuple[str, bool]] = []
+    monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1} if path.name == "first" else None)
+    monkeypatch.setattr(launcher, "stop", lambda name, *, now: stopped.append((name, now)))
+    assert stop("--now") == "stopped" and stopped == [("tiny/first", True)]
+    (where / "recipe.log").write_text("loading\nerror: no network\n")
+    assert launch_command.main(["tiny.toml", "status"]) == 1 and state()["status"] == "failed"
+
+
+# ---- by torchrun
+
 TWO = """
 import sys
 from codechat.core import command
@@ -469,15 +546,9 @@ sys.exit(command.guarded(runner.main, sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    (tmp_path / "tiny.toml").write_text(TINY)
+def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(TWO)
-    env = os.environ | {
-        "PYTHONPATH": str(Path(codechat.__file__).parents[1]),
-        "OMP_NUM_THREADS": "1",
-        "CODECHAT_DTYPE": "float32",
-    }
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
     words = [sys.executable, "two.py", "tiny.toml", "--scale", "two"]
     how: dict[str, Any] = dict(capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
 
