@@ -52,13 +52,14 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 
 from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.sandbox import Pool, Program, codec, layers
+from codechat.sandbox import codec, layers
+from codechat.sandbox.pool import Pool, Program, choose
 from codechat.tasks import Problem
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.task import CodingTask
 
 # %%
-print("untrusted programs run behind:", layers.choose(isolation))  # SandboxUnavailable where nothing holds
+print("untrusted programs run behind:", choose(isolation))  # SandboxUnavailable where nothing holds
 
 # %% [markdown]
 # ## Four naive executors
@@ -214,8 +215,8 @@ pd.Series(by_heart).to_frame("earns the reward in the sandbox")
 # (These run in the sandbox only.)
 
 # %%
-stopped = layers.attempts(lambda code, tests: pool.run(Program(code=code, tests=tests, timeout_s=5.0)))
-pd.DataFrame([(t.name, "stopped" if t.stopped else "ALLOWED") for t in stopped], columns=["a program tries to", "here"]).set_index("a program tries to")
+stopped = layers.attempts(pool)
+pd.DataFrame([(name, "stopped" if verdict.passed else "ALLOWED") for name, verdict in stopped.items()], columns=["a program tries to", "here"]).set_index("a program tries to")
 
 # %% [markdown]
 # ## What it costs
@@ -296,6 +297,6 @@ pool.close()
 assert len(attacks) == 21 and rewarded.loc[list(attacks), list(NAIVE)].any(axis=1).all()
 assert forged["sandbox"] == 0 and min(forged[list(NAIVE)]) == 8
 assert HONEST.all() and all(by_heart.values())
-assert len(stopped) == 12 and all(t.stopped for t in stopped)
+assert len(stopped) == 12 and all(verdict.passed for verdict in stopped.values())
 assert kinds.to_dict() == {"binary": 2, "fractional": 3, "tiered": 5}
 assert worth["tier"].to_list() == ["empty", "unparseable", "raises", "none_passed", "raises", "some_passed", "all_passed"]

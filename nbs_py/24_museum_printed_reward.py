@@ -37,7 +37,7 @@ import torch
 
 from codechat import advantages
 from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.sandbox import Pool, Program
+from codechat.sandbox.pool import Pool, Program
 from codechat.tasks import Problem
 from codechat.tasks.coding.task import CodingTask
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -22,6 +22,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.inference import protocol
+from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Engine, Job, Overloaded
 from codechat.inference.page import add_page
 from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ServedModel
@@ -49,7 +50,10 @@ def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Seque
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
     app.add_exception_handler(UserError, lambda request, error: error_response(error))
-    app.add_exception_handler(StarletteError, _http_error)
+    app.add_exception_handler(
+        StarletteError,
+        lambda request, error: error_response(ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")),
+    )
     app.add_exception_handler(
         RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
     )
@@ -73,10 +77,6 @@ def error_response(error: UserError) -> AsciiJson:
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
     return AsciiJson(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
-
-
-def _http_error(request: Request, error: HTTPException) -> AsciiJson:
-    return error_response(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}"))
 
 
 def _key_check(key: str) -> Callable[..., Awaitable[None]]:
@@ -127,17 +127,17 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
 async def _answer(
     request: Request,
     body: protocol.Common,
-    parse: Callable[..., protocol.ParsedRequest],
+    parse: Callable[..., tuple[list[Any], Detokenizer]],
     engine: Engine,
     served: ServedModel,
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
     served.check_name(body.model)
-    parsed = await asyncio.to_thread(parse, body, served)
+    requests, detokenizer = await asyncio.to_thread(parse, body, served)
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
-    jobs = engine.submit(parsed.requests, on_progress=wake, streams=bool(body.stream))
-    response = ResponseBuilder(parsed, jobs, served, chat=isinstance(body, ChatRequest))
+    jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
+    response = ResponseBuilder(body, jobs, detokenizer)
     request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
 
     def over() -> bool:
@@ -169,7 +169,7 @@ async def _answer(
     check_ends(jobs)
     if body.stream:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    return AsciiJson(response.body(body.return_token_ids))
+    return AsciiJson(response.body())
 
 
 async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:

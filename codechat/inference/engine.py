@@ -191,11 +191,10 @@ class Engine:
         """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
         cfg = self.model.cfg
         for r in requests:
-            if not (r.prompt and 0 <= min(r.prompt) <= max(r.prompt) < cfg.n_ids and r.max_new_tokens > 0):
-                raise ConfigError(f"a prompt of {len(r.prompt)} tokens, max_new_tokens {r.max_new_tokens}; required: "
-                                  f"at least 1 each, and ids in 0..{cfg.n_ids - 1}")  # fmt: skip
-            if len(r.prompt) >= cfg.block_size:
-                raise ConfigError(f"the prompt has {len(r.prompt)} tokens; at most {cfg.block_size - 1}; shorten it")
+            ids = sorted(r.prompt)
+            if not (0 < len(ids) < cfg.block_size and 0 <= ids[0] <= ids[-1] < cfg.n_ids and r.max_new_tokens > 0):
+                limits = f"1 to {cfg.block_size - 1} ids from 0 to {cfg.n_ids - 1}, and 1 new token or more"
+                raise ConfigError(f"a prompt of {len(ids)} tokens, {r.max_new_tokens} new ones; required: {limits}")
         if len(requests) > (most := self.max_waiting + self.max_rows):
             raise ConfigError(f"{len(requests)} completions at once; at most {most} are possible")
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
@@ -310,7 +309,11 @@ class Engine:
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
         """One token for each job from its last state (B, D); finished rows leave."""
-        logits = self._logits(jobs, hidden)
+        logits = self._reader.logits_of(hidden).float()  # (B, V)
+        logits[:, self.model.cfg.n_ids :] = -math.inf
+        for row, job in enumerate(jobs):
+            if job.request.banned:
+                logits[row, list(job.request.banned)] = -math.inf
         states, room = [job.state for job in jobs], [self._room(job) - 1 for job in jobs]
         if any(states):
             apply_grammars(logits, states, room)
@@ -333,15 +336,6 @@ class Engine:
         for slot in reversed(range(len(self.rows))):
             if end := ends.get(self.rows[slot]):
                 self._leave(slot, end)
-
-    def _logits(self, jobs: Sequence[Job], hidden: Tensor) -> Tensor:
-        """(B, V) float32, -inf for what may not be sampled."""
-        logits = self._reader.logits_of(hidden).float()
-        logits[:, self.model.cfg.n_ids :] = -math.inf
-        for row, job in enumerate(jobs):
-            if job.request.banned:
-                logits[row, list(job.request.banned)] = -math.inf
-        return logits
 
     def _room(self, job: Job) -> int:
         """Tokens that the completion may still have."""

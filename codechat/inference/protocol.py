@@ -216,19 +216,8 @@ class ServedModel:
             raise ApiError(404, message, "model", "model_not_found")
 
 
-@dataclass(frozen=True)
-class ParsedRequest:
-    """What one HTTP request asks for. requests: prompt-major, n of each prompt; details: log-probabilities too."""
-
-    requests: list[Request]
-    detokenizer: Detokenizer
-    prompt_tokens: int
-    details: bool
-    one_call: bool = False
-
-
-def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
-    """A chat completion. ApiError names the field."""
+def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
+    """A chat completion: n requests, and how their ids become text. ApiError names the field."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     loaded, tools = served.loaded, offered_tools(body)
@@ -242,29 +231,22 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
-    return ParsedRequest(rows, detokenizer, len(ids), bool(body.logprobs), body.parallel_tool_calls is False)
+    return rows, detokenizer
 
 
-def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequest:
-    """A plain continuation, of a text or of ids as they are. ApiError names the field."""
-    tokenizer, n_ids = served.loaded.tokenizer, served.loaded.model.cfg.n_ids
+def parse_completion(body: CompletionRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
+    """A plain continuation, of a text or of ids as they are: n requests per prompt. ApiError names the field."""
+    tokenizer = served.loaded.tokenizer
     given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     given = [given] if isinstance(given[0], int) else given
-    try:
-        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
-    except DataError as error:  # a character that the model's alphabet lacks
-        raise ApiError(400, str(error), "prompt") from None
+    prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     stop = tuple((stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ())
-    for field, lists in (("prompt", prompts), ("stop_token_ids", stop)):
-        if not all(0 <= i < n_ids for ids in lists for i in ids):
-            raise ApiError(400, f"{field} holds ids beyond 0..{n_ids - 1}, which this model does not know", field)
     if body.keys is not None and len(body.keys) != len(prompts):
         raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
     stop = stop if body.ignore_eos else ((tokenizer.eot_id,), *stop)
     # logprobs=0 needs no details beside each token
-    rows = requests_of(body, prompts, served, detokenizer, body.keys, stop=stop, top=body.logprobs or None)
-    return ParsedRequest(rows, detokenizer, sum(map(len, prompts)), body.logprobs is not None)
+    return requests_of(body, prompts, served, detokenizer, body.keys, stop=stop, top=body.logprobs or None), detokenizer
 
 
 def requests_of(

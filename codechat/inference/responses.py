@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Job
-from codechat.inference.protocol import ParsedRequest, ServedModel
+from codechat.inference.protocol import ChatRequest, Common
 from codechat.text.tool_calls import escape_surrogates
 
 Json = dict[str, Any]
@@ -22,24 +23,26 @@ Json = dict[str, Any]
 class ResponseBuilder:
     """The answers to one request; it remembers what of a growing answer was sent."""
 
-    def __init__(self, parsed: ParsedRequest, jobs: list[Job], served: ServedModel, *, chat: bool) -> None:
-        self.parsed, self.jobs, self.chat, self.detokenizer = parsed, jobs, chat, parsed.detokenizer
-        self.head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
-        self.head |= {"model": served.name, "object": "chat.completion" if chat else "text_completion"}
+    def __init__(self, body: Common, jobs: list[Job], detokenizer: Detokenizer) -> None:
+        self.request, self.jobs, self.detokenizer = body, jobs, detokenizer
+        self.chat = isinstance(body, ChatRequest)
+        self.head = {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
+        self.head |= {"model": body.model, "object": "chat.completion" if self.chat else "text_completion"}
         self.sent = [0] * len(jobs)  # characters
         self.logged = [0] * len(jobs)  # tokens whose log-probability was sent
         self.over = [False] * len(jobs)
 
-    def body(self, with_ids: bool) -> Json:
+    def body(self) -> Json:
         """The body of a finished answer."""
-        choices = [self._choice(i, job, with_ids) for i, job in enumerate(self.jobs)]
+        choices = [self._choice(i, job) for i, job in enumerate(self.jobs)]
         return {**self.head, "choices": choices, "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
-        prompt, completion = self.parsed.prompt_tokens, sum(len(job.ids) for job in self.jobs)
+        prompt = sum(len(job.request.prompt) for job in self.jobs[:: self.request.n or 1])
+        completion = sum(len(job.ids) for job in self.jobs)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def _choice(self, i: int, job: Job, with_ids: bool) -> Json:
+    def _choice(self, i: int, job: Job) -> Json:
         text, calls = self._split(i, job)
         logprobs = self._logprobs(job, 0, len(job.ids))
         choice: Json = {"index": i, "finish_reason": finish_reason(job, calls), "logprobs": logprobs}
@@ -48,16 +51,15 @@ class ResponseBuilder:
             choice["message"] |= {"tool_calls": calls} if calls else {}
         else:
             choice["text"] = text
-        if with_ids:
-            choice |= {"token_ids": list(job.ids), "prompt_token_ids": list(job.request.prompt)}
-            choice |= {"weights_version": job.version}
+        if self.request.return_token_ids:
+            choice |= {"token_ids": job.ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
         return choice
 
     def _split(self, i: int, job: Job) -> tuple[str, list[Json]]:
         """Text and calls of a finished completion."""
         text, calls = self.detokenizer.split(job.ids)
-        written = []
-        for k, (name, arguments) in enumerate(calls[:1] if self.parsed.one_call else calls):
+        one_call, written = self.chat and self.request.parallel_tool_calls is False, []
+        for k, (name, arguments) in enumerate(calls[:1] if one_call else calls):
             function = {"name": name, "arguments": escape_surrogates(json.dumps(arguments, ensure_ascii=False))}
             written.append({"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function", "function": function})
         return text, written
@@ -102,7 +104,7 @@ class ResponseBuilder:
 
     def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
         """Entries of the tokens from `start` to `stop`."""
-        if not self.parsed.details:
+        if self.request.logprobs is None or self.request.logprobs is False:  # 0 asks for those of the sampled ids
             return None
         if self.chat:
             return {"content": [self._entry(job, t) for t in range(start, stop)], "refusal": None}

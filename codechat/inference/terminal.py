@@ -1,5 +1,5 @@
-"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; answers appear as they are
-sampled.
+"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; a checkpoint's answers appear
+as they are sampled.
 
     codechat chat  --ckpt nano/sft --user "write quicksort"
     codechat chat  --ckpt nano/sft                                a conversation; Ctrl-D ends it

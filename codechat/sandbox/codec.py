@@ -4,9 +4,8 @@ Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, de
 the receiver: an int subclass with a lying `__eq__` arrives as the int it holds. `to_ref` may turn an object that is not
 data into a number, and `from_ref` turns the number into the receiver's object.
 
-null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}.
-
-Left out: shared references, cycles and nesting beyond MAX_DEPTH, which raise CodecError.
+null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}. Cycles
+and nesting beyond MAX_DEPTH raise CodecError.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -60,10 +59,7 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
     """Bytes of a value. `to_ref(object)` gives {tag: number} (tag "h" or "k") for an object that is not data, or raises
     CodecError."""
-    try:
-        return ENCODER(_pack(value, to_ref, 0)).encode()
-    except RecursionError:
-        raise CodecError("nested too deeply") from None
+    return ENCODER(_pack(value, to_ref, 0)).encode()
 
 
 def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
@@ -125,12 +121,8 @@ def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
     write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
-    except CodecError:
-        raise
-    except RecursionError:
-        raise CodecError("nested too deeply") from None
-    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, a bad Decimal.
-    except (ValueError, TypeError, LookupError, ArithmeticError, InvalidOperation, MemoryError) as error:
+    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep nesting.
+    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 
 
@@ -188,7 +180,6 @@ UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
 # ---- messages over a socket: four bytes of length, then the bytes
 
 HEADER = struct.Struct("!I")
-FROM_PROGRAM = 8 << 20  # most bytes of one message from an untrusted program that sets no other limit
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
 # A judge's requests to its zygote (a letter and a process), and the answer to END. Without a frame, to save time.

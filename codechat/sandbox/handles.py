@@ -45,7 +45,7 @@ PREDICATES = frozenset(
 class Session:
     """One program's process. Any request raises Lost once it has ended or broken the protocol."""
 
-    def __init__(self, channel: socket.socket, longest: int = codec.FROM_PROGRAM) -> None:
+    def __init__(self, channel: socket.socket, longest: int) -> None:
         self.channel, self.longest = channel, longest  # bytes of a message that are taken
         self.number, self.lost = 0, ""
         self.handles: dict[int, Handle] = {}

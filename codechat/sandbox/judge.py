@@ -1,8 +1,7 @@
 """The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
 
 A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
-of time is replaced for the next test. A script that reads stdin runs in a process for each test; its output is compared
-here, without white space at the ends of lines. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
+of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import time
@@ -27,7 +25,6 @@ from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
 
 MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
-OUTPUT = 16 << 20  # bytes of stdout that are read; a script that writes more fails
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
@@ -47,7 +44,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         if not __debug__:
             raise NurseryError("python -O removes the asserts of every test")
         nursery = Nursery(level)
-        _say(control, {"zygote": nursery.process.pid})
+        _say(control, {})
         gc.collect()
         gc.freeze()
         with contextlib.suppress(codec.WireError), contextlib.closing(nursery):
@@ -58,21 +55,13 @@ def main(control: socket.socket, level: str, parent: str) -> None:
 
 def serve(control: socket.socket, nursery: Nursery) -> None:
     while (job := json.loads(codec.receive(control, codec.TRUSTED))) is not None:
-        former = nursery.process.pid
-        verdict = (judge_script if job["style"] == "stdio" else judge_asserts)(job, nursery)
-        if nursery.process.pid != former:
-            verdict["zygote"] = nursery.process.pid
+        with contextlib.closing(Trial(job, nursery)) as trial:
+            verdict = trial.verdict()
         _say(control, verdict)
 
 
 def _say(control: socket.socket, message: dict[str, Any]) -> None:
     codec.send(control, json.dumps(message).encode())
-
-
-def _verdict(results: list[Result], stage: str = "tests", reason: str = "") -> dict[str, Any]:
-    """One result per test, in order. reason: of the first failure."""
-    reason = reason or next((why for passed, why in results if not passed), "")
-    return {"results": results, "stage": stage, "reason": reason}
 
 
 # ---- a time limit on trusted code that waits for an untrusted program
@@ -105,20 +94,12 @@ def at_most(seconds: float) -> Iterator[None]:
         raise OutOfTime
 
 
-# ---- asserts
+# ---- one program
 
 
 @functools.lru_cache(maxsize=512)  # the completions of one problem share their tests
 def compiled(source: str) -> CodeType:
     return compile(source, "<test>", "exec", dont_inherit=True)
-
-
-def judge_asserts(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
-    trial = Trial(job, nursery)
-    try:
-        return trial.verdict()
-    finally:
-        trial.end()
 
 
 class Trial:
@@ -132,6 +113,7 @@ class Trial:
         self.names: dict[str, Any] = {}  # the namespace of a test
 
     def verdict(self) -> dict[str, Any]:
+        """One result per test, in order. reason: of the first failure."""
         results: list[Result] = []
         stage, reason = "tests", ""
         for test in self.job["tests"]:
@@ -141,7 +123,8 @@ class Trial:
                 results.append((False, reason))
             else:
                 results.append(self.attempt(lambda source=test: exec(compiled(source), self.names)))
-        return _verdict(results, stage, reason)
+        reason = reason or next((why for passed, why in results if not passed), "")
+        return {"results": results, "stage": stage, "reason": reason}
 
     def prepare(self) -> tuple[str, str] | None:
         """Load the program and run the set-up. (stage, reason) of a failure; then there is no session."""
@@ -150,7 +133,7 @@ class Trial:
         for stage, step in (("load", self.load), ("setup", self.set_up)):
             passed, reason = self.attempt(step)
             if not passed:
-                self.end()
+                self.close()
                 return stage, reason
         return None
 
@@ -168,12 +151,13 @@ class Trial:
             reason = explain(error)
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:
-            self.end()
+            self.close()
         return not (reason or lost), (reason or lost)[:REASON]
 
     def load(self) -> None:
         job = self.job
-        answer = self.session.request("load", job["code"], job["names"], job["imports"], _limits(job))
+        limits = [job["memory_mb"], job["total_s"]]
+        answer = self.session.request("load", job["code"], job["names"], job["imports"], limits)
         if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
             self.session.lose("an answer of the wrong shape")
         self.defined = {name: value for name, value in answer if name in job["names"]}
@@ -186,15 +170,11 @@ class Trial:
         exec(compiled(self.job["setup"]), self.names)
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
 
-    def end(self) -> None:
+    def close(self) -> None:
         if self.session is not None:
             session, self.session = self.session, None
             with session.channel:  # closed afterwards: the process would exit by itself once it is closed
                 self.nursery.end(self.pid)
-
-
-def _limits(job: dict[str, Any]) -> list[float]:
-    return [job["memory_mb"], job["total_s"]]
 
 
 def explain(error: BaseException) -> str:
@@ -208,74 +188,3 @@ def explain(error: BaseException) -> str:
     if isinstance(error, AssertionError):
         return f"assertion failed: {text}" if text else "assertion failed"
     return f"{type(error).__name__}: {text}"
-
-
-# ---- scripts
-
-
-def judge_script(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
-    deadline = time.monotonic() + job["total_s"]
-    results = []
-    for given, expected in job["tests"]:
-        left = min(job["timeout_s"], deadline - time.monotonic())
-        reason = try_script(job, nursery, given, expected, left) if left > 0 else "not tried: out of time"
-        results.append((not reason, reason))
-    return _verdict(results)
-
-
-def try_script(job: dict[str, Any], nursery: Nursery, given: str, expected: str, seconds: float) -> str:
-    """Why one test fails, or ""."""
-    pid, channel = nursery.take()
-    try:
-        with at_most(seconds):
-            output, problem = run_script(job, channel, given)
-    except (OutOfTime, Lost, OSError) as error:
-        return explain(error if isinstance(error, OutOfTime) else Lost(error))
-    finally:
-        with channel:
-            nursery.end(pid)
-    return problem or ("" if lines(output) == lines(expected) else "another output than expected")
-
-
-def lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def run_script(job: dict[str, Any], channel: socket.socket, given: str) -> tuple[str, str]:
-    """(output, problem) of the program with `given` on stdin. Lost or OSError where its process has ended."""
-    read_end, write_end = os.pipe()
-    with open(os.memfd_create("stdin"), "wb") as stdin, open(read_end, "rb") as output:
-        with open(write_end, "wb"):
-            stdin.write(given.encode())
-            stdin.seek(0)
-            codec.send(channel, codec.encode([1, "script", job["code"], _limits(job)]))
-            socket.send_fds(channel, [b"."], [stdin.fileno(), write_end])
-        text, problem = collect(channel, output.fileno())
-    return text.decode("utf-8", errors="replace"), problem
-
-
-def collect(channel: socket.socket, pipe: int) -> tuple[bytearray, str]:
-    """Read the pipe until the program reports its end, and then the rest. (output, problem)."""
-    os.set_blocking(pipe, False)
-    output = bytearray()
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    poll.register(channel, select.POLLIN)
-    done = False
-    while True:
-        ready = {fd for fd, _ in poll.poll(0 if done else None)}
-        if pipe in ready:
-            part = os.read(pipe, 1 << 20)
-            output += part
-            if len(output) > OUTPUT:
-                return output, f"more than {OUTPUT} bytes of output"
-            if part:
-                continue
-            poll.unregister(pipe)
-        if done:
-            return output, ""
-        if channel.fileno() in ready:
-            kind, *rest = Session(channel).receive(1)
-            if kind != "ok":
-                return output, ": ".join(x for x in rest if type(x) is str)[:REASON] or "no answer"
-            done = True

@@ -23,16 +23,15 @@ NAMES = {number: name for name, number in SYS.items()}
 FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
 SPARE_THREADS = 256  # room for threads that the user's other processes start later, where they count too
 
-libc = ctypes.CDLL(None, use_errno=True)
-holding_gil = ctypes.PyDLL(None, use_errno=True)
-libc.syscall.restype = holding_gil.syscall.restype = ctypes.c_long
+libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: a forked process has no other thread
+libc.syscall.restype = ctypes.c_long
 Argument = int | bytes | ctypes.Array | ctypes.Structure | None
 Step = Callable[[], int]
 
 
 def call(name: str, *args: Argument) -> int:
     """A system call by name. Ints pass as unsigned longs, structures and buffers by address."""
-    result = libc.syscall(ctypes.c_long(SYS[name]), *map(_argument, args))
+    result = prepared(name, *args)()
     return result if result >= 0 else _fail(name)
 
 
@@ -52,7 +51,7 @@ def _argument(value: Argument) -> object:
 def prepared(name: str, *args: Argument) -> Step:
     """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes
     first."""
-    return functools.partial(holding_gil.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
+    return functools.partial(libc.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
 
 
 def carry_out(steps: Iterable[Step]) -> None:
@@ -65,7 +64,7 @@ def carry_out(steps: Iterable[Step]) -> None:
 def fork() -> int:
     """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock.
     Without the hooks `random` continues from the parent's state."""
-    pid = holding_gil.fork()
+    pid = libc.fork()
     return pid if pid >= 0 else _fail("fork")
 
 

@@ -18,8 +18,6 @@ import json
 import os
 import platform
 import queue
-import select
-import signal
 import socket
 import subprocess
 import symtable
@@ -36,35 +34,28 @@ from codechat.sandbox import codec, nursery
 
 START_S = 60.0
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
-REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with --sandbox none"
+REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with isolation=none"
 
 
-# ---- programs and their tests, in three styles: asserts, a `check(candidate)`, and input with output
+# ---- programs and their tests, in two styles: asserts, and a `check(candidate)`
 
 TIMEOUT_S, MEMORY_MB, MESSAGE_MB = 5.0, 512, 8
 TOTAL = 3  # time limit of a whole program, in limits of one test
-
-
-class Stdio(NamedTuple):
-    """A test that runs the whole program: its input and the expected output."""
-
-    stdin: str
-    stdout: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """One untrusted program and its trusted tests.
 
-    tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs. setup: trusted source that runs
-    in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
+    tests: assert sources, or one source that defines `check(candidate)`. setup: trusted source that runs in the judge
+    before the tests. entry_points: names that the program must define (see `entry_points_of`); for
     `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
     program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three
     times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as
     text: values cross whole."""
 
     code: str
-    tests: str | Sequence[str] | Sequence[Stdio]
+    tests: str | Sequence[str]
     setup: str = ""
     entry_points: Sequence[str] | None = None
     timeout_s: float = TIMEOUT_S
@@ -105,12 +96,9 @@ def job_of(program: Program) -> dict[str, Any]:
         raise DataError("a program without tests cannot be judged; give at least one")
     if min(limits.values()) <= 0:
         raise DataError(f"{', '.join(f'{name} {most}' for name, most in limits.items())}; each must be above 0")
-    job = limits | {"code": program.code, "total_s": TOTAL * program.timeout_s}
-    if not isinstance(tests, str) and isinstance(tests[0], Stdio):
-        return job | {"style": "stdio", "tests": [list(t) for t in tests]}
+    job = limits | {"code": program.code, "setup": program.setup, "total_s": TOTAL * program.timeout_s}
     names = None if program.entry_points is None else tuple(program.entry_points)
-    read = _read((tests,) if isinstance(tests, str) else tuple(tests), program.setup, names)
-    return job | read | {"style": "asserts", "setup": program.setup}
+    return job | _read((tests,) if isinstance(tests, str) else tuple(tests), program.setup, names)
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
@@ -121,7 +109,7 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
     required = list(entry_points or ())
     modules = free & sys.stdlib_module_names - set(required)
     names = required + sorted(free - modules - set(required))
-    calls_check = len(tests) == 1 and "check" in every[1].functions
+    calls_check = len(tests) == 1 and "check" in every[1].bound
     if calls_check and entry_points is None:
         raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
     imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -136,11 +124,10 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
 
 class Names(NamedTuple):
     """Names of a source's own scope: those that it uses, also within its functions, those that it binds, and among
-    these the functions and classes, and the imported ones."""
+    these the imported ones."""
 
     used: set[str]
     bound: set[str]
-    functions: set[str]
     imported: set[str]
 
 
@@ -151,8 +138,7 @@ def names_of(source: str, what: str) -> Names:
         top = symtable.symtable(source, "<test>", "exec")
     except SyntaxError as error:
         raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
-    names = Names(set(), set(), {table.get_name() for table in top.get_children()}, set())
-    tables = [top]
+    names, tables = Names(set(), set(), set()), [top]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -190,14 +176,7 @@ def choose(isolation: str) -> str:
     level, machine = "none" if isolation == "none" else "landlock", platform.machine()
     if sys.platform != "linux" or (level != "none" and machine != "x86_64"):
         raise SandboxUnavailable(f"{sys.platform} on {machine}; programs run on Linux, untrusted ones on x86-64")
-    judge = Judge(level)
-    try:
-        problem = judge.ask(job_of(Program(code="x = 1", tests=["assert x == 1"]))).get("error")
-    except OSError as error:
-        problem = str(error)
-    judge.close()
-    if problem:
-        raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
+    Judge(level).close()
     return level
 
 
@@ -207,28 +186,22 @@ class Judge:
     def __init__(self, level: str) -> None:
         self.process, self.control = nursery.start_python("judge", level, str(os.getpid()))
         self.control.settimeout(START_S)
-        self.zygote = -1  # its process, as a descriptor
         try:
-            problem = self._receive(4096).get("error")
+            problem = self._receive().get("error")
         except OSError as error:
             problem = f"a judge did not start, {error}"
         if problem:
             self.kill()
             raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
 
-    def _receive(self, limit: int) -> dict[str, Any]:
-        answer = json.loads(codec.receive(self.control, limit))
-        if "zygote" in answer:
-            if self.zygote >= 0:
-                os.close(self.zygote)
-            self.zygote = os.pidfd_open(answer["zygote"])
-        return answer
+    def _receive(self) -> dict[str, Any]:
+        return json.loads(codec.receive(self.control, codec.TRUSTED))
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """The verdict on a job. TimeoutError where the judge hangs, WireError where it has ended."""
         self.control.settimeout(job["total_s"] + GRACE_S + 0.01 * len(job["tests"]))
         codec.send(self.control, json.dumps(job).encode())
-        return self._receive(codec.TRUSTED)
+        return self._receive()
 
     def close(self) -> None:
         """End it by request, else by force."""
@@ -243,13 +216,7 @@ class Judge:
             self.control.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """End it by force. Its zygote ends first: while the parent lives, every process is reaped."""
-        if self.zygote >= 0:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self.zygote, signal.SIGTERM)
-                select.select([self.zygote], [], [], 2.0)
-            os.close(self.zygote)
-            self.zygote = -1
+        """End it by force; the kernel tells its zygote, which ends its programs."""
         self.process.kill()
         self.process.wait()
         self.control.close()
@@ -268,7 +235,6 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.workers)]
         for thread in self.threads:
             thread.start()
-        _open.add(self)
 
     def submit(self, program: Program) -> Future[Verdict]:
         """Judge a program in the background. DataError at once for a program without valid tests."""
@@ -297,7 +263,6 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         if self.closed or self.owner != os.getpid():
             return
         self.closed = True
-        _open.discard(self)
         with contextlib.suppress(queue.Empty):
             while left := self.jobs.get_nowait():
                 left[0].cancel()
@@ -331,33 +296,31 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
         """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the
         machine, such as low memory: the program gets a second judge."""
-        start, problem, lost_walls = time.monotonic(), "", False
-        for last in (False, True):
+        start, answer, problem, tries = time.monotonic(), dict[str, Any](), "the pool was closed", 2
+        while problem and tries and not self.closed:
+            tries -= 1
             if judge is None:
                 judge = Judge(self.level)
                 self.judges.add(judge)
             try:
                 answer = judge.ask(job)
-                if "error" not in answer:
-                    results = tuple(Result(passed is True, why) for passed, why in answer["results"])
-                    return judge, Verdict(results, answer["stage"], time.monotonic() - start, answer["reason"])
-                problem, lost_walls = f"isolation was lost: {answer['error']}", True
+                problem = answer.get("error", "")
             except TimeoutError:
-                problem, lost_walls, last = "the judge hung on a test", False, True
+                answer, problem, tries = {}, "the judge hung on a test", 0
             except codec.WireError:
-                problem, lost_walls = "the judge ended in a test", False
-            self.judges.discard(judge)
-            judge.kill()
-            judge = None
-            if last or self.closed:
-                break
-        if lost_walls:
-            raise SandboxUnavailable(f"{problem}; see `codechat sandbox check`")
-        failed = (Result(False, problem),) * len(job["tests"])
-        return None, Verdict(failed, "judge", time.monotonic() - start, problem)
+                answer, problem = {}, "the judge ended in a test"
+            if problem:
+                self.judges.discard(judge)
+                judge.kill()
+                judge = None
+        if "error" in answer:
+            raise SandboxUnavailable(f"isolation was lost: {problem}; see `codechat sandbox check`")
+        results = answer.get("results") or [(False, problem)] * len(job["tests"])
+        results = tuple(Result(passed is True, why) for passed, why in results)
+        reason = answer.get("reason", problem)
+        return judge, Verdict(results, answer.get("stage", "judge"), time.monotonic() - start, reason)
 
 
-_open: set[Pool] = set()
 _shared: dict[str, Pool] = {}
 
 
@@ -369,15 +332,8 @@ def shared_pool(isolation: str) -> Pool:
     return pool
 
 
-def run_tests(code: str, tests: Any, *, isolation: str = "auto", **more: Any) -> Verdict:
-    """Judge one untrusted program; `more` as in `Program`.
-
-    SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""
-    return shared_pool(isolation).run(Program(code=code, tests=tests, **more))
-
-
 @atexit.register
 def close_all() -> None:
-    """End every judge of this process. Shared pools that are used again are rebuilt."""
-    for pool in list(_open):
+    """End the judges of the shared pools, which are rebuilt where they are used again."""
+    for pool in _shared.values():
         pool.close()

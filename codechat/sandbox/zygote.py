@@ -8,7 +8,6 @@ sockets without Python's wrapper classes.
 A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only change what
 is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
-    [number, "script", code, limits] + two descriptors  -> None once the program has run to its end
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
 A reply is [number, "ok", value] or [number, "raise", type, message], after any [number, "callback", function, args, kwargs].
@@ -17,12 +16,10 @@ A reply is [number, "ok", value] or [number, "raise", type, message], after any 
 from __future__ import annotations
 
 import _socket
-import atexit
 import builtins
 import contextlib
 import gc
 import importlib
-import io
 import json
 import operator
 import os
@@ -30,7 +27,6 @@ import random
 import signal
 import socket
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -184,7 +180,7 @@ class Program:
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
         self.ops: dict[str, Callable[..., Any]] = {
-            "load": self.load, "script": self.script, "call": self.call, "get": getattr, "set": setattr, "len": len,
+            "load": self.load, "call": self.call, "get": getattr, "set": setattr, "len": len,
             "item": operator.getitem, "bool": bool, "str": str, "repr": repr, "next": _next,
             "iter": lambda target: Opaque(iter(target)),
         }  # fmt: skip
@@ -229,36 +225,15 @@ class Program:
             return codec.encode([number, "raise", next(known).__name__, describe(error)], self.to_ref)
 
     def load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
-        space = self._run("candidate", code, most)  # dataclasses and pickle find a class's module by name
+        module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
+        memory_mb, cpu_s = most
+        kernel.limit_program(self.own_bytes, int(memory_mb), cpu_s)
+        space = module.__dict__
+        exec(compile(code, "<program>", "exec", dont_inherit=True), space)
         for line in imports.splitlines():
             with contextlib.suppress(ImportError):
                 exec(line, space)
         return [[name, space[name]] for name in names if name in space]
-
-    def script(self, code: str, most: list[float]) -> None:
-        _, (stdin, stdout), _, _ = socket.recv_fds(self.channel, 1, 2)
-        os.dup2(stdin, 0)
-        os.dup2(stdout, 1)
-        os.closerange(min(stdin, stdout), max(stdin, stdout) + 1)
-        sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")
-        sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8")
-        try:
-            self._run("__main__", code, most)
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-
-    def _run(self, name: str, code: str, most: list[float]) -> dict[str, Any]:
-        module = sys.modules[name] = types.ModuleType(name)
-        memory_mb, cpu_s = most
-        kernel.limit_program(self.own_bytes, int(memory_mb), cpu_s)
-        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
-        return module.__dict__
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         given = [*args, *kwargs.values()]

@@ -12,7 +12,7 @@ from codechat.core.atomic_files import json_lines, read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.evaluation import diagnose, pass_rates, results
 from codechat.runs.run import Run
-from codechat.sandbox import SandboxUnavailable, close_all
+from codechat.sandbox.pool import SandboxUnavailable, close_all
 from codechat.tasks.base import Problem
 
 

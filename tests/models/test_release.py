@@ -18,7 +18,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.sandbox import run_tests
+from codechat.sandbox.pool import Program, shared_pool
 from codechat.tasks.coding.answer_text import extract
 from codechat.text import tokenizer
 
@@ -100,7 +100,7 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
     program = extract(text[text.index("def ") :])
     (function,) = re.findall(r"^def (\w+)", program, re.MULTILINE)[-1:]
     tests = [f"assert {function}([3, 1, 2, 3]) == [1, 2, 3, 3]", f"assert {function}([]) == []"]
-    assert run_tests(program, tests).passed
+    assert shared_pool("auto").run(Program(code=program, tests=tests)).passed
 
 
 @pytest.mark.slow

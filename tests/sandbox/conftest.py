@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from codechat.sandbox import Pool, SandboxUnavailable
+from codechat.sandbox.pool import Pool, SandboxUnavailable
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.sandbox import Pool, Program
+from codechat.sandbox.pool import Pool, Program
 
 NOBODY = 65534
 SECRET = "a-secret-of-the-trainer"
@@ -288,4 +288,4 @@ def test_installed_packages_with_answers_are_hidden(pool: Pool) -> None:
         "            for w in os.walk(os.path.join(d, r)) for f in w[2] if readable(os.path.join(w[0], f))]\n"
         "def readable(p):\n    try: open(p, 'rb').close()\n    except OSError: return False\n    return True"
     )
-    assert pool.run(Program(code=code, tests=["assert files() == [], files()[:3]"])).passed
+    assert pool.run(Program(code=code, tests=["assert files() == [], files()[:3]"], timeout_s=30.0)).passed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.sandbox import Pool, Program
+from codechat.sandbox.pool import Pool, Program
 
 # How the naive executor tells: by exit code, by a last line, by a nonce that it prints, by results as json.
 NAIVE = {

@@ -13,7 +13,7 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError
-from codechat.sandbox import Result, SandboxUnavailable, Verdict, close_all
+from codechat.sandbox.pool import Result, SandboxUnavailable, Verdict, close_all
 from codechat.tasks.base import Problem
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.task import CodingTask

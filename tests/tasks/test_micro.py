@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.sandbox import SandboxUnavailable
+from codechat.sandbox.pool import SandboxUnavailable
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.micro import ARGUMENTS, FAMILIES, LEVELS, NAMES, dialogues, problems
 from codechat.text import chat, tokenizer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from codechat.data.synthetic import parsed
 
 if TYPE_CHECKING:
-    from codechat.sandbox import Verdict
+    from codechat.sandbox.pool import Verdict
 
 MODES = ("binary", "fractional", "tiered")
 TIERS = ("empty", "unparseable", "raises", "none_passed", "some_passed", "all_passed")

@@ -16,7 +16,7 @@ from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.data.public_rows import whole_number
-from codechat.sandbox import entry_points_of
+from codechat.sandbox.pool import entry_points_of
 from codechat.tasks.base import Problem
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from codechat.sandbox import Program, Verdict
+from codechat.sandbox.pool import Program, Verdict
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.coding.task import JudgedTask
 from codechat.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated
