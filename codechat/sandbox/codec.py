@@ -30,7 +30,7 @@ NAMED = {
 PLAIN = frozenset({type(None), bool, str})
 
 ToRef = Callable[[Any], dict[str, int]]
-FromRef = Callable[[str, int], Any]
+FromRef = Callable[[int], Any]
 
 
 class CodecError(ValueError):
@@ -41,7 +41,7 @@ def no_ref(value: Any) -> dict[str, int]:
     raise CodecError(f"a {type(value).__name__} is not plain data")
 
 
-def no_object(tag: str, number: int) -> Any:
+def no_object(number: int) -> Any:
     raise CodecError("a reference where plain data is required")
 
 
@@ -57,8 +57,7 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {tag: number} (tag "h" or "k") for an object that is not data, or raises
-    CodecError."""
+    """Bytes of a value. `to_ref(object)` gives {"h": number} for an object that is not data, or raises CodecError."""
     return ENCODER(_pack(value, to_ref, 0)).encode()
 
 
@@ -117,7 +116,7 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
-    """The value of bytes. References become `from_ref(tag, number)`. CodecError for anything that `encode` does not
+    """The value of bytes. References become `from_ref(number)`. CodecError for anything that `encode` does not
     write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
@@ -136,8 +135,8 @@ def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     if len(j) != 1:
         raise CodecError("an object must have one tag")
     ((tag, body),) = j.items()
-    if tag in ("h", "k"):
-        return from_ref(tag, _typed(int, body))
+    if tag == "h":
+        return from_ref(_typed(int, body))
     return UNPACKERS[tag](body, lambda x: _unpack(x, from_ref, depth + 1))
 
 

@@ -10,7 +10,7 @@ import builtins
 import functools
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from codechat.sandbox import codec
@@ -49,54 +49,26 @@ class Session:
         self.channel, self.longest = channel, longest  # bytes of a message that are taken
         self.number, self.lost = 0, ""
         self.handles: dict[int, Handle] = {}
-        self.callbacks: list[Callable[..., Any]] = []
 
     def request(self, op: str, *args: Any) -> Any:
         """The program's answer. An exception of the program is raised here, as the type that `raised` gives."""
         self.number += 1
-        number = self.number
-        self._send([number, op, *args])
-        while True:
-            kind, *rest = self.receive(number)
-            if kind == "ok" and len(rest) == 1:
-                return rest[0]
-            if kind == "raise" and len(rest) == 2 and type(rest[0]) is type(rest[1]) is str:
-                raise raised(*rest)
-            if kind != "callback" or len(rest) != 3:
-                self.lose("an unknown kind of answer")
-            self._send(self._called_back(*rest))
-
-    def _called_back(self, number: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Run a function of the test that was passed to the program. The function is trusted; its arguments are
-        data."""
-        if type(number) is not int or not 0 <= number < len(self.callbacks) or type(args) is not tuple:
-            self.lose("a call to no function")
-        if type(kwargs) is not dict or not all(type(k) is str for k in kwargs):
-            self.lose("a call with odd arguments")
+        message = codec.encode([self.number, op, *args], self._to_ref)
         try:
-            return [0, "answer", self.callbacks[number](*args, **kwargs)]
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, ProgramError) as error:
-            return [0, "refuse", f"{type(error).__name__} in a function of the test"]
-
-    def _send(self, message: list[Any]) -> None:
-        try:
-            codec.send(self.channel, codec.encode(message, self._to_ref))
-        except codec.WireError as error:
-            self.lose(str(error))
-
-    def receive(self, number: int) -> list[Any]:
-        """[kind, ...] of the answer to a request."""
-        try:
-            message = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
+            codec.send(self.channel, message)
+            answer = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
         except codec.WireError as error:
             self.lose(str(error))
         except codec.CodecError as error:
             self.lose(f"an answer that is no value ({error})")
-        if type(message) is not list or len(message) < 3 or type(message[1]) is not str:
-            self.lose("an answer of the wrong shape")
-        if message[0] != (0 if message[1] == "callback" else number):
+        if type(answer) is not list or answer[:1] != [self.number]:
             self.lose("an answer to another question")
-        return message[1:]
+        kind, *rest = answer[1:] or [None]
+        if kind == "ok" and len(rest) == 1:
+            return rest[0]
+        if kind == "raise" and len(rest) == 2 and type(rest[0]) is type(rest[1]) is str:
+            raise raised(*rest)
+        self.lose("an answer of the wrong shape")
 
     def lose(self, why: str) -> Any:
         self.lost = self.lost or why
@@ -110,14 +82,9 @@ class Session:
             return {"h": number}
         if name := codec.pack_name(value):
             return name
-        if callable(value):
-            self.callbacks.append(value)
-            return {"k": len(self.callbacks) - 1}
         raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
 
-    def _from_ref(self, tag: str, number: int) -> Any:
-        if tag == "k":
-            raise codec.CodecError("a function of the test sent back")
+    def _from_ref(self, number: int) -> Any:
         if number not in self.handles:
             if len(self.handles) >= REFERENCES:
                 raise codec.CodecError("too many objects")

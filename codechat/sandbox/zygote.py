@@ -10,7 +10,7 @@ is sent, and the judge accepts only plain data. Requests and replies are lists, 
     [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
-A reply is [number, "ok", value] or [number, "raise", type, message], after any [number, "callback", function, args, kwargs].
+A reply is [number, "ok", value] or [number, "raise", type, message].
 """
 
 from __future__ import annotations
@@ -193,24 +193,10 @@ class Program:
             self.objects.append(value)
         return {"h": self.numbers[id(value)]}
 
-    def from_ref(self, tag: str, number: int) -> Any:
-        if tag == "h":
-            return self.objects[number]
-
-        def callback(*args: Any, **kwargs: Any) -> Any:
-            codec.send(self.channel, codec.encode([0, "callback", number, args, kwargs], self.to_ref))
-            return self.serve(until_answer=True)
-
-        return callback
-
-    def serve(self, until_answer: bool = False) -> Any:
-        """Answer requests until the judge is gone, or until it answers a callback."""
+    def serve(self) -> None:
+        """Answer requests until the judge is gone."""
         while True:
-            number, op, *rest = codec.decode(codec.receive(self.channel, codec.TRUSTED), self.from_ref)
-            if until_answer and op == "answer":
-                return rest[0]
-            if until_answer and op == "refuse":
-                raise RuntimeError(rest[0])
+            number, op, *rest = codec.decode(codec.receive(self.channel, codec.TRUSTED), self.objects.__getitem__)
             codec.send(self.channel, self.attempt(number, op, rest))
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:

@@ -163,14 +163,6 @@ def test_a_programs_changes_of_arguments_are_copied_back(pool: Pool) -> None:
     assert judged(pool, "def f(a): a.clear()", "a = [1, 2]\nkept = a\nf(a)\nassert a == [] and kept is a").passed
 
 
-def test_a_function_of_the_test_can_be_passed(pool: Pool) -> None:
-    code = "def apply(f, xs): return [f(x) for x in xs]"
-    assert judged(
-        pool, code, "assert apply(lambda x: x * 2, [1, 2]) == [2, 4]", "assert apply(str, [1]) == ['1']"
-    ).passed
-    assert judged(pool, code, "assert apply(lambda x: apply(len, x), [['a', 'bc']]) == [[1, 2]]").passed
-
-
 def test_exceptions_arrive_by_their_builtin_name(pool: Pool) -> None:
     code = "class Own(ValueError): pass\ndef f(x): raise {0: Own, 1: KeyError, 2: StopIteration, 3: AssertionError}[x]('why')"
     expects = "try:\n    f({})\nexcept {} as e:\n    assert 'why' in str(e)\nelse:\n    assert False"
