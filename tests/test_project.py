@@ -86,6 +86,21 @@ def test_installed_package_would_hold_every_data_file() -> None:
     ]
 
 
+# --- code
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ruff check --no-cache codechat tests examples", "ruff format --check --no-cache codechat tests examples",
+     pytest.param("mypy", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_linters_find_nothing(words: str) -> None:
+    """Their settings, and the modules with findings of mypy left, are in pyproject.toml."""
+    command = [sys.executable, "-m", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1400)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
 # --- make
 
 
