@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
+from on_gpu import as_on_a_gpu
 
-from codechat.models import layers, packed_attention
-
-
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, function: Callable[[], Tensor]) -> Tensor:
-    with monkeypatch.context() as patch:
-        patch.setattr(packed_attention, "DENSE", ())
-        return function()
+from codechat.models import layers
 
 
 @pytest.mark.parametrize("weight", [(24,), (3, 1, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_has_the_slopes_of_its_formula(
-    weight: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)
     x = (torch.randn(2, 3, 7, 24, generator=rng) * torch.logspace(-3, 3, 7)[:, None]).to(dtype).requires_grad_()
     w = torch.randn(weight, generator=rng).requires_grad_()
     up = torch.randn(x.shape, generator=rng).to(dtype)
     found = layers.rms_norm(x, w, 1e-5)
-    want = as_on_a_gpu(monkeypatch, lambda: layers.rms_norm(x, w, 1e-5))
+    with as_on_a_gpu():
+        want = layers.rms_norm(x, w, 1e-5)
     assert found.grad_fn is not None and found.dtype == dtype and torch.equal(found, want)
     (dx, dw), (dx_, dw_) = (torch.autograd.grad(y, (x, w), up) for y in (found, want))
     near = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=1e-3)
@@ -45,10 +36,11 @@ def test_rms_norm_of_frozen_weights_and_of_weights_in_bfloat16_as_shards_are_gat
     assert w.grad.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and w.grad.abs().min() > 0
 
 
-def test_squared_relu_is_bit_for_bit_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squared_relu_is_bit_for_bit_its_formula() -> None:
     x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
     up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     found = layers.squared_relu(x)
-    want = as_on_a_gpu(monkeypatch, lambda: layers.squared_relu(x))
+    with as_on_a_gpu():
+        want = layers.squared_relu(x)
     assert torch.equal(found, want) and torch.equal(found, x.clamp(min=0) ** 2)
     assert torch.equal(*(torch.autograd.grad(y, x, up)[0] for y in (found, want)))
