@@ -54,7 +54,7 @@ from codechat import config, expert_iteration, frozen_rows, intervals, paths, ru
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
-from codechat.tasks.reasoning import rewards, stories
+from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import equivalent
 
 kept, task = frozen_rows.frozen_dir() / "reasoning", tasks.load("reasoning")
@@ -68,7 +68,7 @@ TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 # wordings that appear nowhere else.
 
 # %%
-shown = [next(p for p in task.generate("test", 8, seed=0) if p.meta["level"] == level) for level in stories.LEVELS]
+shown = [next(p for p in task.generate("test", 8, seed=0) if p.meta["level"] == level) for level in (1, 2, 3, 4)]
 with pd.option_context("display.max_colwidth", None):
     display(pd.DataFrame([(p.meta["level"], p.messages[0]["content"], p.gold["steps"].replace("\n", ";  "), p.gold["answer"]) for p in shown], columns=["level", "question", "worked solution", "answer"])
             .set_index("level"))

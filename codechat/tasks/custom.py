@@ -6,19 +6,30 @@
 
 A reward function returns a number in [0, 1], or a mapping of such numbers, of which the mean counts and each is logged. TRL's form
 (prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task.
+
+    codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this folder, to start from
+    codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import keyword
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib import util
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from codechat.core import config
+from codechat.core.atomic_files import write_atomic
+from codechat.core.command import parse_and_run
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, nearest
 from codechat.data.sources import digest, local_rows
 from codechat.data.synthetic import split_of, spread
@@ -213,3 +224,40 @@ def _lacks(task: Any) -> str:
 def is_custom(task: Task) -> bool:
     """True for a task that this package does not define."""
     return not type(task).__module__.startswith("codechat.")
+
+
+# ---------------------------------------------------------------- codechat new task
+
+TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py, its test and its rows
+FILES = ("my_task.py", "test_my_task.py", "my_task.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewConfig:
+    """What to write, and where."""
+
+    what: Literal["task"] = opt(config.REQUIRED, "what to write", positional=True)
+    name: str = opt(config.REQUIRED, "name of the files and the class", positional=True)
+    out: Path = opt(Path("."), "folder to write into")
+
+
+def write_new(cfg: NewConfig) -> None:
+    """Write the three files. ConfigError for a name that Python cannot import, and for a file that exists."""
+    name, out = cfg.name, cfg.out
+    cls = "".join(part.capitalize() for part in name.split("_"))
+    known = keyword.iskeyword(name) or keyword.iskeyword(cls) or name in sys.stdlib_module_names
+    if known or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or util.find_spec(name):
+        raise ConfigError(
+            f"the name {name!r}; required: small letters, digits and _, and no module or keyword of Python"
+        )
+    paths = {out / file.replace("my_task", name): (TEMPLATE / file).read_text(encoding="utf-8") for file in FILES}
+    if existing := [path for path in paths if path.exists()]:
+        raise ConfigError(f"{existing[0]} exists; choose another name or --out")
+    out.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
+    print(f"wrote {', '.join(path.name for path in paths)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
+    print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
+
+
+main = partial(parse_and_run, NewConfig, write_new, "new", __doc__)

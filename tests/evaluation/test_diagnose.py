@@ -11,7 +11,7 @@ from codechat.core.errors import DataError
 from codechat.evaluation import diagnose
 from codechat.runs import paths
 from codechat.runs.run import Run
-from codechat.tasks import new_command
+from codechat.tasks import custom
 from codechat.tasks.toy import ToyTask
 
 
@@ -76,7 +76,7 @@ def test_the_command_prints_the_verdict_and_keeps_a_row(
 
 
 def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(toy_run: Run, tmp_path: Path) -> None:
-    new_command.main(["task", "words", "--out", str(tmp_path / "own")])
+    custom.main(["task", "words", "--out", str(tmp_path / "own")])
     task = ["--task", f"{tmp_path / 'own/words.py'}:Words", "--max-new-tokens", "4", "--group-size", "2"]
     diagnose.main(["--ckpt", "toy@1", *task, "--run-name", "look"])
     row = Run.open("look").evals().iloc[0]

@@ -16,7 +16,8 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import command
 from codechat.tasks.base import SPLITS, Score
-from codechat.tasks.reasoning import rewards, stories
+from codechat.tasks.reasoning import rewards
+from codechat.tasks.reasoning import task as stories
 from codechat.tasks.reasoning.rewards import GRADERS
 from codechat.tasks.reasoning.task import TEMPLATES
 
@@ -156,7 +157,7 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
     assert {p.split for s in SPLITS for p in task.problems(s, 5)} == set(SPLITS)
     words = re.compile(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b")
     wordings = {part: {words.sub("#", text) for text in texts} for part, texts in parts.items()}
-    assert not wordings["test_hard"] & set.union(*(wordings[part] for part in stories.PARTS))
+    assert not wordings["test_hard"] & set.union(*(wordings[part] for part in stories.STORY_PARTS))
 
 
 # ---------------------------------------------------------------- GSM8K and MMLU

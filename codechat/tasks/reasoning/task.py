@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,7 +36,7 @@ from codechat.tasks.preparation import (
     worked_example,
     write_task,
 )
-from codechat.tasks.reasoning import rewards, stories
+from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
 GOLD = ("answer", "steps")
@@ -99,16 +99,75 @@ def make_problem(id: str, question: str, answer: str, steps: str, split: str, **
     return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
 
 
+# ---------------------------------------------------------------- word problems (stories.json)
+
+# 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a number without use
+LEVELS = (1, 2, 3, 4)
+STORY_PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of a question's hash
+
+
+class Story(NamedTuple):
+    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s.
+    low, high: range of each number. Every result is a whole number above 0."""
+
+    name: str
+    level: int
+    says: Sequence[str]
+    steps: Sequence[str]
+    low: Sequence[int]
+    high: Sequence[int]
+
+
+_DATA = json.loads(Path(__file__).with_name("stories.json").read_text(encoding="utf-8"))
+PEOPLE, THINGS = _DATA["people"], _DATA["things"]
+STORIES = tuple(Story(**story) for story in _DATA["stories"])
+
+
+def part_of(text: str) -> str:
+    """The part of a question with an ordinary wording."""
+    at = fraction(digest(text))
+    return next(part for part, end in STORY_PARTS.items() if at < end)
+
+
+def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tuple[str, str, str]:
+    """(question of this story, worked solution with an equation per line, answer); results are whole numbers above 0."""
+    wording = story.says[-1] if held_out else rng.choice(story.says[:-1])
+    first, second = rng.sample(PEOPLE, 2)
+    thing = rng.choice(THINGS)
+    while True:
+        numbers = {name: rng.randint(low, high) for name, low, high in zip("abcde", story.low, story.high)}
+        if (lines := list(_worked(story.steps, numbers)))[-1] is not None:
+            break
+    *_, answer = lines[-1].split()
+    text = wording.format(A=first, B=second, x=thing, **numbers)
+    return text, "\n".join(lines), answer
+
+
+def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | None]:
+    """ "6 + 3 = 9" for each step; None for a result that is not a whole number above 0."""
+    known: dict[str, int] = dict(numbers)
+    for step, name in zip(steps, "rst"):
+        left, sign, right = step.split()
+        x, y = known[left], known[right]
+        result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if x % y == 0 else 0}[sign]
+        if result < 1:
+            yield None
+            return
+        known[name] = result
+        yield f"{x} {sign} {y} = {result}"
+
+
 class ReasoningTask(AnswerTask, GeneratedTask):
-    """Generated word problems. levels: a repeated level is sampled more often."""
+    """Generated word problems. levels: a repeated level is sampled more often. Worked solutions, training, `select` and
+    `test` never share a question; `test_hard` has wordings that occur nowhere else."""
 
     name = "reasoning"
-    known_levels, gold_fields, stream, worked_part = stories.LEVELS, GOLD, "stories", "worked"
+    known_levels, gold_fields, stream, worked_part = LEVELS, GOLD, "stories", "worked"
 
     def __init__(
         self,
         source: str | Path | None = None,
-        levels: Sequence[int] = stories.LEVELS,
+        levels: Sequence[int] = LEVELS,
         template: str = "xml",
         reward: str | None = None,
     ) -> None:
@@ -116,9 +175,9 @@ class ReasoningTask(AnswerTask, GeneratedTask):
         self.set_levels(source, levels)
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
-        story = rng.choice([s for s in stories.STORIES if s.level == level])
-        text, steps, answer = stories.draw(story, rng, held_out=part == "test_hard")
-        if part not in ("test_hard", stories.part_of(text)):
+        story = rng.choice([s for s in STORIES if s.level == level])
+        text, steps, answer = draw_story(story, rng, held_out=part == "test_hard")
+        if part not in ("test_hard", part_of(text)):
             return None
         id = f"reasoning-{digest(text)[:12]}"
         return make_problem(id, text, answer, steps, split, story=story.name, level=level)
@@ -187,7 +246,7 @@ class ReasoningConfig(GeneratedConfig):
     )
     max_examples: int = 4000
     eval_examples: int = 500
-    levels: tuple[int, ...] = stories.LEVELS
+    levels: tuple[int, ...] = LEVELS
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where GSM8K's columns have other names, such as question=query")
 
     def __post_init__(self) -> None:
