@@ -141,7 +141,8 @@ class GeneratedTask(BaseTask):
     """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
 
     gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with worked
-    examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the splits whose problems are written. checked: how many of their solutions are checked; None = all."""
+    examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the splits
+    whose problems are written. checked: how many of their solutions are checked; None = all."""
 
     source: str | Path | None
     levels: tuple[int, ...]

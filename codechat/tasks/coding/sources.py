@@ -61,7 +61,7 @@ def mbpp_problem(row: Row, plus: bool) -> Problem:
     tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
     names = entry_points_of(code, tests, setup_text)
     if row.get("test"):
-        tests = [_without_numpy(_text(row["test"]))]
+        tests = [_text(row["test"]).replace("import numpy as np", NUMPY)]
     name = f"mbpp-{number}"
     gold = {"code": code, "tests": tests, "setup": setup_text, "names": list(names), "stub": ""} | LIMITS.get(name, {})
     gold |= PLUS_LIMITS.get(name, {}) if plus else {}
@@ -80,17 +80,13 @@ def humaneval_problem(row: Row, plus: bool) -> Problem:
     user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
     gold = {
         "code": prompt + _text(row["canonical_solution"]),
-        "tests": _without_numpy(_text(row["test"])),
+        "tests": _text(row["test"]).replace("import numpy as np", NUMPY),
         "setup": prompt,
         "names": [name],
         "stub": prompt,
     }
     gold |= PLUS_LIMITS.get(row["task_id"], {}) if plus else {}
     return Problem(str(row["task_id"]), [{"role": "user", "content": user}], gold, "test", {"benchmark": "HumanEval"})
-
-
-def _without_numpy(script: str) -> str:
-    return script.replace("import numpy as np", NUMPY) if "import numpy as np" in script else script
 
 
 def _text(value: str) -> str:
