@@ -250,7 +250,9 @@ def write_new(cfg: NewConfig) -> None:
         raise ConfigError(
             f"the name {name!r}; required: small letters, digits and _, and no module or keyword of Python"
         )
-    paths = {out / file.replace("my_task", name): (TEMPLATE / file).read_text(encoding="utf-8") for file in FILES}
+    paths = {
+        out / file.replace("my_task", name): (TEMPLATE / f"{file}.txt").read_text(encoding="utf-8") for file in FILES
+    }
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)
