@@ -167,8 +167,7 @@ class ImportedTokenizer(Tokenizer):
         try:
             return tokenizers.Tokenizer.from_str(self.saved["json"])
         except Exception as error:  # the package raises nothing more precise
-            version = tokenizers.__version__
-            raise DataError(f"{self.spec}: tokenizers {version} cannot read tokenizer.json ({error})") from None
+            raise DataError(f"{self.spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
 
     @property
     def template(self) -> str | None:

@@ -186,8 +186,6 @@ def _signature(tool: Mapping[str, Any]) -> str:
     if name == NOTHING:
         raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
     required = parameters.get("required") or []
-    if not isinstance(required, list):
-        raise DataError(f"tool {name} has required {str(required)[:60]}; required is a list of parameter names")
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
     return f"{name}({arguments})" + (f" - {description}" if description else "")

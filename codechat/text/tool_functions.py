@@ -67,25 +67,19 @@ def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]
 def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
     """The module of a user's Python file, registered as KIND_NAME. MissingFile, which ends in `needed`; DataError with
     file and line."""
+    if not path.is_file():
+        raise MissingFile(f"{path} is not a file; {needed}")
     module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle find a class's module by name
     sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        if path.is_file():
-            raise _fault(path, error) from error
-        raise MissingFile(f"{path} is not a file; {needed}") from None
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
-        raise _fault(path, error) from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        raise DataError(f"{path} line {line}: {type(error).__name__}: {error}; correct the file") from error
     return module
-
-
-def _fault(path: Path, error: BaseException) -> DataError:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
-    return DataError(f"{path} line {line}: {type(error).__name__}: {error}; correct the file")
 
 
 def schema_of(function: Callable[..., Any], name: str) -> Schema:
