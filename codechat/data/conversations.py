@@ -111,9 +111,6 @@ def check_row(row: Row, default: str, where: str) -> Row:
         if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
             raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
         return row
-    if not chat_formats.holds_turns(row):
-        needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
-        raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")

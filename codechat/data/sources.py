@@ -7,7 +7,6 @@ leaves only the easy part.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
@@ -17,7 +16,6 @@ import sysconfig
 import threading
 import urllib.error
 import urllib.request
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,28 +184,24 @@ def text_rule(text: str) -> str | None:
 
 # ------------------------------------------------------------------ rows of local files
 
-ENDINGS = ".parquet, .json, .jsonl or .jsonl.gz"
+ENDINGS = ".parquet, .json or .jsonl"
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """Lines of a text file, plain or .gz, without a byte order mark. MissingFile, DataError."""
+    """Lines of a text file without a byte order mark. MissingFile, DataError."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; check --source")
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
+        with open(path, encoding="utf-8-sig") as lines:
             yield from lines
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is a truncated, damaged or foreign archive ({error}); fetch it again") from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """(line number, object) of each non-blank line. DataError for another line or a file without rows."""
     number = empty = 0
     for number, line in enumerate(open_text(path), 1):
-        line = line.lstrip("\ufeff")  # joined files have a byte order mark inside
         if line.strip():
             where = f"{path}:{number}"
             yield number, _objects([_decoded(line, where)], where)[0]
@@ -232,7 +226,7 @@ def _objects(rows: list[Any], where: str) -> list[Row]:
 
 def row_format(path: Path) -> str | None:
     """'parquet', 'jsonl' or None, by the ending of the name."""
-    return "parquet" if path.suffix == ".parquet" else "jsonl" if path.name.endswith((".jsonl", ".jsonl.gz")) else None
+    return path.suffix[1:] if path.suffix in (".parquet", ".jsonl") else None
 
 
 def local_rows(path: Path) -> Iterator[Row]:

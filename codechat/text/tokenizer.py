@@ -297,10 +297,10 @@ def _tokenizer(described: str) -> Tokenizer:
     kind, _, rest = spec.partition(":")
     if spec == "bytes" or alphabet:
         return TableTokenizer(spec, alphabet)
-    if spec != "gpt2" and not (kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest)):
-        raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}")
-    if not 257 <= (size := int(rest or GPT2_VOCAB)) <= LARGEST[kind]:
-        raise ConfigError(f"{spec}; required is 257 (every byte and the end of text) to {LARGEST[kind]}")
+    size = int(rest) if re.fullmatch("[0-9]{1,9}", rest) else GPT2_VOCAB if spec == "gpt2" else 0
+    if not 257 <= size <= LARGEST.get(kind, 0):  # every byte and the end of text
+        sizes = " and ".join(f"{name}:257 to {name}:{most}" for name, most in LARGEST.items())
+        raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}; {sizes}")
     return BpeTokenizer(size, kind)
 
 

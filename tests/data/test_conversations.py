@@ -89,7 +89,7 @@ def test_the_original_projects_files_are_read(tmp_path):
 
 BAD_LINES = [
     '{"messages": [{"role": "user", "cont',
-    '{"prompt": "a", "completion": "b"}',
+    '{"prompt": "a"}',
     "[1, 2]",
     '{"messages": "hi"}',
     '{"messages": [{"role": "user"}]}',

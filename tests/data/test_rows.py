@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +109,8 @@ def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(
 
 
 def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     monkeypatch.setattr(sources, "probe_hub", lambda name: None)
     for rows in (OPENAI, PROBLEMS):
         stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
@@ -155,25 +155,22 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     mark = "\ufeff"
     (tmp_path / "plain.jsonl").write_text(text)
     (tmp_path / "mark.jsonl").write_text(mark + text)
-    (tmp_path / "joined.jsonl").write_text(mark + text.replace("\n", f"\n{mark}", 1) + "\n \n")
-    (tmp_path / "zipped.jsonl.gz").write_bytes(gzip.compress((mark + text).encode()))
+    (tmp_path / "gaps.jsonl").write_text(text.replace("\n", "\n \n"))
     (tmp_path / "list.json").write_text(mark + json.dumps(rows))
     (tmp_path / "lines.json").write_text(mark + text)
     parquet(tmp_path / "a", rows)
     for file in tmp_path.iterdir():
         assert list(sources.local_rows(file)) == rows, file.name
     (tmp_path / "list.json").unlink(), (tmp_path / "lines.json").unlink()
-    assert list(sources.local_rows(tmp_path)) == rows * 5
+    assert list(sources.local_rows(tmp_path)) == rows * 4
 
 
 DAMAGED = {
     "cut.jsonl": b'{"a": 1}\n{"a": ',
     "list.jsonl": b'{"a": 1}\n[1]\n',
-    "empty.jsonl": b"\n\xef\xbb\xbf\n",
+    "empty.jsonl": b"\xef\xbb\xbf\n\n",
     "latin.jsonl": b'{"a": "\xe9"}\n',
     "deep.jsonl": b"[" * 100_000,
-    "cut.jsonl.gz": gzip.compress(b'{"a": 1}\n' * 99)[:-9],
-    "not.jsonl.gz": b'{"a": 1}\n',
     "not.parquet": b"PAR1 nothing",
     "scalar.json": b"[1, 2]",
     "cut.json": b'[{"a": 1}, ',
