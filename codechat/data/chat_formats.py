@@ -60,24 +60,18 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         return error.reason
 
 
-def holds_turns(row: Row) -> bool:
-    """Whether a row has turns, rather than a request and an answer."""
-    listed = row.get("messages") is not None or row.get("conversations") is not None
-    return listed or (isinstance(text := row.get("text"), str) and "<|im_start|>" in text)
-
-
 # ------------------------------------------------------------------ columns
 
 
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row as it has them."""
-    if not holds_turns(row):
-        return _instruction(row, where)
-    turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
-    if turns is None:
-        turns = [{"role": role, "content": text.strip("\n")} for role, text in _CHATML.findall(row["text"])]
+    turns, text = row.get("messages") if row.get("messages") is not None else row.get("conversations"), row.get("text")
+    if turns is None and isinstance(text, str) and "<|im_start|>" in text:
+        turns = [{"role": role, "content": content.strip("\n")} for role, content in _CHATML.findall(text)]
         if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():
             turns.pop()  # the beginning of an answer that a prompt ends with
+    if turns is None:
+        return _instruction(row, where)
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
     if not turns:

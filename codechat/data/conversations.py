@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -196,33 +195,19 @@ def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
 # ------------------------------------------------------------------ packing
 
 
-class _Buffer:
-    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; then the largest
-    that still fits is added."""
+Waiting = list[tuple[int, int, int, int]]  # conversations before they have a row: (length, number, domain, index)
 
-    def __init__(self) -> None:
-        self.waiting: dict[int, tuple[int, int, int]] = {}  # serial -> (length, domain, index), oldest first
-        self.sizes: list[tuple[int, int]] = []  # (length, serial), sorted
-        self.serial = 0
 
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def add(self, length: int, domain: int, index: int) -> None:
-        self.waiting[self.serial] = (length, domain, index)
-        insort(self.sizes, (length, self.serial))
-        self.serial += 1
-
-    def take_row(self, T: int) -> list[tuple[int, int]]:
-        """(domain, index) of conversations whose lengths add up to at most T."""
-        oldest = next(iter(self.waiting))
-        at, row, room = bisect_right(self.sizes, (self.waiting[oldest][0], oldest)) - 1, [], T
-        while at >= 0:
-            length, serial = self.sizes.pop(at)
-            row.append(self.waiting.pop(serial)[1:])
-            room -= length
-            at = bisect_right(self.sizes, (room, self.serial)) - 1
-        return row
+def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
+    """Take (domain, index) of conversations whose lengths add up to at most T. The oldest opens the row, so that none
+    waits for ever; then the largest that still fits is added."""
+    row, taken = [], waiting[0]
+    while taken:
+        waiting.remove(taken)
+        row.append(taken[2:])
+        T -= taken[0]
+        taken = max((one for one in waiting if one[0] <= T), default=None)
+    return row
 
 
 def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
@@ -255,11 +240,10 @@ def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     """The same batches each time, with each conversation once. The last batch may be smaller; T grows to the longest
     conversation. `domains` is 0 throughout."""
     T = max([T, *map(len, examples)])
-    buffer, rows = _Buffer(), []
-    for index, example in enumerate(examples):
-        buffer.add(len(example), 0, index)
-    while len(buffer):
-        rows.append([(0, examples[index]) for _, index in buffer.take_row(T)])
+    waiting: Waiting = [(len(example), i, 0, i) for i, example in enumerate(examples)]
+    rows = []
+    while waiting:
+        rows.append([(0, examples[index]) for _, index in _take_row(waiting, T)])
     return [_pack_rows(rows[i : i + batch], T) for i in range(0, len(rows), batch)]
 
 
@@ -290,7 +274,7 @@ class PackedLoader:
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
         self.drawn = [0] * len(self.domains)
         self.supervised = [0] * len(self.domains)
-        self.buffer = _Buffer()
+        self.waiting: Waiting = []  # oldest first
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
     def next(self) -> Batch:
@@ -305,13 +289,13 @@ class PackedLoader:
         return {name: n / size for name, n, size in zip(self.domains, self.drawn, sizes, strict=True)}
 
     def _row(self) -> list[tuple[int, int]]:
-        while len(self.buffer) < BUFFER:
+        while len(self.waiting) < BUFFER:
             domain = min(range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d])
             index = self._draw(domain)
             example = self.examples[domain][index]
             self.supervised[domain] += example.supervised
-            self.buffer.add(len(example), domain, index)
-        return self.buffer.take_row(self.T)
+            self.waiting.append((len(example), sum(self.drawn), domain, index))
+        return _take_row(self.waiting, self.T)
 
     def _draw(self, domain: int) -> int:
         epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
@@ -329,7 +313,7 @@ class PackedLoader:
             "sizes": dict(zip(self.domains, map(len, self.examples), strict=True)),
             "drawn": list(self.drawn),
             "supervised": list(self.supervised),
-            "waiting": [[self.domains[d], i] for _, d, i in self.buffer.waiting.values()],
+            "waiting": [[self.domains[d], i] for *_, d, i in self.waiting],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -340,10 +324,8 @@ class PackedLoader:
             before = f"the position in the data was saved with {saved}"
             raise DataError(f"{before}; this run has {mine}; resume with the same data, --mix and --seed")
         self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
-        self.buffer = _Buffer()
-        for name, index in state["waiting"]:
-            domain = self.domains.index(name)
-            self.buffer.add(len(self.examples[domain][index]), domain, index)
+        waiting = [(self.domains.index(name), index) for name, index in state["waiting"]]
+        self.waiting = [(len(self.examples[d][i]), number, d, i) for number, (d, i) in enumerate(waiting)]
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:

@@ -87,9 +87,10 @@ class Tokenizer:
 
     def check(self, ids: Sequence[int]) -> None:
         """DataError for an id outside the vocabulary."""
-        if not all(0 <= i < self.n_vocab for i in ids):
-            bad = next(int(i) for i in ids if not 0 <= i < self.n_vocab)
-            raise DataError(f"id {bad}; {self.spec} has 0 to {self.n_vocab - 1}; decode conversations by chat.decode")
+        if bad := [int(i) for i in ids if not 0 <= i < self.n_vocab]:
+            raise DataError(
+                f"id {bad[0]}; {self.spec} has 0 to {self.n_vocab - 1}; decode conversations by chat.decode"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` takes, independent of any file; checkpoints hold it."""
