@@ -87,23 +87,8 @@ def test_the_original_projects_files_are_read(tmp_path):
     assert [m["role"] for m in rows[0]["messages"]] == ["user", "function", "assistant"]
 
 
-BAD_LINES = [
-    '{"messages": [{"role": "user", "cont',
-    '{"prompt": "a"}',
-    "[1, 2]",
-    '{"messages": "hi"}',
-    '{"messages": [{"role": "user"}]}',
-    '{"messages": [{"role": ["user"], "content": "x"}]}',
-    '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null}]}',
-    '{"domain": {"a": 1}, "messages": []}',
-    '{"input_ids": ["a"], "labels": ["a"]}',
-    '{"input_ids": [1, 2], "labels": [1]}',
-    '{"input_ids": [1, 2], "labels": [2, -100]}',
-]
-
-
 def test_a_bad_line_is_named_with_its_file(tmp_path):
-    for line in BAD_LINES:
+    for line in Path(__file__).with_name("bad_lines.txt").read_text().splitlines():
         path = write(tmp_path / "x.jsonl", [talk("a", "b")])
         path.write_text(path.read_text() + line)
         with pytest.raises(DataError, match=r"\A\S*x.jsonl:2\b.*\Z"):

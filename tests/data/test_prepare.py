@@ -181,21 +181,11 @@ def test_a_top_level_function_becomes_a_request_and_its_own_source_once():
 # ------------------------------------------------------------------ rows of public data sets
 
 ALPACA = {"instruction": "Add two numbers.", "input": "1, 2", "output": "def add(a, b):\n    return a + b"}
-DOMAINS = {
-    "def f(x):\n    return x": "code",
-    "Use this:\n```python\nprint(1)\n```": "code",
-    "x = 3\nprint(x)": "code",
-    "function f() {\n  return 1;\n}": "other",
-    "```js\nf();\n```": "other",
-    "#include <x.h>\nint main() {\n}": "other",
-    "Paris is the capital of France.": "chat",
-    "4": "chat",
-    "First, wash it; then, cook it.": "chat",
-}
 
 
 def test_instruction_rows_become_conversations_whose_domain_follows_from_the_answer(tmp_path):
-    assert {answer: public_rows.domain_of(answer) for answer in DOMAINS} == DOMAINS
+    for row in rows_of(Path(__file__).with_name("answers.jsonl")):
+        assert public_rows.domain_of(row["answer"]) == row["domain"], row
     rows = [ALPACA, {**ALPACA, "input": ""}, {"instruction": "Say hi.", "input": "", "output": "Hi!"}]
     path = write(tmp_path / "alpaca.jsonl", rows)
     run("sft", tmp_path / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
@@ -219,21 +209,9 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
 
 # ------------------------------------------------------------------ benchmarks
 
-BENCHMARKS = [
-    ("calls", {"id": "live_simple_3", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
-    ("sft", {"id": "simple_python_0", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
-    ("sft", {"task_id": 11, "text": "t", "code": "c", "test_list": []}, "MBPP"),
-    ("sft", {"task_id": "11", "text": "t", "code": "c", "test_list": []}, "MBPP"),
-    ("code", {"task_id": "600", "text": "t", "code": "c", "test_list": []}, "MBPP"),
-    ("corpus", {"task_id": 600, "text": "t", "code": "c", "test_list": []}, "MBPP"),
-    ("corpus", {"task_id": "HumanEval/0", "prompt": "t", "code": "c"}, "HumanEval"),
-    ("sft", {"question": "q", "subject": "s", "choices": ["a"], "answer": 0}, "MMLU"),
-    ("sft", {"question": "q", "answer": "so 3\n#### 3"}, "GSM8K"),
-]
-
 
 def test_evaluation_data_is_never_written_as_training_data(tmp_path):
-    for kind, row, benchmark in BENCHMARKS:
+    for kind, row, benchmark in map(dict.values, rows_of(Path(__file__).with_name("benchmarks.jsonl"))):
         path = write(tmp_path / "x.jsonl", [row])
         with pytest.raises(DataError, match=rf"x.jsonl, row 1,.*{benchmark}"):
             run(kind, tmp_path / "out", "--source", path)

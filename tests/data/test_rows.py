@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +19,10 @@ from codechat.tasks.funcall import FuncallTask
 Rows = list[dict[str, Any]]
 
 
-def tool(name: str, **properties: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "required": list(properties)[:1]}
-    return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": schema}}
-
-
-PLACE = {
-    "type": "object",
-    "properties": {"street": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
-}
-TOOLS = [
-    tool("get_weather", city={"type": "string"}),
-    tool("convert", amount={"type": "number"}, currency={"type": "string", "enum": ["EUR", "NOK"]}),
-    tool("visit", place=PLACE, stops={"type": "array", "items": PLACE}),
-    tool("now"),
-]
-CALLS = [
-    ("get_weather", {"city": "Oslo"}),
-    ("convert", {"amount": 3.5, "currency": "NOK"}),
-    ("visit", {"place": {"street": "Main"}, "stops": [{"street": "Side", "tags": []}, {"tags": ["a"]}]}),
-    ("now", {}),
-]
-
-
-def answers(name: str, arguments: Any, i: int) -> Rows:
-    call = {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": f"Question {i}"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": f"c{i}", "content": "1"},
-        {"role": "assistant", "content": f"Done {i}."},
-    ]
-
-
-OPENAI = [
-    {"messages": answers(name, arguments, i), "tools": copy.deepcopy(TOOLS[: 1 + i])}
-    for i, (name, arguments) in enumerate(CALLS)
-]
+# rows whose objects have different fields, in three forms
+ROWS = json.loads(Path(__file__).with_name("padded.json").read_text(encoding="utf-8"))
+OPENAI, TOOLS = ROWS["openai"], ROWS["openai"][-1]["tools"]
 USER = {"role": "user", "content": "Q"}
-GOLDS = [*({"name": name, "arguments": arguments} for name, arguments in CALLS), None]
-PROBLEMS = [{"id": f"p{i}", "messages": [USER], "gold": gold, "split": "train"} for i, gold in enumerate(GOLDS)]
-OWN = [{"prompt": f"Q{i}", "gold": arguments} for i, (_, arguments) in enumerate(CALLS)]
 
 
 def jsonl(path: Path, rows: Rows) -> Path:
@@ -93,16 +53,12 @@ def own_task(source: Path) -> list[Any]:
     return sorted(str(problem) for problem in Own(str(source))._problems)
 
 
-READERS: dict[str, tuple[Rows, Callable[[Path], Any]]] = {
-    "openai": (OPENAI, prepared),
-    "problems": (PROBLEMS, golds),
-    "rows of a task of one's own": (OWN, own_task),
-}
+READERS = {"openai": prepared, "problems": golds, "own": own_task}
 
 
 @pytest.mark.parametrize("form", READERS)
 def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(tmp_path: Path, form: str) -> None:
-    rows, read = READERS[form]
+    rows, read = ROWS[form], READERS[form]
     expected = read(jsonl(tmp_path / "a.jsonl", rows))
     assert expected and read(parquet(tmp_path / "b.jsonl", rows)) == expected
     assert "null" not in json.dumps(expected.get("calls.train.jsonl")) if isinstance(expected, dict) else True
@@ -112,7 +68,7 @@ def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pyte
     import datasets
 
     monkeypatch.setattr(sources, "probe_hub", lambda name: None)
-    for rows in (OPENAI, PROBLEMS):
+    for rows in (OPENAI, ROWS["problems"]):
         stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
         monkeypatch.setattr(datasets, "load_dataset", lambda path, stream=stream, **how: stream)
         assert list(sources.rows_of("owner/name")) == list(sources.local_rows(parquet(tmp_path / "x", rows)))
