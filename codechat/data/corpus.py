@@ -107,9 +107,9 @@ def write_corpus(
     fresh.mkdir(parents=True)
     shards = {split: Shards(fresh, split, shard_tokens) for split in ("train", "val")}
     origins: dict[str, Counter[str]] = defaultdict(Counter)
-    full, bar = False, tqdm(total=max_tokens, desc="corpus", unit="tok", unit_scale=True, disable=None)
+    full, parts = False, _encoded(_assign(_unique(documents, ledger), val_share), tokenizer)
     try:
-        for document, split, ids in _encoded(_assign(_unique(documents, ledger), val_share), tokenizer):
+        for document, split, ids in tqdm(parts, "corpus", unit=" documents", disable=None):
             if full and split == "train":
                 continue  # a small limit may come before the first held-out document, and there must be one
             shards[split].append(ids)
@@ -117,7 +117,6 @@ def write_corpus(
             for counts in (shards[split].counts, origins[document.source]):
                 counts.update(documents=1, bytes=size, tokens=len(ids))
             ledger.keep()
-            bar.update(len(ids))
             full = max_tokens is not None and sum(shard.counts["tokens"] for shard in shards.values()) >= max_tokens
             if full and (shards["val"].files or not val_share):
                 break
@@ -126,7 +125,6 @@ def write_corpus(
         np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
         _publish(out, fresh, manifest)
     finally:
-        bar.close()
         shutil.rmtree(fresh, ignore_errors=True)
     return manifest
 
@@ -352,8 +350,7 @@ def val_windows(
 
     corpus = open_corpus(directory, "val")
     stream, table = np.concatenate(corpus.shards), Path(directory) / TOKEN_BYTES
-    known = table.exists()
-    lengths = np.load(table).astype(np.int64) if known else _lengths(tokenizers.load(corpus.manifest["tokenizer"]))
+    lengths = np.load(table) if table.exists() else _lengths(tokenizers.load(corpus.manifest["tokenizer"]))
     count = -(-(len(stream) - 1) // T)
     count = count if limit is None else min(limit, count)
     for first in range(rank * batch, count, batch * world):
@@ -363,4 +360,4 @@ def val_windows(
         targets = np.full(rows * T, IGNORE, dtype=np.int64)
         ids[: len(part) - 1], targets[: len(part) - 1] = part[:-1], part[1:]
         ids, targets = (torch.from_numpy(array.reshape(rows, T)) for array in (ids, targets))
-        yield ids, targets, int(lengths[part[1:]].sum())
+        yield ids, targets, int(lengths[part[1:]].sum(dtype=np.int64))

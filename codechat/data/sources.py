@@ -200,14 +200,12 @@ def open_text(path: Path) -> Iterator[str]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """(line number, object) of each non-blank line. DataError for another line or a file without rows."""
-    number = empty = 0
+    empty = True
     for number, line in enumerate(open_text(path), 1):
         if line.strip():
-            where = f"{path}:{number}"
+            empty, where = False, f"{path}:{number}"
             yield number, _objects([_decoded(line, where)], where)[0]
-        else:
-            empty += 1
-    if number == empty:
+    if empty:
         raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
 
 
