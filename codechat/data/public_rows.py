@@ -60,8 +60,7 @@ _SENTENCE = re.compile(r"""(?:\A|[\n.!?:;>)\]"'*])\s*(?=[A-Z0-9$])""")
 _WORD = re.compile(r"[a-z0-9]+")
 _PYTHON = re.compile(r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )", re.MULTILINE)
 _OTHER_CODE = re.compile(
-    r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
-    re.MULTILINE,
+    r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>", re.MULTILINE
 )
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no folder, and no dot, which ends the domain
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
