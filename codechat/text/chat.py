@@ -68,13 +68,11 @@ ROLE_OF = {
 
 
 class Span(NamedTuple):
-    """Where a turn is in the ids: [start, end), its content at [body_start, body_end)."""
+    """Where a turn is in the ids: [start, end)."""
 
     role: str
     start: int
     end: int
-    body_start: int
-    body_end: int
 
 
 class Rendered(NamedTuple):
@@ -132,9 +130,9 @@ def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
         raise DataError(f"a conversation of {roles} has no assistant turn; add one or drop the conversation")
     ids, mask, spans = [], [], []
     for message, (head, opening, body, closing, after) in zip(messages, turns):
-        start, at = len(ids), len(ids) + len(head + opening)
+        start = len(ids)
         ids += head + opening + body + closing + after
-        spans.append(Span(message["role"], start, len(ids), at, at + len(body)))
+        spans.append(Span(message["role"], start, len(ids)))
         learned = message["role"] == "assistant" and message.get("weight") != 0  # 0: a turn that carries no loss
         mask += [0] * len(head) + [int(learned)] * len(opening + body + closing) + [0] * len(after)
     return Rendered(ids + tail, mask + [0] * len(tail), spans)

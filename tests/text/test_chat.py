@@ -56,9 +56,9 @@ def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokeni
     assert [s.start for s in rendered.spans] == [0, *(s.end for s in rendered.spans[:-1])]
     assert rendered.spans[-1].end == len(rendered.ids)
     for span, message in zip(rendered.spans, TALK, strict=True):
-        assert chat.decode(rendered.ids[span.body_start : span.body_end], tok) == message["content"]
-        learned = sum(rendered.loss_mask[span.start : span.end])
-        assert learned == (span.end - 1 - span.body_start if span.role == "assistant" else 0)
+        turn = f"{tag[span.role]}\n{message['content']}\n<|end|>\n"
+        assert chat.decode(rendered.ids[span.start : span.end], tok) == turn
+        assert any(rendered.loss_mask[span.start : span.end]) == (span.role == "assistant")
     same = [{"role": role, "content": "It is 3."} for role in ("system", "user", "function", "assistant")]
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
@@ -113,7 +113,7 @@ def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
         contents = ["".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8)) for _ in range(4)]
         talk = [{"role": draw.choice(("system", "user", "function")), "content": c} for c in contents]
         rendered = chat.render([*talk, {"role": "assistant", "content": contents[0]}], tok)
-        bodies = [rendered.ids[s.body_start : s.body_end] for s in rendered.spans]
+        bodies = [rendered.ids[s.start + 2 : s.end - 3] for s in rendered.spans]  # without tags and line ends
         assert [chat.decode(body, tok) for body in bodies] == [*contents, contents[0]]
         assert all(max(body) < tok.n_vocab for body in bodies[:-1])
         assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {tok.n_vocab + TAGS.index("<functioncall>")}
