@@ -16,7 +16,7 @@ from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
 
-VOCABULARIES = ("bytes", "gpt2:4096", "python:4096", "gpt2")
+VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
 SCHEMAS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 ODD = SCHEMAS["odd"]
 OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
