@@ -33,7 +33,7 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
            && $(PY) -IS -c "print('yes')" 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all torture notebooks jupyter cpp venv clean FORCE
+.PHONY: help lab test test-all torture notebooks site jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
@@ -49,6 +49,11 @@ torture: venv  ## kills, full disks, fuzzed inputs, hostile clients: an hour at 
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
 	$(PY) tools/notebook_pairs.py build $(ARGS)
+
+site: venv  ## build the web site in build/site: documents, notebooks, reports, pages, API, search
+	$(PIP) -e ".[site]"
+	$(PY) tools/site_pages.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file build/mkdocs.yml
 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)
