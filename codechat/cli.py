@@ -5,13 +5,10 @@ The module is imported when its command is called, so `codechat --help` needs ne
 
 from __future__ import annotations
 
-import importlib.abc
 import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from codechat import __version__
@@ -61,32 +58,6 @@ def _enter(words: list[str]) -> list[str]:
     return words[2:]
 
 
-class _LazyModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.__class__ = ModuleType
-        self.__loader__.exec_module(self)
-        return getattr(self, name)
-
-
-class _LazyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of codechat run on the first use of an attribute: the help of a command loads no torch."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name.startswith("codechat.") else None
-        if spec is None or spec.submodule_search_locations is not None:
-            return None
-        self.real = spec
-        return ModuleSpec(name, self, origin=spec.origin)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _LazyModule(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__, module.__loader__, module.__file__ = self.real, self.real.loader, self.real.origin
-
-
 def _dispatch(words: list[str]) -> Any:
     if words[:1] == ["--root"]:
         words = _enter(words)
@@ -100,12 +71,7 @@ def _dispatch(words: list[str]) -> Any:
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
-    sys.meta_path[:0] = lazy
-    try:
-        return command.load(command.main)(rest)
-    finally:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
+    return command.load(command.main)(rest)
 
 
 if __name__ == "__main__":

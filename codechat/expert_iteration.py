@@ -22,9 +22,6 @@ from codechat.core.config import opt
 from codechat.training.settings import TOY_ONE_UPDATE, MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from codechat.rl.rollout import RolloutBatch
     from codechat.runs.run import Run
 
 
@@ -47,18 +44,9 @@ class ExpertConfig(MinibatchSettings, RLSettings):
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE | {"max_steps": 260})
 
 
-def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
-    """(P, G) bool. correct: what is exactly right. best: what has the largest reward of its group, in groups that disagree."""
-    from codechat.rl.advantages import zero_variance
-
-    if keep == "correct":
-        return batch.correct
-    best = batch.rewards == batch.rewards.amax(1, keepdim=True)
-    return best & ~zero_variance(batch.rewards)[:, None]
-
-
 def train(cfg: ExpertConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
+    from codechat.rl.advantages import kept_completions
     from codechat.rl.losses import masked_mean, masked_sum
     from codechat.training.rl_session import rl_session
 

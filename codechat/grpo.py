@@ -25,14 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
+from codechat.core.errors import ConfigError
 from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from codechat.rl.rollout import RolloutBatch
     from codechat.runs.run import Run
-    from codechat.training.rl_session import RLSession
 
 # what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
 PAPERS = {
@@ -70,6 +67,12 @@ class GRPOConfig(RatioSettings, GroupSettings):
         "sampler", "whose log-probabilities the ratio starts from; trainer: one more pass, no mismatch in the ratio"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.importance_cap and self.old_logprobs == "sampler":
+            at = f"importance_cap {self.importance_cap}: the ratio starts from the sampler's probabilities"
+            raise ConfigError(f"{at}; leave --importance-cap out, or set --old-logprobs trainer")
+
     def resolved(self) -> GRPOConfig:
         """With what is none filled in from the variant."""
         missing = {name: value for name, value in VARIANTS[self.variant].items() if getattr(self, name) is None}
@@ -79,43 +82,10 @@ class GRPOConfig(RatioSettings, GroupSettings):
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
 
 
-def replace_flat_groups(r: RLSession, batch: RolloutBatch, rounds: int) -> RolloutBatch:
-    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those of further problems, at most `rounds`
-    times. A collective: all ranks count together, since what one replaces decides what the next one draws, and each samples in every round."""
-    from codechat.rl.advantages import zero_variance
-    from codechat.training.session import totals
-
-    for _ in range(rounds):
-        flat = zero_variance(batch.rewards).nonzero()[:, 0].tolist()
-        (missing,) = totals([[len(flat) * (rank == r.world.rank) for rank in range(r.world.size)]])
-        if not sum(missing):
-            break
-        batch = batch.replace(flat, r.draw(r.drawn + int(sum(missing[: r.world.rank])), len(flat)))
-        r.drawn += int(sum(missing))
-    return batch
-
-
-def credit(cfg: GRPOConfig, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(P, G) advantages, and which of them come from the reward: rewards within their group, less the completion's KL divergence from the
-    reference where --kl-in reward.
-
-    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
-    completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
-    from codechat.rl.advantages import group_advantages
-    from codechat.rl.losses import kl_estimate
-
-    advantage = group_advantages(batch.rewards, cfg.baseline)
-    live = advantage != 0
-    if ref is None or cfg.kl_in == "loss":
-        return advantage, live
-    penalty = (kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
-    baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
-    return advantage - cfg.kl_coef * group_advantages(penalty, baseline), live
-
-
 def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     from codechat.rl import losses
+    from codechat.rl.advantages import credit
     from codechat.training.meters import CLIPPING
     from codechat.training.rl_session import rl_session
 
@@ -124,7 +94,7 @@ def train(cfg: GRPOConfig) -> Run:
     measures = (*CLIPPING, *(("kl_ref",) if cfg.kl_coef else ()))
     with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
         for _ in r.steps():
-            batch = replace_flat_groups(r, r.sample(), cfg.resample_rounds)  # P problems x G completions
+            batch = r.sample(cfg.resample_rounds)  # P problems x G completions
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
             ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)

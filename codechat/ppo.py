@@ -23,9 +23,6 @@ from codechat.core.config import opt
 from codechat.training.settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from codechat.rl.rollout import RolloutBatch
     from codechat.runs.run import Run
 
 
@@ -38,7 +35,6 @@ class PPOConfig(RatioSettings, RLSettings):
     minibatches: int = 2
     kl_kind: Literal["k1", "k2", "k3"] = "k1"
     lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
-    gamma: float = opt(1.0, "discount per token, above 0", least=1e-9, most=1)
     whiten: bool = opt(
         False,
         "advantages of a batch to mean 0 and standard deviation 1, over all ranks; where few groups disagree this blows up the value's noise",
@@ -52,24 +48,10 @@ class PPOConfig(RatioSettings, RLSettings):
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lora=LORA_RUN)
 
 
-def token_rewards(cfg: PPOConfig, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
-    """(N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
-    import torch
-
-    from codechat.distributed import dist
-    from codechat.rl.losses import kl_estimate
-
-    rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
-    rewards = torch.zeros(old.shape)
-    rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
-    rewards = dist.send(rewards, old.device)
-    return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
-
-
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     from codechat.rl import losses
-    from codechat.rl.advantages import estimate_gae
+    from codechat.rl.advantages import estimate_gae, token_rewards
     from codechat.rl.rollout_metrics import live_completions
     from codechat.training.meters import CLIPPING
     from codechat.training.rl_session import rl_session
@@ -84,7 +66,7 @@ def train(cfg: PPOConfig) -> Run:
             ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
             rewards = token_rewards(cfg, batch, old, ref)  # (N, C)
             old_values = values_of(r.cfg, r.model, r.head, batch)  # (N, C)
-            advantage, returns = estimate_gae(rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam)  # (N, C) each
+            advantage, returns = estimate_gae(rewards, old_values, mask, lam=cfg.lam)  # (N, C) each
             explained = explained_variance(returns.flatten()[written], old_values.flatten()[written])
             adv_abs = float(advantage.flatten()[written].abs().mean()) * len(written)
             if cfg.whiten:

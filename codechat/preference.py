@@ -40,8 +40,6 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
     beta: float | None = opt(
         None, "pull towards the reference, or scale of the margin, above 0; none = the paper's", least=1e-9
     )
-    margin: float = opt(1.0, "SimPO's target margin", least=0)
-    sft_coef: float | None = opt(None, "weight of an SFT term on what is preferred; none = the paper's", least=0)
     max_steps: int = 100
     lr: float = 5e-5
     muon_lr: float = 0.001
@@ -63,10 +61,9 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
 
     def resolved(self) -> PreferenceConfig:
         """With what is none filled in from the paper."""
-        from codechat.rl.preference_losses import BETA, SFT_COEF
+        from codechat.rl.preference_losses import BETA
 
-        beta = BETA[self.loss] if self.beta is None else self.beta
-        return replace(self, beta=beta, sft_coef=SFT_COEF[self.loss] if self.sft_coef is None else self.sft_coef)
+        return replace(self, beta=BETA[self.loss] if self.beta is None else self.beta)
 
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})
@@ -75,9 +72,9 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
     from codechat import tasks
+    from codechat.core.processes import StopSignal
     from codechat.distributed import dist, hardware
     from codechat.models import lora
-    from codechat.runs.run import StopSignal
     from codechat.training import opening
     from codechat.training.meters import Meter
     from codechat.training.preference_loss import PreferenceLoss, held_out_means, log_step, place, read_or_sample
@@ -87,7 +84,7 @@ def train(cfg: PreferenceConfig) -> Run:
         cfg, parent, tok = opening.load_parent(cfg.resolved())
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
-        model = opening.build_model(cfg, parent, cfg.seed)
+        model = opening.build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)

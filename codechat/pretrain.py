@@ -70,9 +70,9 @@ def bits_per_byte(model: GPT, cfg: PretrainConfig) -> dict[str, float]:
 
 def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
+    from codechat.core.processes import StopSignal
     from codechat.data import corpus, prefetch
     from codechat.distributed import dist, hardware
-    from codechat.runs.run import StopSignal
     from codechat.text import tokenizer
     from codechat.training.opening import build_policy, load_parent
     from codechat.training.session import Session

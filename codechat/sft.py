@@ -12,21 +12,18 @@ or on the server of --engine.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import ConfigError
 from codechat.training.settings import ChatSettings, EngineSettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
     from codechat.models.gpt import GPT
-    from codechat.runs.checkpoint import Checkpoint
     from codechat.runs.run import Run
-    from codechat.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +42,7 @@ class SFTConfig(EngineSettings, ChatSettings, SupervisedSettings):
     eval_examples: int = opt(64, "held-out conversations per domain, and problems of --eval-task", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     eval_task: str | None = opt(
-        None,
-        "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
+        None, "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no"
     )
     eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has")
     eval_new_tokens: int = opt(256, "longest completion there, tokens", least=1)
@@ -73,80 +69,20 @@ class SFTConfig(EngineSettings, ChatSettings, SupervisedSettings):
 RUN_PRESETS = run_presets()
 
 
-def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> None:
-    """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
-    from codechat.text import chat
-
-    if cfg.tags == "reserved" and cfg.model.n_ids < tok.n_vocab + chat.N_TAGS:
-        advice = f"--tags {parent.meta['tags']}, or import it with --tags reserved" if parent else "--tags text"
-        raise ConfigError(
-            f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; set {advice}"
-        )
-
-
-class HeldOut:
-    """Held-out loss of each domain and behaviour probes while SFT trains; its state is the losses so far."""
-
-    def __init__(self, cfg: SFTConfig, tok: Tokenizer) -> None:
-        from codechat.data import conversations
-        from codechat.training.opening import read_probes
-
-        self.cfg, self.tok, self.history = cfg, tok, list[dict[str, float]]()
-        where = (cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size)
-        try:
-            read = conversations.load_domains(*where, limit=cfg.eval_examples)
-        except MissingFile as absent:
-            print(f"no held-out loss: {absent}", file=sys.stderr)
-            read = {}
-        rows = (cfg.device_batch_size, cfg.length)
-        self.domains = {domain: conversations.held_out(examples, *rows) for domain, examples in read.items()}
-        self.probes = read_probes(cfg)
-
-    def evaluate(self, model: GPT, step: int) -> dict[str, float]:
-        """The losses, and the behaviour matrix; says which losses have risen three times in a row."""
-        from codechat.distributed import dist, sharding
-        from codechat.evaluation import domain_loss, evaluate
-
-        with sharding.whole(model) as reader:
-            losses = domain_loss.held_out_losses(reader, self.domains, dist.device())
-            how = (reader, self.tok, self.cfg.tags, self.probes)
-            probed = evaluate.behaviour_matrix(*how, seed=self.cfg.seed).metrics() if self.probes else {}
-        self.history.append(losses)
-        for name in regressed(self.history) if dist.is_main() else ():
-            risen = f"{name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}"
-            remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
-            print(f"{self.cfg.run_name}: {risen}; {remedy}", file=sys.stderr)
-        return losses | probed
-
-    def state(self) -> list[dict[str, float]]:
-        return list(self.history)
-
-    def load_state(self, state: list[dict[str, float]]) -> None:
-        self.history = list(state)
-
-
-def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
-    """Names of held-out losses that rose in each of the last `rises` evaluations."""
-    recent = history[-(rises + 1) :]
-    if len(recent) <= rises:
-        return []
-    return [k for k in recent[-1] if all(a.get(k, math.inf) < b[k] for a, b in zip(recent, recent[1:]))]
-
-
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
+    from codechat.core.processes import StopSignal
     from codechat.data import conversations, prefetch, prepared
     from codechat.distributed import dist, hardware
-    from codechat.runs.run import StopSignal
     from codechat.training import opening
     from codechat.training.session import Session, totals
 
     with dist.session(cfg) as world, StopSignal() as interrupt:
         cfg, parent, tok = opening.load_parent(cfg, keep_tags=True)
-        check_tags(cfg, tok, parent)
+        opening.check_tags(cfg, tok, parent)
         length = min(cfg.length, cfg.model.block_size)
         examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
-        held_out = HeldOut(cfg, tok)
+        held_out = opening.HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = conversations.token_weights(examples, shares)

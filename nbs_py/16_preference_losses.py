@@ -112,7 +112,7 @@ def loss_of(kind, logprobs, kl=0.0):
         liked = torch.arange(2 * len(good)) < len(good)
         return pl.kto_loss(torch.cat((good, bad)), torch.cat((ref[chosen], ref[rejected])), liked, kl, beta)[0].mean()
     return pl.pair_loss(kind, good, bad, chosen_lengths=lengths[chosen], rejected_lengths=lengths[rejected], beta=beta, ref_chosen=ref[chosen],
-                        ref_rejected=ref[rejected], sft_coef=pl.SFT_COEF[kind]).losses.mean()
+                        ref_rejected=ref[rejected]).losses.mean()
 
 
 # %%
@@ -123,8 +123,7 @@ def pull(kind, chosen_moved, rejected_moved):
     if kind == "kto":
         loss = pl.kto_loss(torch.cat((good, bad)), torch.cat((at, at)), torch.tensor([True, False]), 0.0, pl.BETA[kind])[0].mean()
     else:
-        loss = pl.pair_loss(kind, good, bad, chosen_lengths=n, rejected_lengths=n, beta=pl.BETA[kind], ref_chosen=at, ref_rejected=at,
-                            sft_coef=pl.SFT_COEF[kind]).losses.sum()
+        loss = pl.pair_loss(kind, good, bad, chosen_lengths=n, rejected_lengths=n, beta=pl.BETA[kind], ref_chosen=at, ref_rejected=at).losses.sum()
     return [-float(g) for g in torch.autograd.grad(loss, (good, bad))]
 
 

@@ -52,11 +52,7 @@ def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def home(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, for modules that took the root from `run`."""
-    from codechat.runs import run
-
-    monkeypatch.setattr(run, "ROOT", runs_root)
+def home(runs_root: Path) -> Path:
     return runs_root
 
 

@@ -20,7 +20,7 @@ from codechat.core import config, registry
 from codechat.core.errors import RunError
 from codechat.data import corpus
 from codechat.models.config import GPTConfig
-from codechat.runs import checkpoint, metrics, run
+from codechat.runs import checkpoint, metrics, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
@@ -196,7 +196,7 @@ def dead_task_contract(train: Train, cfg: Any) -> run.Run:
         patch.setattr(toy.ToyTask, "score", all_or_nothing)
         with raising(RunError, "DEAD", "--allow-dead"):
             train(cfg)
-        assert not run.exists(cfg.run_name)
+        assert not paths.exists(cfg.run_name)
         found = train(replace(cfg, allow_dead=True))
     assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"]
     assert len(found.metrics()) == 5

@@ -51,10 +51,6 @@ class SyncCount(TorchDispatchMode):
         super().__init__()
         self.device, self.calls = device, Counter[str]()
 
-    @property
-    def total(self) -> int:
-        return sum(self.calls.values())
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default and args[0].is_meta:

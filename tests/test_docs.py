@@ -91,7 +91,8 @@ class Parsed(Exception):
 
 def shell_lines(page: Path) -> list[list[str]]:
     """The words of each line of the page's shell blocks, continuation lines joined and comments removed."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    text = page.read_text(encoding="utf-8")
+    blocks = [text] if page.suffix == ".txt" else re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
     lines = "\n".join(blocks).replace("\\\n", " ").replace("-m codechat.", "codechat ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -106,7 +107,10 @@ def commands(page: Path) -> list[list[str]]:
     return found + [[words[1], *words[words.index("--") + 1 :]] for words in found if "--" in words]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=title)
+SHEETS = sorted((ROOT / "codechat/recipes").glob("*.txt"))  # command lines to copy
+
+
+@pytest.mark.parametrize("page", [page for page in [*PAGES, *SHEETS] if commands(page)], ids=title)
 def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each has flags and values that exist and fit together, up to where it would begin. Files are not looked for."""
     parse = config.parse

@@ -65,11 +65,7 @@ def test_every_import_is_declared() -> None:
     known |= sys.stdlib_module_names | {"codechat", "benchmarks"} | BROUGHT_ALONG
     known |= {p.stem for folder in ("tests", "tools") for p in (ROOT / folder).rglob("*.py")}
     unknown = {}
-    for path in [
-        *(ROOT / "codechat").rglob("*.py"),
-        *(ROOT / "tests").rglob("*.py"),
-        *(ROOT / "nbs_py").glob("*.py"),
-    ]:
+    for path in [*(ROOT / "codechat").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "nbs_py").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
@@ -123,12 +119,7 @@ def dry_run(place: Path, *arguments: str) -> str:
     """What `make venv` would do: "" for nothing, else the steps' names."""
     environment = {key: value for key, value in os.environ.items() if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")}
     ran = subprocess.run(
-        ["make", "-n", "venv", *arguments],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["make", "-n", "venv", *arguments], cwd=place, env=environment, capture_output=True, text=True, check=True
     )
     return " ".join(re.findall(r"\$(\w+)", ran.stdout))
 
@@ -164,11 +155,7 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
     (made / ".venv" / ".place").unlink()
     ran = subprocess.run(["make", "venv", "PYTHON=./old no-such-python"], cwd=made, capture_output=True, text=True)
     assert ran.returncode != 0
-    for part in (
-        "./old is Python 3.8; 3.11 or newer is needed",
-        "no-such-python is not on the PATH",
-        "PYTHON=/path",
-    ):
+    for part in ("./old is Python 3.8; 3.11 or newer is needed", "no-such-python is not on the PATH", "PYTHON=/path"):
         assert part in ran.stderr
     assert (made / ".venv" / "bin").is_dir(), "the old environment goes only when a new one can be made"
 

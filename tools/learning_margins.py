@@ -42,11 +42,11 @@ def load_lessons() -> None:
 
 def run_seeds(name: str, seeds: int) -> None:
     """Print the claims of each seed as a line of JSON."""
-    from codechat.runs import paths, run
+    from codechat.runs import paths
 
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
-            run.ROOT = paths.ROOT = Path(folder)
+            paths.ROOT = Path(folder)
             print(json.dumps(LEARNING[name](Path(folder), seed)), flush=True)
 
 

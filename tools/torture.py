@@ -436,7 +436,7 @@ def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]
 
     from codechat.runs import checkpoint, paths, run
 
-    paths.ROOT = run.ROOT = home / "fuzzed-runs"
+    paths.ROOT = home / "fuzzed-runs"
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     saved = {name: p.clone() for name, p in model.state_dict().items()}
@@ -517,9 +517,9 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
     that was given alone, and the memory stays where it was."""
     from server import Serving
 
-    from codechat.runs import paths, run
+    from codechat.runs import paths
 
-    paths.ROOT = run.ROOT = home
+    paths.ROOT = home
     save_tiny(home)
     weights = home / "runs" / "tiny" / "sft" / "checkpoints"
     versions = sorted(p.name for p in weights.glob("step_*"))

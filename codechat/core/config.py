@@ -214,16 +214,13 @@ def resolve(
     *,
     presets: Presets = {},
 ) -> T:
-    """defaults < preset < file < overrides. A class may have a method `check_given`, which is called with what preset and overrides set."""
+    """defaults < preset < file < overrides."""
     values = read_json(Path(file)) if file else {}
     if preset:
         check_choice("preset", preset, presets)
     chosen = _flat(cls, presets[preset] if preset else {}, f"preset {preset}")
     over = _flat(cls, overrides or {}, "flags" if file or preset else cls.__name__)
-    cfg = _build(cls, chosen | _flat(cls, values, str(file)) | over)
-    if check := getattr(cfg, "check_given", None):
-        check(chosen | over)
-    return cfg
+    return _build(cls, chosen | _flat(cls, values, str(file)) | over)
 
 
 # ---- to mappings

@@ -74,13 +74,6 @@ def unlock(path: Path) -> None:
         file.close()
 
 
-def lock_moved(old: Path, new: Path) -> None:
-    """The locked file was renamed; a lock that was held under the new name is released."""
-    unlock(new)
-    if file := _held.pop(old, None):
-        _held[new] = file
-
-
 class StopSignal:
     """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave.
 

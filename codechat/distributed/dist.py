@@ -27,7 +27,7 @@ import torch.distributed as td
 from torch import Tensor, nn
 
 from codechat.core.config import plain
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.distributed import desync
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -182,8 +182,14 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def raise_together(problem: Exception | None) -> None:
-    """Raise on every rank the first problem, by rank, that one of them met."""
+@contextmanager
+def together() -> Iterator[None]:
+    """A UserError of one rank is raised on all of them at the end of the block. A collective, there."""
+    problem = None
+    try:
+        yield
+    except UserError as error:
+        problem = error
     if first := next((p for p in gather(problem) if p is not None), None):
         raise first
 

@@ -37,8 +37,8 @@ from codechat.evaluation.results import TaskResult
 from codechat.models import generate, loading
 from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
-from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
-from codechat.runs.run import Run, find_checkpoint, find_run
+from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
+from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar

@@ -90,9 +90,9 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
 def train(cfg: CharsConfig) -> Run:
     """Learn the text; returns the finished run. UserError, before anything is written, for bad settings."""
+    from codechat.core.processes import StopSignal
     from codechat.distributed import dist, sharding
     from codechat.labs import chars_learning as learning
-    from codechat.runs.run import StopSignal
     from codechat.training.session import Session
 
     cfg, parent, text = learning.load(cfg)

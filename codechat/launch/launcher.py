@@ -88,7 +88,7 @@ def write(cfg: Any, **machines: Any) -> Written:
     texts, submit = {"launch.sh": launch_sh(cfg, entry.module, where)}, f"codechat launch {name} start"
     if where.slurm or where.nodes > 1:
         texts["job.slurm"], submit = slurm(name, where), f"sbatch runs/{name}/job.slurm"
-    path = paths.write_planned(name, cfg, entry.id, texts, where.overwrite)
+    path = paths.prepare(name, cfg, entry.id, overwrite=where.overwrite, plan=texts)
     changes = {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"}
     return Written(path, changes, verdict, submit)
 

@@ -39,10 +39,11 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, check_choice
+from codechat.core.processes import StopSignal
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import FOLDER, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 from codechat.runs import paths
-from codechat.runs.run import Run, StopSignal
+from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,23 +79,23 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
 
     RunError, on every rank, where memory or disk is full."""
     version = dist.gather(f"{folder.name}@{step}-{secrets.token_hex(6)}")[0]
-    final, problem = folder / f"live_{step:06d}", None
+    final = folder / f"live_{step:06d}"
     if sharding.is_sharded(model):
         model.reshard()  # type: ignore[operator]  # after a forward pass the root's weights are still gathered
     tensors: dict[str, Tensor] = {}
     for name, p in model.state_dict().items():
         whole = dist.gathered(sharding.for_products(name, p.detach(), dist.compute_dtype()))
         tensors[name] = whole if dist.is_main() else whole.new_empty(0)
-    if dist.is_main():
-        about = dict(meta, step=step, version=version, model_config=config.plain(model.cfg))
+    about = dict(meta, step=step, version=version, model_config=config.plain(model.cfg))
+    with dist.together():
         try:
-            with atomic_directory(final) as fresh:
-                hf_format.save(fresh / ONE_FILE, tensors)
-                (fresh / META).write_text(json.dumps(config.plain(about)))
-                withdraw(folder)
+            if dist.is_main():
+                with atomic_directory(final) as fresh:
+                    hf_format.save(fresh / ONE_FILE, tensors)
+                    (fresh / META).write_text(json.dumps(config.plain(about)))
+                    withdraw(folder)
         except OSError as error:
-            problem = RunError(f"the weights of step {step} cannot be written to {folder} ({error}); free memory there")
-    dist.raise_together(problem)
+            raise RunError(f"step {step} cannot be written to {folder} ({error}); free memory there") from error
     return final, version
 
 

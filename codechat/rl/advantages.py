@@ -1,13 +1,15 @@
-"""From rewards to advantages: pure functions. Shapes: P problems with G completions each; B sequences of T tokens."""
+"""From rewards to advantages: pure functions. Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError
+from codechat.distributed import dist
+from codechat.rl.losses import kl_estimate
+from codechat.rl.rollout import RolloutBatch
 
 Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
 
@@ -18,11 +20,9 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
     none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of
     the others (RLOO, arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation
     (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). In the last three a group of equal rewards gives exactly 0."""
-    _, group = rewards.shape
     if baseline == "none":
         return rewards.clone()
-    if group < 2:
-        raise ConfigError(f"group_size {group} with baseline {baseline!r} always gives 0; set --group-size 2 or more")
+    group = rewards.shape[1]
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     # rounding of the mean must not give a group without signal a tiny one, which zscore would blow up
     centred = torch.where(zero_variance(rewards)[:, None], torch.zeros_like(centred), centred)
@@ -30,9 +30,7 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
         return centred
     if baseline == "leave_one_out":
         return centred * (group / (group - 1))
-    if baseline == "zscore":
-        return centred / (rewards.std(dim=1, keepdim=True) + eps)
-    raise ConfigError(f"baseline {baseline!r}; required: none, mean, leave_one_out or zscore")
+    return centred / (rewards.std(dim=1, keepdim=True) + eps)
 
 
 def zero_variance(rewards: Tensor) -> Tensor:
@@ -57,3 +55,35 @@ def estimate_gae(
         following = torch.where(now, values[:, t], following)
         advantages[:, t] = torch.where(now, running, 0.0)
     return advantages, torch.where(on, advantages + values, torch.zeros_like(values))
+
+
+def credit(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
+    """GRPO's (P, G) advantages, and which of them come from the reward: rewards within their group, less the completion's KL divergence from the
+    reference where --kl-in reward.
+
+    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
+    completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
+    advantage = group_advantages(batch.rewards, cfg.baseline)
+    live = advantage != 0
+    if ref is None or cfg.kl_in == "loss":
+        return advantage, live
+    penalty = (kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
+    baseline: Baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
+    return advantage - cfg.kl_coef * group_advantages(penalty, baseline), live
+
+
+def token_rewards(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
+    """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
+    rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
+    rewards = torch.zeros(old.shape)
+    rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
+    rewards = dist.send(rewards, old.device)
+    return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
+
+
+def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
+    """(P, G) bool. correct: what is exactly right. best: what has the largest reward of its group, in groups that disagree."""
+    if keep == "correct":
+        return batch.correct
+    best = batch.rewards == batch.rewards.amax(1, keepdim=True)
+    return best & ~zero_variance(batch.rewards)[:, None]

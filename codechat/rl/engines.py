@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.models import export, generate, loading, lora
@@ -95,7 +95,7 @@ class Http(Engine):
 
     @contextmanager
     def policy(self, model: GPT) -> Iterator[GPT]:
-        with _raised_on_all_ranks():
+        with dist.together():
             yield model
 
     def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
@@ -109,7 +109,7 @@ class Http(Engine):
             self.version = fingerprint(checkpoint.read_meta(self.path))
         self.step = step
         self._lost.clear()
-        with _raised_on_all_ranks():
+        with dist.together():
             if dist.is_main():
                 self._retried(self._load_weights)
         self.pushed_s += time.perf_counter() - began
@@ -121,7 +121,6 @@ class Http(Engine):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
-        top_k: int | None = None,
         stop: Sequence[Sequence[int]] = (),
         seed: int = 0,
         samples_per_prompt: int = 1,
@@ -136,7 +135,7 @@ class Http(Engine):
             room = min(self.shape.block_size - len(prompt), max_new_tokens)
             if room < 1:
                 return [Completion([], [], "context")] * samples_per_prompt
-            body = common | self._draws(stop, top_k, seed, key) | {"prompt": list(prompt), "max_tokens": room}
+            body = common | self._draws(stop, seed, key) | {"prompt": list(prompt), "max_tokens": room}
             choices = self._retried(lambda: self._choices(body))
             return [self._completion(choice, prompt, max_new_tokens) for choice in choices]
 
@@ -159,9 +158,9 @@ class Http(Engine):
 
     # ---- requests
 
-    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(self, stop: Sequence[Sequence[int]], seed: int, key: int | str) -> dict[str, Any]:
         """How the server is told what to draw, and where to stop."""
-        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "keys": [key]}
+        return {"stop_token_ids": [list(s) for s in stop], "seed": seed, "keys": [key]}
 
     def _load_weights(self) -> None:
         """Make the server load the weights at `self.path`."""
@@ -224,29 +223,18 @@ class Http(Engine):
             pause = min(2 * pause, longest)
 
 
-@contextmanager
-def _raised_on_all_ranks() -> Iterator[None]:
-    """A UserError of one rank is raised on all of them at the end of the block. A collective, there."""
-    problem = None
-    try:
-        yield
-    except UserError as error:
-        problem = error
-    dist.raise_together(problem)
-
-
 class VLLM(Http):
     """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
     `logprob_mismatch`."""
 
-    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(self, stop: Sequence[Sequence[int]], seed: int, key: int | str) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
         if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
         bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
         seed = generate.row_key(seed, key, 0) & (2**63 - 1)
-        return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
+        return {"stop_token_ids": single, "top_k": -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")

@@ -110,14 +110,11 @@ def clip_statistics(
     )
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: float | None = 0.2) -> Tensor:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: float = 0.2) -> Tensor:
     """(B, T): half the squared error of values against returns, or that of values clipped to old_values +- clip_eps if
-    larger (PPO's implementation, Huang et al. 2022, "The 37 implementation details", 9). None = unclipped."""
-    error = (values - returns).square()
-    if clip_eps is not None:
-        clipped = old_values + (values - old_values).clamp(-clip_eps, clip_eps)
-        error = torch.maximum(error, (clipped - returns).square())
-    return error / 2
+    larger (PPO's implementation, Huang et al. 2022, "The 37 implementation details", 9)."""
+    clipped = old_values + (values - old_values).clamp(-clip_eps, clip_eps)
+    return torch.maximum((values - returns).square(), (clipped - returns).square()) / 2
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 PairLoss = Literal["dpo", "ipo", "cpo", "simpo", "orpo"]
 NEEDS_REFERENCE = ("dpo", "ipo", "kto")
-SFT_COEF = {"dpo": 0.0, "ipo": 0.0, "kto": 0.0, "simpo": 0.0, "cpo": 1.0, "orpo": 1.0}  # the papers' own
+WITH_SFT = ("cpo", "orpo")
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
 
 
@@ -46,7 +46,7 @@ def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected:
 def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Losses:
     """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO, uniform reference.
 
-    Its behaviour-cloning term is `sft_coef` x `sft_loss`, per token where the paper sums over the sequence."""
+    Its behaviour-cloning term is `sft_loss`, per token where the paper sums over the sequence."""
     return Losses(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
 
 
@@ -68,7 +68,7 @@ def orpo_loss(
     chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
 ) -> Losses:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
-    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x
+    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is
     `sft_loss`."""
     good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
     return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
@@ -108,17 +108,17 @@ def pair_loss(
     beta: float,
     ref_chosen: Tensor | None = None,
     ref_rejected: Tensor | None = None,
-    margin: float = 1.0,
-    sft_coef: float = 0.0,
 ) -> Losses:
-    """The loss called `kind` plus sft_coef x `sft_loss`."""
+    """The loss called `kind`, with `sft_loss` where its paper has it."""
     refs, lengths = (ref_chosen, ref_rejected), (chosen_lengths, rejected_lengths)
     loss, more = {
         "dpo": (dpo_loss, (*refs, beta)),
         "ipo": (ipo_loss, (*refs, beta)),
         "cpo": (cpo_loss, (beta,)),
-        "simpo": (simpo_loss, (*lengths, beta, margin)),
+        "simpo": (simpo_loss, (*lengths, beta)),
         "orpo": (orpo_loss, (*lengths, beta)),
     }[kind]
     result = loss(chosen, rejected, *more)
-    return result._replace(losses=result.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else result
+    if kind in WITH_SFT:
+        return result._replace(losses=result.losses + sft_loss(chosen, chosen_lengths))
+    return result

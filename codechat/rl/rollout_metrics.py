@@ -26,24 +26,17 @@ Pairs = Mapping[str, tuple[float, float]]
 
 
 class RankMetrics(NamedTuple):
-    """Rewards (P, G) of one rank, and values by the rule that combines ranks. means: over equally many items on each
-    rank. sums: added. maxima: the largest, NaN if any is. ratios: (sum, count) of items."""
+    """Rewards (P, G) of one rank, and values by the rule that combines ranks. means: (sum, count) of items. sums: added.
+    maxima: the largest, NaN if any is."""
 
     rewards: Tensor
-    means: Values
+    means: Pairs
     sums: Values = {}
     maxima: Values = {}
-    ratios: Pairs = {}
 
 
 def rollout_metrics(
-    batch: RolloutBatch,
-    tiers: Sequence[str],
-    *,
-    means: Values = {},
-    sums: Values = {},
-    maxima: Values = {},
-    ratios: Pairs = {},
+    batch: RolloutBatch, tiers: Sequence[str], *, means: Pairs = {}, sums: Values = {}, maxima: Values = {}
 ) -> dict[str, float]:
     """Metrics of the batch that all ranks train on, and the loop's own values. A collective; every rank passes the same
     names and equally many groups."""
@@ -54,22 +47,21 @@ def rollout_metrics(
         truncated_frac=float(batch.cut_off().double().mean()),
         **batch.tier_shares(tiers),
     )
-    ratios = {"entropy": (nats, batch.n_tokens), **ratios}
-    return combine_ranks(dist.gather(RankMetrics(batch.rewards.double(), {**mine, **means}, sums, maxima, ratios)))
+    means = {name: (value, 1) for name, value in mine.items()} | {"entropy": (nats, batch.n_tokens)} | dict(means)
+    return combine_ranks(dist.gather(RankMetrics(batch.rewards.double(), means, sums, maxima)))
 
 
 def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
     """One value of each name, from the values of every rank."""
-    rewards, means, sums, maxima, ratios = zip(*ranks)
+    rewards, means, sums, maxima = zip(*ranks)
     every = torch.cat(rewards)
     equal = equal_groups(rewards)
     row = dict(reward_mean=float(every.mean()), reward_std=math.sqrt(every.var(correction=0)))
     row |= dict(frac_zero_std_groups=int(equal.sum()) / len(equal), effective_groups=float((~equal).sum()))
-    row |= {name: sum(r[name] for r in means) / len(ranks) for name in means[0]}
     row |= {name: sum(r[name] for r in sums) for name in sums[0]}
     row |= {name: float(torch.tensor([r[name] for r in maxima], dtype=torch.float64).max()) for name in maxima[0]}
-    for name in ratios[0]:
-        total, count = (sum(part) for part in zip(*(r[name] for r in ratios)))
+    for name in means[0]:
+        total, count = (sum(part) for part in zip(*(r[name] for r in means)))
         row[name] = total / max(1.0, count)
     return row
 

@@ -15,7 +15,6 @@ what they hold (`weights_only`), after their hashes are verified. `meta["lineage
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 import random
@@ -23,11 +22,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from threading import Thread, get_native_id
+from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +36,8 @@ import torch.distributed as td
 from torch import Tensor, nn
 
 from codechat.core import config
-from codechat.core.atomic_files import atomic_directory, file_record, write_atomic, write_json
-from codechat.core.errors import CheckpointError
+from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_atomic, write_json
+from codechat.core.errors import CheckpointError, RunError
 from codechat.distributed import dist, sharding
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
@@ -83,12 +83,6 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module below torch.compile and data-parallel wrappers, which prefix the names of weights."""
-    inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def on_host(value: Any) -> Any:
@@ -156,14 +150,13 @@ def write_step(
 def prune(run_path: Path, step: int, keep_last: int) -> None:
     """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
     paths = checkpoint_paths(run_path)
+    for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
+        shutil.rmtree(left)
     kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
     for old, path in paths.items():
         if keep_last > 0 and old not in kept:
-            shutil.rmtree(_temporary(path), ignore_errors=True)  # what a kill left
             os.rename(path, _temporary(path))
-    for left in (run_path / "checkpoints").glob(".step_*"):
-        if left not in paths.values():
-            shutil.rmtree(left)
+            shutil.rmtree(_temporary(path))
 
 
 def _advice(folder: Path) -> str:
@@ -178,13 +171,12 @@ def _advice(folder: Path) -> str:
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
     """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
-    problem = None
-    for i, name in enumerate(names):
-        path, mine = folder / name, i % dist.world_size() == dist.rank()
-        whole = name in files and path.is_file() and path.stat().st_size == files[name]["bytes"]
-        if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
-            problem = problem or CheckpointError(f"{path} is missing or damaged; {_advice(folder)}")
-    dist.raise_together(problem)
+    with dist.together():
+        for i, name in enumerate(names):
+            path, mine = folder / name, i % dist.world_size() == dist.rank()
+            whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
+            if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
+                raise CheckpointError(f"{path} is missing or damaged; {_advice(folder)}")
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
@@ -209,38 +201,31 @@ def _read_released(path: Path) -> dict[str, Tensor]:
 # ---- writing
 
 
-class _Write(Thread):
-    """A checkpoint on its way to the disk: `run` writes it at once, `start` beside training."""
-
-    def __init__(self, final: Path, job: Callable[[], None]) -> None:
-        super().__init__(name=f"checkpoint {final.name}")
-        self.final, self.job = final, job
-        self.problem: CheckpointError | None = None
-
-    def run(self) -> None:
-        # Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU run.
-        if sys.platform == "linux" and self.native_id == get_native_id():
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
-        try:
-            self.job()
-        except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-            self.problem = CheckpointError(
-                f"checkpoint {self.final} cannot be written ({e}); free space, then continue with --resume; earlier checkpoints are intact"
-            )
-        finally:
-            del self.job  # and with it the copy in host memory
+def _low_priority() -> None:
+    """Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU run."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
 
 
-_under_way: _Write | None = None
+def _write(job: Callable[[], None], final: Path) -> None:
+    try:
+        job()
+    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+        remedy = "free space, then continue with --resume; earlier checkpoints are intact"
+        raise CheckpointError(f"checkpoint {final} cannot be written ({e}); {remedy}") from e
+
+
+_writer = futures.ThreadPoolExecutor(1, "checkpoint", _low_priority)
+_under_way: futures.Future[None] | None = None
 
 
 def settle() -> None:
     """Wait for the checkpoint that is being written, if any; raise on every rank what went wrong. A collective."""
     global _under_way
     write, _under_way = _under_way, None
-    if write is not None:
-        write.join()
-        dist.raise_together(write.problem)
+    if write:
+        with dist.together():
+            write.result()
 
 
 @contextmanager
@@ -249,8 +234,7 @@ def settled() -> Iterator[None]:
     try:
         yield
     except BaseException:  # the block's own error comes before one of the checkpoint
-        if _under_way:
-            _under_way.join()
+        futures.wait([_under_way] if _under_way else [])
         raise
     settle()
 
@@ -280,7 +264,7 @@ def save(
     CheckpointError where the disk fails: no partial checkpoint stays, and the former ones are untouched."""
     global _under_way
     settle()
-    run_path, model = Path(run_path), unwrap(model)
+    run_path = Path(run_path)
     final = run_path / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(run_path, step, model, optimizers, meta or {})
@@ -306,20 +290,16 @@ def save(
         except OSError as e:
             print(f"old checkpoints in {final.parent} cannot be removed ({e})", file=sys.stderr)
 
-    write = _Write(final, job)
     if wait:
-        write.run()
-        dist.raise_together(write.problem)
+        with dist.together():
+            _write(job, final)
     else:
-        _under_way = write
-        write.start()
+        _under_way = _writer.submit(_write, job, final)
     return final
 
 
 def set_best(run_path: str | Path, step: int) -> None:
     """Let NAME@best mean this step, which is then kept."""
-    if step not in (steps := checkpoint_paths(Path(run_path))):
-        raise CheckpointError(f"{run_path} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     write_atomic(Path(run_path) / "checkpoints" / "best", f"step_{step:06d}\n")
 
 
@@ -330,12 +310,12 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     """meta.json of a checkpoint; CheckpointError where it is foreign or damaged."""
     path = resolve(ref) / "meta.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise CheckpointError(f"{path} is damaged ({e}); {_advice(path.parent)}") from e
-    got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-    if got != FORMAT or not {"step", "run", "files"} <= meta.keys():
-        raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}; {_advice(path.parent)}")
+        meta = read_json(path)
+    except RunError as e:
+        raise CheckpointError(f"{e}; {_advice(path.parent)}") from e
+    if meta.get("format") != FORMAT or not {"step", "run", "files"} <= meta.keys():
+        got = f"{path} has format {meta.get('format')!r}; this version reads format {FORMAT}"
+        raise CheckpointError(f"{got}; {_advice(path.parent)}")
     return meta
 
 
@@ -348,46 +328,38 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     path = resolve(ref)
     meta = read_meta(path)
     files, step = meta["files"], meta["step"]
+    _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
     if RELEASED_WEIGHTS in files:
-        _verify(path, files, [RELEASED_WEIGHTS])
         return Checkpoint(path, step, meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
-    optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
+    optimizer = optimizer and bool(meta.get("optimizers"))
     if meta.get("sharded"):
-        from codechat.runs import sharded_checkpoint
+        from codechat.runs.sharded_checkpoint import Shards
 
-        _verify(path, files, [*files])
-        state, optim = (sharded_checkpoint.Shards(path, prefix) for prefix in ("model.", "optim."))
+        state, optim = Shards(path, "model."), Shards(path, "optim.") if optimizer else None
     else:
-        _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
         state = _read_file(path / "model.pt", mmap)
         optim = _read_file(path / "optim.pt", mmap) if optimizer else None
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]
-    return Checkpoint(
-        path, step, meta, state, optim if optimizer else None, mine["extra"], mine["rng"] if same else None
-    )
+    return Checkpoint(path, step, meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
 
 def _check_fit(path: Path, there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple[int, ...]]) -> None:
     """CheckpointError where the shapes of the saved tensors are not those of the model."""
-    problems = [f"{k} is {there[k]} there and {here[k]} here" for k in here if k in there and there[k] != here[k]]
-    alone = [k for k in [*there, *here] if (k in there) != (k in here)]
-    problems += [f"{k} is only {'there' if k in there else 'here'}" for k in alone]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(
-            f"{path} does not fit the model: {'; '.join(problems[:3])}{more}; use the settings of the run that saved it"
-        )
+    differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if differ:
+        listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])
+        remedy = "use the settings of the run that saved it"
+        raise CheckpointError(f"{path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}")
 
 
 def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     names, state = [type(o).__name__ for o in optimizers], ckpt.optim_state
-    saved = ckpt.meta.get("optimizers", names[: len(state or [])]) if state is not None else []
+    saved = ckpt.meta["optimizers"] if state is not None else []
     if len(saved) != len(names):
-        raise CheckpointError(
-            f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
-        )
+        held = f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required"
+        raise CheckpointError(f"{held}; use the same --optimizer")
     try:
         if hasattr(state, "restore_optimizers"):
             state.restore_optimizers(model, optimizers)
@@ -401,13 +373,10 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
         raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit ({e})") from e
 
 
-def restore(
-    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), rng: bool | None = None
-) -> None:
-    """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
-
-    rng: also the global random states; None = where optimizers are given, that is, where a run continues from the checkpoint."""
-    model, state = unwrap(model), ckpt.model_state
+def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+    """Put the saved state into `model`; with optimizers, where a run continues from the checkpoint, also into them and the global random
+    states. CheckpointError, with both shapes, where they do not fit."""
+    state = ckpt.model_state
     targets, sharded = model.state_dict(), hasattr(state, "shapes")
     shapes = state.shapes() if sharded else {name: tuple(tensor.shape) for name, tensor in state.items()}
     _check_fit(ckpt.path, shapes, {name: tuple(tensor.shape) for name, tensor in targets.items()})
@@ -418,5 +387,5 @@ def restore(
             sharding.fill(target, state[name])
     if optimizers:
         _restore_optimizers(ckpt, model, optimizers)
-    if (bool(optimizers) if rng is None else rng) and ckpt.rng is not None:
-        set_rng_state(ckpt.rng)
+        if ckpt.rng is not None:
+            set_rng_state(ckpt.rng)

@@ -1,17 +1,14 @@
-"""`codechat runs`: list runs, show one, compare two, replay one into a tracker.
+"""`codechat runs`: list runs, show one, compare two.
 
-    codechat runs                                     every run, with its state and last checkpoint
-    codechat runs show nano/rl                        settings, where it came from, last metrics, evaluations
-    codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
-    codechat runs export nano/rl --wandb --offline    replay the metrics into Weights & Biases
-
-A loop with --wandb sends the same rows while it trains.
+codechat runs                                     every run, with its state and last checkpoint
+codechat runs show nano/rl                        settings, where it came from, last metrics, evaluations
+codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,27 +17,21 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError
 from codechat.runs.metrics import is_declared, metric
-from codechat.runs.run import Run, compare_configs, list_runs, runs_dir
-from codechat.runs.tracker import PROJECT, Tracker, tracked_row
+from codechat.runs.run import Run, list_runs, runs_dir
 
-N_RUNS = {"list": 0, "show": 1, "compare": 2, "export": 1}
+N_RUNS = {"list": 0, "show": 1, "compare": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsConfig:
     """The action and its runs."""
 
-    action: Literal["list", "show", "compare", "export"] = opt("list", "what to do", positional=True)
-    runs: tuple[str, ...] = opt((), "runs: one for show and export, two for compare", positional=True)
-    wandb: bool = opt(False, "export to Weights & Biases (pip install wandb)")
-    offline: bool = opt(False, "write the export into the run directory, for a later `wandb sync`")
-    project: str = opt(PROJECT, "project of the tracker")
+    action: Literal["list", "show", "compare"] = opt("list", "what to do", positional=True)
+    runs: tuple[str, ...] = opt((), "runs: one for show, two for compare", positional=True)
 
     def __post_init__(self) -> None:
         if len(self.runs) != N_RUNS[self.action]:
             raise ConfigError(f"{self.action} got {len(self.runs)} runs; it takes {N_RUNS[self.action]}")
-        if self.action == "export" and not self.wandb:
-            raise ConfigError("export where to? add --wandb (with --offline where there is no network)")
 
 
 def show_list() -> None:
@@ -87,34 +78,12 @@ def _short(value: Any) -> str:
 
 def show_difference(a: str, b: str) -> None:
     """The settings in which two runs differ."""
-    frame = compare_configs(a, b)
-    same = f"{a} and {b} have the same settings"
-    print(same if frame.empty else frame.rename(columns={"a": a, "b": b}).map(_short).to_string())
-
-
-def tracker_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """What the tracker gets of a run, in order of steps."""
-    files = {"metrics.jsonl": False, "eval.jsonl": True}
-    rows = [tracked_row(row, evaluation) for file, evaluation in files.items() for row in read_rows(run.path / file)]
-    yield from sorted(rows, key=lambda row: row["step"])
-
-
-def export_wandb(ref: str, project: str, offline: bool) -> None:
-    """Replay a run's metrics and evaluations into Weights & Biases, in the place of an earlier replay."""
-    run, count = Run.open(ref), 0
-    mode = "offline" if offline else "online"
-    tracker = Tracker(run.name, run.config, run.status["kind"], run.path, project=project, mode=mode)
-    for count, row in enumerate(tracker_rows(run), 1):
-        tracker.run.log(row)
-    tracker.finish()
-    where = f"{run.path / 'wandb'}; upload with `wandb sync`" if offline else f"project {project}"
-    print(f"{run.name}: {count} rows in {where}")
+    changes = differences(Run.open(a).config, Run.open(b).config)
+    print(f"{a} -> {b}" if changes else f"{a} and {b} have the same settings")
+    _section("", {name: f"{_short(x)} -> {_short(y)}" for name, (x, y) in changes.items()})
 
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat runs`."""
     cfg = config.parse(RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=__doc__)
-    if cfg.action == "export":
-        export_wandb(*cfg.runs, cfg.project, cfg.offline)
-    else:
-        {"list": show_list, "show": show_run, "compare": show_difference}[cfg.action](*cfg.runs)
+    {"list": show_list, "show": show_run, "compare": show_difference}[cfg.action](*cfg.runs)

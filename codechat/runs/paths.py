@@ -10,7 +10,6 @@ A run may be planned: `launch` writes its directory, torchrun starts the loop la
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import platform
 import re
@@ -23,7 +22,7 @@ from codechat.core import config as configs
 from codechat.core import provenance
 from codechat.core.atomic_files import atomic_directory, read_json, write_atomic, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
-from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
+from codechat.core.processes import alive, lock, process_start, unlock
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
@@ -125,12 +124,9 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     best = pointed_step(run_path, "best")
     step = int(which) if which.isdecimal() else {"latest": latest_step(run_path), "best": best}.get(which)
     if step not in steps:
-        choose = (
-            ", best" if best is not None else f"; `codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
-        )
-        raise MissingFile(
-            f"run {name} has no checkpoint {which!r}; it has {', '.join(map(str, steps))}, latest{choose}"
-        )
+        there = ", ".join(map(str, [*steps, "latest", *(["best"] if best is not None else [])]))
+        remedy = f"`codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
+        raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {there}; {remedy}")
     return steps[step]
 
 
@@ -199,15 +195,10 @@ def lock_of(run_path: Path) -> Path:
 
 
 def hold(run_path: Path) -> None:
-    """Lock the run for this process; RunError where another one holds it or, by its status, still writes it."""
-    status = read_status(run_path)
-    writes = (
-        status["status"] == "running" and status.get("host") == platform.node() and status.get("pid") != os.getpid()
-    )
-    if writes or not lock(lock_of(run_path)):
-        raise RunError(
-            f"run {name_of(run_path)} is being written by process {status.get('pid')}; stop it, or choose another --run-name"
-        )
+    """Lock the run for this process; RunError where another one holds it."""
+    if not lock(lock_of(run_path)):
+        writer = f"run {name_of(run_path)} is being written by process {read_status(run_path).get('pid')}"
+        raise RunError(f"{writer}; stop it, or choose another --run-name")
 
 
 # ---- planned and resumed runs
@@ -228,18 +219,12 @@ def check_same(name: str, config: Any) -> None:
     path = runs_dir() / name
     stored, now, planned = read_json(path / "config.json"), config, is_planned(path)
     if dataclasses.is_dataclass(config):
-        try:
-            begun = configs.from_dict(type(config), stored)
-        except ConfigError as e:
-            raise RunError(f"run {name} has other settings ({e}); choose another --run-name") from e
+        begun = configs.from_dict(type(config), stored, f"run {name}")
         stored, now = (configs.identity(c.resolved() if hasattr(c, "resolved") else c) for c in (begun, config))
-    if "device_batch_size" in stored.keys() & now.keys():
+    if "device_batch_size" in now:
         ranks = _ranks() if planned else read_json(path / "env.json").get("world_size", 1)
-        a, b = ([c.pop("device_batch_size"), c.pop("grad_accum", 1), n] for c, n in ((stored, ranks), (now, _ranks())))
-        if math.prod(a) != math.prod(b):
-            before, after = (f"{math.prod(c)} ({' x '.join(map(str, c))})" for c in (a, b))
-            raise RunError(f"run {name} has {before} rows a step (device_batch_size x grad_accum x ranks), this would be {after}; "
-                           f"set --device-batch-size and --grad-accum so that the product is {math.prod(a)}")  # fmt: skip
+        for c, n in ((stored, ranks), (now, _ranks())):
+            c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * n
     ignored = COMPLETED if planned else ()
     changes = {k: v for k, v in configs.differences(stored, now).items() if k.partition(".")[0] not in ignored}
     if changes:
@@ -269,8 +254,17 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
     return record
 
 
-def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool) -> None:
-    """Create the directory of a run, complete or not at all; or take over that of a resumed or planned run."""
+def prepare(
+    name: str,
+    config: Any,
+    kind: str,
+    parent: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    plan: Mapping[str, str] | None = None,
+) -> Path:
+    """Create the directory of a run, complete or not at all; or take over that of a resumed or planned run. plan: text files of a run that
+    is only planned, whose ranks will lock it."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
@@ -289,59 +283,31 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         raise ConfigError(
             f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
         )
-    files = _records(
-        config, kind, status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
-    )
-    here = files["env.json"] | {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
-    files["env.json"] = here | {"parent": origin}
-    if planned or resume:
+    here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
+    here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
+    status = dict(reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node(), status=PLANNED)
+    if plan is None:
+        status |= dict(
+            status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
+        )
+    files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
+    if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
         check_same(name, config)
-    if resume and not planned:
-        env = read_json(path / "env.json")
-        files["status.json"]["started"] = read_json(path / "status.json")["started"]
-        files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
-        del files["config.json"]
-    if planned or resume:  # in place: launch.sh and its log stay where they are
+        if not planned:
+            env = read_json(path / "env.json")
+            status["started"] = read_json(path / "status.json")["started"]
+            files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
+            del files["config.json"]
         for file, value in files.items():
             write_json(path / file, value)
-    else:
-        make_directory(path, files)
-
-
-def _records(config: Any, kind: str, **status: Any) -> dict[str, dict[str, Any]]:
-    """What a new run directory says of itself, by file."""
-    state = dict(status="", reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()) | status
-    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": None, **provenance.snapshot(SHIPPED)}
-    return {"config.json": configs.plain(config), "env.json": env, "status.json": state}
-
-
-def write_planned(name: str, config: Any, kind: str, texts: Mapping[str, str], overwrite: bool) -> Path:
-    """The directory of a run that has not begun, with text files, whole or not at all. It replaces a planned run, another one only with
-    `overwrite`."""
-    check_name(name)
-    path, there = runs_dir() / name, exists(name)
-    if there and not (overwrite or is_planned(path)):
-        raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); --overwrite replaces it, or choose another --run-name")  # fmt: skip
-    if there:
-        hold(path)
-    try:
-        make_directory(path, _records(config, kind, status=PLANNED), texts)
-    finally:
-        unlock(lock_of(path))  # the ranks of the run will hold it
-    return path
-
-
-def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str] = {}) -> None:
-    """Create (or replace) a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
+        return path
     with atomic_directory(path) as fresh:
         (fresh / "checkpoints").mkdir()
-        lock(lock_of(fresh))
-        try:
-            for name, value in files.items():
-                write_json(fresh / name, value)
-            for name, text in texts.items():
-                write_atomic(fresh / name, text)
-        except BaseException:  # an interrupt too must leave no lock
-            unlock(lock_of(fresh))
-            raise
-    lock_moved(lock_of(fresh), lock_of(path))
+        for file, value in files.items():
+            write_json(fresh / file, value)
+        for file, text in (plan or {}).items():
+            write_atomic(fresh / file, text)
+    unlock(lock_of(path))  # of the directory that was replaced
+    if plan is None:
+        hold(path)
+    return path

@@ -13,7 +13,7 @@ A step's number counts the optimizer updates done: the row of the first update i
 holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
 flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
 
-A configuration with wandb=True also sends the rows to Weights & Biases (`tracker`), which `codechat runs export` can do later.
+A configuration with wandb=True also sends the rows to Weights & Biases (`tracker`).
 """
 
 from __future__ import annotations
@@ -30,28 +30,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from codechat.core import provenance
 from codechat.core.atomic_files import drop_rows_after, json_lines, read_json, read_rows, trim_cut_line, write_json
-from codechat.core.config import differences
 from codechat.core.errors import RunError, UserError
-from codechat.core.processes import StopSignal, unlock
+from codechat.core.processes import unlock
 from codechat.runs import paths
 from codechat.runs.metrics import is_declared, metric_row, plain, plain_row
-from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, runs_dir
-from codechat.runs.tracker import Tracker, require_wandb
+from codechat.runs.paths import ROOT as ROOT
+from codechat.runs.paths import find_run, runs_dir
+from codechat.runs.tracker import Tracker, check_installed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "ROOT",
-    "Run",
-    "StopSignal",
-    "compare_configs",
-    "exists",
-    "find_checkpoint",
-    "find_run",
-    "list_runs",
-    "runs_dir",
-]
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 
 
@@ -69,22 +58,6 @@ def _restarted(name: str) -> bool:
     return restarted and _ranks().gather(paths.same_launch(name))[0]
 
 
-def continues(cfg: Any) -> bool:
-    """Whether `Run.create` will find the run of these settings with a checkpoint to continue from, which replaces all weights. A collective."""
-    resume = _restarted(cfg.run_name) or cfg.resume
-    saved = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
-    return _ranks().gather(saved)[0]
-
-
-def compare_configs(a: Any, b: Any) -> pd.DataFrame:
-    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns a and b."""
-    import pandas as pd
-
-    runs = [Run.open(x) if isinstance(x, (str, Path)) else x for x in (a, b)]
-    changes = differences(*(x.config if isinstance(x, Run) else x for x in runs))
-    return pd.DataFrame(list(changes.values()), index=pd.Index(list(changes), name="setting"), columns=["a", "b"])
-
-
 def list_runs() -> pd.DataFrame:
     """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason; only the name of a damaged one."""
     import pandas as pd
@@ -92,22 +65,12 @@ def list_runs() -> pd.DataFrame:
     rows = []
     for path in paths.run_paths():
         row = {"run": paths.name_of(path.resolve()), "kind": None, "status": "damaged", "step": None}
-        with contextlib.suppress(
-            RunError, AttributeError, KeyError, TypeError
-        ):  # a damaged file also holds other fields
+        with contextlib.suppress(RunError, AttributeError, KeyError, TypeError):  # a damaged file holds anything
             status, env = paths.read_status(path), read_json(path / "env.json")
-            about = {
+            row |= {name: status[name] for name in ("kind", "status", "started", "reason")} | {
+                "step": max(paths.checkpoint_paths(path), default=None),
                 "parent": (env["parent"] or {}).get("run"),
                 "commit": env["commit"][:9],
-                "reason": status["reason"],
-            }
-            step = max(paths.checkpoint_paths(path), default=None)
-            row = row | {
-                "kind": status["kind"],
-                "status": status["status"],
-                "step": step,
-                "started": status["started"],
-                **about,
             }
         rows.append(row)
     return pd.DataFrame(rows)
@@ -161,33 +124,26 @@ class Run:
         A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags; one without a checkpoint starts again. RunError where the
         name is in use, another process writes the run, or (resume) its configuration differs. A collective: every rank raises what the first met.
         """
-        problem: Exception | None = None
         if _restarted(name):
             resume, overwrite = True, False
-        tracked = bool(getattr(config, "wandb", False))
-        if _ranks().is_main():
-            try:
-                if tracked:
-                    require_wandb()
-                paths.prepare(name, config, kind, parent, resume, overwrite)
-            except UserError as e:
-                problem = e
-            except OSError as e:
-                problem = RunError(f"run {name}: {runs_dir()} cannot be written ({e})")
-        _ranks().raise_together(problem)
         run = cls(runs_dir() / name)
+        tracked = getattr(config, "wandb", False)
+        with _ranks().together():
+            if _ranks().is_main():
+                try:
+                    if tracked:
+                        check_installed()
+                    paths.prepare(name, config, kind, parent, resume, overwrite)
+                    if tracked:
+                        run._tracker = Tracker(name, run.config, kind, run.path, continued=resume)
+                except UserError:  # of which MissingFile is an OSError too
+                    raise
+                except OSError as e:
+                    raise RunError(f"run {name}: {runs_dir()} cannot be written ({e})") from e
         run._writing = True
         if resume:
             latest = paths.latest_step(run.path)
             run.resumed, run._begins, run._rewind = latest is not None, latest or 0, True
-        if tracked and _ranks().is_main():
-            try:
-                run._tracker = Tracker(name, run.config, kind, run.path, continued=run.resumed)
-            except RunError as e:
-                problem = e
-                run.fail(str(e))
-        if tracked:
-            _ranks().raise_together(problem)
         return run
 
     @classmethod
@@ -215,11 +171,8 @@ class Run:
         return list(paths.checkpoint_paths(self.path))
 
     def metrics(self) -> pd.DataFrame:
-        """One row per logged step, a column per metric; of several rows of a step the later values win."""
-        frame = _frame(self.path / "metrics.jsonl")
-        if frame["step"].duplicated().any():
-            frame = frame.groupby("step", as_index=False, sort=False).last()
-        return frame
+        """One row per logged step, a column per metric."""
+        return _frame(self.path / "metrics.jsonl")
 
     def evals(self) -> pd.DataFrame:
         """One row per evaluation, in the order of time."""
@@ -253,7 +206,7 @@ class Run:
     def _show(self, row: Mapping[str, Any], evaluation: bool = False) -> None:
         """Send a row to the tracker and to TensorBoard."""
         if self._tracker:
-            self._tracker.add(row, evaluation)
+            self._tracker.log(row, evaluation)
         if not self._writing:
             return
         if self._board is None:  # at the first row, since the import takes longer than a step

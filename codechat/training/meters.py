@@ -66,28 +66,16 @@ class Meter:
         return dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, self.model))
 
     def row(
-        self,
-        cfg: Any,
-        batch: RolloutBatch,
-        task: Task,
-        n_tokens: float,
-        *,
-        ratios: Mapping[str, tuple[float, float]] = {},
-        **means: float,
+        self, cfg: Any, batch: RolloutBatch, task: Task, n_tokens: float, means: Mapping[str, tuple[float, float]]
     ) -> dict[str, float]:
-        """The step's metrics over all ranks, whose completions have n_tokens; ratios and means as `rollout_metrics` takes them. A collective."""
+        """The step's metrics over all ranks, whose completions have n_tokens; means as `rollout_metrics` takes them. A collective."""
         row = self.read_changed()
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
         mfu = batch.flops(cfg.model, self.trained) / ((time.perf_counter() - self.began) * peak)
         tokens = self.sums["tokens"]
-        row |= rollout_metrics(
-            batch,
-            task.tiers,
-            means={**means, "mfu": mfu},
-            sums={"policy_loss": self.policy_loss / max(1, self.updates)},
-            maxima=self.maxima,
-            ratios={**ratios, **{name: (value, tokens) for name, value in self.sums.items() if name != "tokens"}},
-        )
+        means = {**means, "mfu": (mfu, 1)} | {name: (v, tokens) for name, v in self.sums.items() if name != "tokens"}
+        loss = {"policy_loss": self.policy_loss / max(1, self.updates)}
+        row |= rollout_metrics(batch, task.tiers, means=means, sums=loss, maxima=self.maxima)
         if "kl_old" in row:
             row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
         step_s = time.perf_counter() - self.began

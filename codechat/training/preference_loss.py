@@ -70,12 +70,11 @@ class PreferenceLoss:
         part = batch.take(rows)
         with torch.set_grad_enabled(learns):
             summed = self.summed(part)  # (B, G)
-        lengths = dist.send(part.lengths(), summed.device).view(part.rewards.shape)
-        total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
+        total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
     def kto(
-        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
+        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         other = self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
@@ -89,8 +88,7 @@ class PreferenceLoss:
 
         refs = picked(self.refs[id(batch)], rows).flatten()
         losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, self.cfg.beta)
-        sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
-        return losses.sum() / part.group_size + self.cfg.sft_coef * over(liked, sft), dict(
+        return losses.sum() / part.group_size, dict(
             chosen_rewards=over(liked, reward),
             rejected_rewards=over(~liked, reward),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
@@ -99,12 +97,12 @@ class PreferenceLoss:
         )
 
     def pairs(
-        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
+        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        lengths = dist.send(part.lengths(), summed.device).view(part.rewards.shape)
         refs = picked(self.refs[id(batch)], rows).T if id(batch) in self.refs else (None, None)
         how = dict(zip(("chosen_lengths", "rejected_lengths", "ref_chosen", "ref_rejected"), (*lengths.T, *refs)))
-        how |= {name: getattr(self.cfg, name) for name in ("beta", "margin", "sft_coef")}
-        losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, **how)
+        losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, beta=self.cfg.beta, **how)
         return losses.sum(), dict(
             chosen_rewards=chosen.sum(),
             rejected_rewards=rejected.sum(),

@@ -27,13 +27,14 @@ from torch import Tensor
 
 from codechat import tasks
 from codechat.core.errors import RunError
+from codechat.core.processes import StopSignal
 from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl import engines, rollout
+from codechat.rl.advantages import zero_variance
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
-from codechat.runs.run import StopSignal, continues
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
 from codechat.training import opening
@@ -53,33 +54,7 @@ def rl_session(
 
     reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up."""
     with dist.session(cfg) as world, StopSignal() as interrupt:
-        cfg, parent, tok = opening.load_parent(cfg)
-        task, problems, evaluate = opening.load_task(cfg, tok)
-        model = opening.build_policy(cfg, parent)
-        frozen = opening.build_model(cfg, parent, cfg.seed) if reference else None
-        head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
-        if world.device.type == "cuda":  # packed rows have one shape there
-            hardware.compile_blocks(model)
-        engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-        sampler = RolloutSampler(cfg, engine, model, task, problems, tok)
-        check_signal(cfg, task, problems, sampler)
-        kept: dict[str, Any] = {"sentinel": diagnose.Sentinel(cfg.dead_patience)} | (
-            {"value_head": head} if head else {}
-        )
-        r = RLSession(
-            kind,
-            cfg,
-            model,
-            tok,
-            interrupt,
-            parent=parent,
-            evaluate=lambda policy, step: evaluate(policy),
-            heads={head: head.optimizers(cfg.value_lr)} if head else {},
-            trained_on=dict(task=cfg.task, data_dir=cfg.data_dir),
-            kept=kept,
-        )
-        r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, kept["sentinel"]
-        r.reference, r.head, r.measures = frozen, head, measures
+        r = RLSession(cfg, kind, world, interrupt, reference, value_head, measures)
         with r.running():
             yield r
 
@@ -87,7 +62,7 @@ def rl_session(
 def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: RolloutSampler) -> None:
     """Before the first step: the task's reference solutions earn the full reward, an own task's reward keeps its contract, and the diagnosis is
     not DEAD, unless --allow-dead; else RunError. Nothing where --diagnose-groups is 0 or the run is resumed. A collective."""
-    if not cfg.diagnose_groups or cfg.resume or continues(cfg):
+    if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     if custom.is_custom(task):
@@ -105,21 +80,42 @@ def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: Rollout
 class RLSession(Session):
     """A run that learns from rollouts; see `rl_session`, which opens it."""
 
-    world: dist.World
-    task: Task
-    engine: engines.Engine
-    sampler: RolloutSampler
-    sentinel: diagnose.Sentinel
-    reference: GPT | None
-    head: ValueHead | None
-    measures: Sequence[str]
+    def __init__(
+        self, cfg: Any, kind: str, world: dist.World, interrupt: StopSignal, reference: bool, value_head: bool, measures: Sequence[str]
+    ) -> None:  # fmt: skip
+        cfg, parent, tok = opening.load_parent(cfg)
+        self.world, self.measures = world, measures
+        self.task, problems, evaluate = opening.load_task(cfg, tok)
+        model = opening.build_policy(cfg, parent)
+        self.reference = opening.build_model(cfg, parent) if reference else None
+        self.head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
+        if world.device.type == "cuda":  # packed rows have one shape there
+            hardware.compile_blocks(model)
+        self.engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+        self.sampler = RolloutSampler(cfg, self.engine, model, self.task, problems, tok)
+        check_signal(cfg, self.task, problems, self.sampler)
+        self.sentinel = diagnose.Sentinel(cfg.dead_patience)
+        heads = {self.head: self.head.optimizers(cfg.value_lr)} if self.head else {}
+        kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
+        how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
+        super().__init__(kind, cfg, model, tok, interrupt, trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), **how)
 
-    def sample(self) -> RolloutBatch:
-        """G completions of this rank's next P problems, drawn by the policy as it is. A collective."""
+    def sample(self, resample_rounds: int = 0) -> RolloutBatch:
+        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups
+        without variance are replaced by those of further problems, at most so many times. A collective: all ranks count together, since what
+        one replaces decides what the next one draws, and each samples in every round."""
         self.meter = Meter(self.measures)
         self.engine.push(self.model, self.step)
         self.drawn = self.world.size * self.cfg.problems_per_rank  # of all ranks, in this step
-        return self.draw(self.world.rank * self.cfg.problems_per_rank, self.cfg.problems_per_rank)
+        batch = self.draw(self.world.rank * self.cfg.problems_per_rank, self.cfg.problems_per_rank)
+        for _ in range(resample_rounds):
+            flat = zero_variance(batch.rewards).nonzero()[:, 0].tolist()
+            (missing,) = totals([[len(flat) * (rank == self.world.rank) for rank in range(self.world.size)]])
+            if not sum(missing):
+                break
+            batch = batch.replace(flat, self.draw(self.drawn + int(sum(missing[: self.world.rank])), len(flat)))
+            self.drawn += int(sum(missing))
+        return batch
 
     def draw(self, at: int, n: int) -> RolloutBatch:
         """Rollouts of n problems from the at-th of this step on. RunError, before anything is learned, where a reward or a log-probability is
@@ -171,9 +167,9 @@ class RLSession(Session):
     def log(self, batch: RolloutBatch, sums: Mapping[str, float | Tensor] = {}, **means: float | Tensor) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
         DEAD steps in a row. sums: over this rank's tokens. A collective."""
-        ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
-        values = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
-        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, ratios=ratios, **values)
+        values = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
+        values |= {name: (float(value), 1) for name, value in (means | self.engine.metrics(self.step)).items()}
+        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, values)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
             steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"

@@ -9,12 +9,10 @@ is a collective until it is taken: the order of collectives stays that of one th
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from codechat.distributed import dist
 from codechat.models import packed_attention
@@ -32,16 +30,6 @@ def step_seed(cfg: Any, step: int) -> int:
     return cfg.seed * 1_000_003 + step + 2
 
 
-class SampleRequest(NamedTuple):
-    """n problems from number `at` on, wrapping around. key: the first group's number within its step over all ranks."""
-
-    at: int
-    n: int
-    seed: int
-    key: int
-    group_size: int
-
-
 class RolloutSampler:
     """Samples and scores groups of a task's problems. `key` and the seed decide the draws, so a resumed run and another number of ranks draw the same."""
 
@@ -51,18 +39,18 @@ class RolloutSampler:
         self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
         self.problems, self.tok = problems, tok
         self.at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None  # problems sampled together; none = all
-        self._begun: tuple[SampleRequest, int | None, Future[RolloutBatch]] | None = None
+        self._background = ThreadPoolExecutor(1, "sampling ahead")
+        self._begun: tuple[int | None, Future[RolloutBatch]] | None = None
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
-        """A batch, begun earlier or sampled now. A collective."""
-        request = SampleRequest(at, n, seed, key, group_size or self.cfg.group_size)
+        """A batch, begun earlier or sampled now: n problems from number `at` on, wrapping around. key: the first group's number within its step
+        over all ranks. A collective."""
         begun, self._begun = self._begun, None
         with self.engine.policy(self.model) as policy:  # once, however many parts a rank samples
             if begun is None:
-                batch = self._draw(policy, request)
+                batch = self._draw(policy, at, n, seed, key, group_size or self.cfg.group_size)
             else:
-                what, self.engine.sampled_from, later = begun
-                assert what == request, f"{what} was begun, {request} is requested"
+                self.engine.sampled_from, later = begun
                 batch = later.result()
         return replace(batch, longest_row=self.longest_row)
 
@@ -80,32 +68,23 @@ class RolloutSampler:
         if not self.cfg.sample_ahead or step >= self.cfg.max_steps:
             return
         self.engine.push(self.model, step - 1, learned_at=step)
-        request = SampleRequest(at, self.cfg.problems_per_rank, step_seed(self.cfg, step), key, self.cfg.group_size)
-        batch: Future[RolloutBatch] = Future()
-        self._begun = request, self.engine.step, batch
+        request = (at, self.cfg.problems_per_rank, step_seed(self.cfg, step), key, self.cfg.group_size)
+        self._begun = self.engine.step, self._background.submit(self._draw, self.model, *request)
 
-        def draw() -> None:
-            try:
-                batch.set_result(self._draw(self.model, request))
-            except BaseException as error:  # whatever it is, the loop's own thread raises it
-                batch.set_exception(error)
-
-        threading.Thread(target=draw, name="sampling ahead", daemon=True).start()
-
-    def _draw(self, policy: GPT, request: SampleRequest) -> RolloutBatch:
+    def _draw(self, policy: GPT, at: int, n: int, seed: int, key: int, group_size: int) -> RolloutBatch:
         """No collective. Where the task judges in other processes, it judges one part while the next one is sampled."""
-        part = self.at_once or max(request.n, 1)
-        parts = [range(first, min(first + part, request.n)) for first in range(0, max(request.n, 1), part)]
-        drawn = (self._sample(policy, request, numbers) for numbers in parts)
-        if len(parts) == 1 or not hasattr(self.task, "scores"):
+        how = dict(max_new_tokens=self.cfg.max_new_tokens, temperature=self.cfg.temperature, seed=seed)
+        how |= dict(group_size=group_size, sampler=self.engine.sample)
+
+        def sample(numbers: range) -> RolloutBatch:
+            problems = [self.problems[(at + i) % len(self.problems)] for i in numbers]
+            keys = [key + i for i in numbers]
+            return rollout.draw(policy, self.task, problems, self.tok, self.cfg.tags, keys=keys, **how)
+
+        part = self.at_once or max(n, 1)
+        drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
+        if n <= part or not hasattr(self.task, "scores"):
             return rollout.join([rollout.judged(self.task, batch) for batch in drawn])
         with ThreadPoolExecutor(1, "judging") as judging:
             waiting = [judging.submit(rollout.judged, self.task, batch) for batch in drawn]
             return rollout.join([batch.result() for batch in waiting])
-
-    def _sample(self, policy: GPT, request: SampleRequest, numbers: Sequence[int]) -> RolloutBatch:
-        problems = [self.problems[(request.at + i) % len(self.problems)] for i in numbers]
-        how = {name: getattr(self.cfg, name) for name in ("max_new_tokens", "temperature", "top_k")}
-        how |= dict(group_size=request.group_size, seed=request.seed, sampler=self.engine.sample)
-        keys = [request.key + i for i in numbers]
-        return rollout.draw(policy, self.task, problems, self.tok, self.cfg.tags, keys=keys, **how)

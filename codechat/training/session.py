@@ -14,36 +14,31 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from codechat.core.errors import RunError
+from codechat.core.processes import StopSignal
 from codechat.distributed import dist, hardware
 from codechat.models import lora, optim
 from codechat.models.gpt import GPT
 from codechat.rl.engines import EngineLost
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
-from codechat.runs.run import Run, StopSignal
+from codechat.runs.run import Run
 from codechat.text.tokenizer import Tokenizer
 
 KEPT = "the last checkpoint is kept"
-
-
-class Stateful(Protocol):
-    def state(self) -> Any: ...
-
-    def load_state(self, state: Any) -> None: ...
 
 
 class Session:
     """Opens or resumes a run, then evaluates, saves and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
 
     evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, with optimizers of their own.
-    kept: what a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
+    kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class Session:
         max_steps: int | None = None,
         tags: str | None = None,
         trained_on: Mapping[str, Any] = {},
-        kept: Mapping[str, Stateful] = {},
+        kept: Mapping[str, Any] = {},
     ) -> None:
         self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
         self.interrupt, self.heads, self.kept = interrupt, heads, kept

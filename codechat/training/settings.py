@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.atomic_files import read_json
-from codechat.core.config import Settings, flag_of, opt
-from codechat.core.errors import ConfigError, UserError
+from codechat.core.config import Settings, opt
+from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
-from codechat.runs import paths
 from codechat.tasks import NAMES, name_of
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 
@@ -47,25 +45,6 @@ class RunSettings(Settings):
     schedule: Schedule = opt("constant", "learning-rate schedule after the warm-up")
     final_lr_share: float = opt(0.1, "share of the learning rate left at the end", least=0, most=1)
     grad_clip: float = opt(1.0, "largest gradient norm; 0 = off", least=0)
-
-    def check_given(self, given: Mapping[str, Any]) -> None:
-        """ConfigError where flags or a preset set what the run takes from the checkpoint of --init-from, also to the default."""
-        try:
-            meta = read_json(paths.find_checkpoint(self.init_from) / "meta.json") if self.init_from else {}
-        except UserError:  # it does not exist yet, or the loop says what is wrong with it
-            meta = {}
-        if shape := meta.get("model_config"):
-            settings = {f"model.{name}": value for name, value in shape.items()}
-            check_parent(self.init_from, given, settings | {"tokenizer": meta.get("tokenizer", {}).get("spec")})
-
-
-def check_parent(parent: str | None, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """ConfigError, with both values, where a setting that a run takes from its parent is set to something else."""
-    for name, value in given.items():
-        there = settings.get(name, value)
-        if there != value and str(there).lower() != str(value).lower():
-            remedy = "leave the flag, or the --preset that sets it, out"
-            raise ConfigError(f"{flag_of(name)} {value}: with --init-from {parent} it is {there}; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +142,6 @@ class SamplingSettings(ChatSettings):
 
     group_size: int = opt(16, "completions per problem", least=1)
     temperature: float = opt(1.0, "sampling temperature; RL trains at the same, preference at 1", least=0)
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     eval_examples: int = opt(128, "validation problems (and pairs) per evaluation", least=1)
@@ -245,7 +223,6 @@ class MinibatchSettings(Settings):
 class RatioSettings(MinibatchSettings):
     """What GRPO and PPO have: clipped ratios to the policy that sampled, and a pull towards the one that began."""
 
-    old_logprobs = "sampler"
     clip_eps_low: float | None = opt(
         0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0
     )
@@ -260,13 +237,6 @@ class RatioSettings(MinibatchSettings):
         super().__post_init__()
         if (self.clip_eps_low or 0) >= 1:
             raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
-        if self.old_logprobs == "sampler":
-            for name in ("top_k", "importance_cap"):
-                if value := getattr(self, name, None):
-                    remedy = f"set {flag_of(name)} to its default, or in grpo --old-logprobs trainer"
-                    raise ConfigError(
-                        f"{name} {value}: the ratio starts from the sampler's full distribution; {remedy}"
-                    )
 
 
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -46,19 +46,6 @@ def test_a_lock_ends_with_its_process_and_its_children_do_not_keep_it(tmp_path: 
     second.wait()
 
 
-def test_a_lock_moves_with_its_file(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    assert processes.lock(old)
-    old.rename(new)
-    processes.lock_moved(old, new)
-    process, locked, child = held_elsewhere(new)
-    assert not locked
-    processes.unlock(new)
-    os.kill(child, 9)
-    process.kill()
-    process.wait()
-
-
 def test_a_process_is_told_from_another_of_its_number() -> None:
     mine = processes.process_start(os.getpid())
     assert mine is not None and mine == processes.process_start(os.getpid())

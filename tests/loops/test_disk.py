@@ -27,7 +27,7 @@ from codechat.runs import checkpoint, paths, run
 
 small.mkdir()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)], check=True)
-paths.ROOT = run.ROOT = small
+paths.ROOT = small
 torture.write_inputs(home)
 log, found = run.Run.log, {}
 

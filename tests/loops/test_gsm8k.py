@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_docs import Parsed
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
@@ -187,26 +185,3 @@ def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     with pytest.raises(MissingFile):
         sft.train(sft_settings(home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")))
     assert not (home / "runs" / "empty").exists()
-
-
-# ---------------------------------------------------------------- command lines to copy
-
-
-def test_every_line_of_the_sheet_is_a_valid_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["recipes", "gsm8k"]) == 0
-    printed = capsys.readouterr().out
-    lines = [shlex.split(line, comments=True) for line in printed.splitlines()]
-    commands = [words for words in lines if words]
-    assert len(commands) > 12 and all(words[0] == "codechat" for words in commands)
-    parse = config.parse
-
-    def parse_only(*args: Any, **options: Any) -> None:
-        parse(*args, **options)
-        raise Parsed
-
-    monkeypatch.setattr(config, "parse", parse_only)
-    for words in commands:
-        with pytest.raises(Parsed):
-            assert cli.main(words[1:]) == 0, (words, capsys.readouterr().err)

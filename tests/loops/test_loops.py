@@ -7,48 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from contracts import assert_same_runs, curve, small, train, weights, write_corpus
 
-from codechat import expert_iteration, ppo, sft
 from codechat.data import command
 from codechat.evaluation import domain_loss
 from codechat.models.generate import Completion
-from codechat.models.gpt import GPT
-from codechat.rl import rollout, rollout_metrics
+from codechat.rl import advantages, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import RankMetrics
 from codechat.runs import paths, run
 from codechat.tasks import base, toy
 from codechat.text import chat, tokenizer
+from codechat.training import opening
 
 # ---------------------------------------------------------------- pretraining and SFT
-
-
-def test_no_weights_are_drawn_where_a_checkpoint_replaces_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the model nor by torch's own layers: of a child of another run, and of a run that goes on."""
-    drawn: list[object] = []
-    own, layers = GPT.init_weights, torch.nn.init.kaiming_uniform_
-
-    def kaiming(tensor: torch.Tensor, **how: Any) -> Any:
-        return layers(tensor, **how) if tensor.device.type == "meta" else drawn.append(tensor)
-
-    monkeypatch.setattr(GPT, "init_weights", lambda model, seed=0: drawn.append(model) or own(model, seed))
-    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", kaiming)
-    cfg = small("pretrain", home, run_name="base", max_steps=2, save_every=1, eval_every=0)
-    train(cfg)
-    assert len(drawn) == 1, "new weights, once"
-    train(small("sft", home, init_from="base", run_name="child", max_steps=1, eval_every=0))
-    first = run.Run.open("base").checkpoints()[0]
-    (paths.runs_dir() / "base/checkpoints/latest").write_text(f"step_{first:06d}\n")
-    train(replace(cfg, resume=True))
-    assert len(drawn) == 1
 
 
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
@@ -66,8 +42,8 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
     falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
-    assert sft.regressed(falling) == ["heldout_loss/code"] and sft.regressed(falling[:3]) == []
-    assert sft.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
+    assert opening.regressed(falling) == ["heldout_loss/code"] and opening.regressed(falling[:3]) == []
+    assert opening.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
 
 
 PROGRAM = (
@@ -85,7 +61,7 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
     words = [sys.executable, "-c", PROGRAM, str(home), "pretrain", "--data-dir", write_corpus(home), *flags.split()]
     process = subprocess.Popen([*words, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.time() + 600
-    while not (run.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
+    while not (paths.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
         time.sleep(0.02)
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=600)
@@ -134,7 +110,7 @@ def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty(h
     said = [Completion([0] * n, [-1.0] * n, "stop" if n else "context") for n in lengths]
     scores = [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()]
     batch = RolloutBatch(toy.ToyTask().problems("train")[:2], [[1], [1]], said, [""] * 4, scores, 2)
-    found = ppo.token_rewards(small("ppo", home), batch, batch.logprobs(), None)
+    found = advantages.token_rewards(small("ppo", home), batch, batch.logprobs(), None)
     assert found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.25]]
 
 
@@ -143,9 +119,9 @@ def test_kept_completions_by_hand() -> None:
         rewards = torch.tensor([[0.2, 0.9, 0.9], [0.5, 0.5, 0.5], [1.0, 0.0, 0.3]])
         correct = rewards == 1
 
-    best = expert_iteration.kept_completions(Batch, "best")  # type: ignore[arg-type]
+    best = advantages.kept_completions(Batch, "best")  # type: ignore[arg-type]
     assert best.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
-    assert expert_iteration.kept_completions(Batch, "correct").sum() == 1  # type: ignore[arg-type]
+    assert advantages.kept_completions(Batch, "correct").sum() == 1  # type: ignore[arg-type]
 
 
 def distance(a: run.Run, b: run.Run) -> float:
@@ -196,28 +172,6 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     assert frame["effective_groups"].tolist() == [8.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
     assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
-
-
-@pytest.mark.parametrize("loop", ["ppo", "grpo"])
-def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
-    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank with longer completions has more of the tokens: the mean of the ranks' means would be another number."""
-    long, seen = 3.0, []
-
-    def with_a_rank_of_longer_completions(own: Any) -> list[Any]:
-        if not isinstance(own, RankMetrics):
-            return [own, own]
-        other = {name: (5.0 * long * count, long * count) for name, (_, count) in own.ratios.items()}
-        seen.append(own)
-        return [own, own._replace(means=dict.fromkeys(own.means, 5.0), ratios=other)]
-
-    monkeypatch.setattr(rollout_metrics, "dist", SimpleNamespace(gather=with_a_rank_of_longer_completions))
-    more = {} if loop == "ppo" else dict(old_logprobs="trainer", importance_cap=1.0)
-    row = train(small(loop, home, max_steps=1, **more)).metrics().iloc[0]
-    for name in ("adv_abs_mean",) if loop == "ppo" else ("mismatch_kl", "importance_capped"):
-        total, count = seen[-1].ratios[name]
-        assert row[name] == pytest.approx((total + 5.0 * long * count) / (count + long * count)) and count > 8
 
 
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:

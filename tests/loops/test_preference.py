@@ -1,4 +1,4 @@
-"""Preferences as data, and what only their loop does. Losses by hand are in test_loss_formulas, what all loops keep in test_contracts."""
+"""Preferences as data, and what only their loop does. Losses by hand are in tests/rl/test_losses, what all loops keep in test_contracts."""
 
 from __future__ import annotations
 

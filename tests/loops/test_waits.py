@@ -40,7 +40,7 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_task = opening.load_task
     monkeypatch.setattr(Engine, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
-    monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model: {}))
+    monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model, step: {}))
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})

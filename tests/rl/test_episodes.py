@@ -148,16 +148,6 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
             assert not any(completion.logprobs[turn.end : following.start])
 
 
-def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
-    """What the policy has read at each turn is what `chat.prompt` makes of the messages, in both tag modes."""
-    told = [{"role": "function", "content": '{"result": 7}'}]
-    for tags in ("reserved", "text"):
-        opened = PROBLEMS[0].messages
-        ids = chat.prompt(opened, BYTES, tags) + chat.completion_ids("go", BYTES, tags)
-        ids += chat.between_turns(told, BYTES, tags)
-        assert ids == chat.prompt([*opened, {"role": "assistant", "content": "go"}, *told], BYTES, tags)
-
-
 def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batch: rollout.RolloutBatch) -> None:
     packs = list(rollout.pack(batch, row_tokens=256, rows=2))
     assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)

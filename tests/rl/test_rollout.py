@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codechat.core.errors import RunError
 from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -103,27 +102,6 @@ def test_packing_changes_neither_loss_nor_gradient(policy: GPT, batch: RolloutBa
     assert_close(packed_gradient(policy, batch, advantage, **how), plain_gradient(policy, batch, advantage))
 
 
-def test_packed_targets_are_the_sampled_ids(batch: RolloutBatch) -> None:
-    learned: list[tuple[int, ...]] = []
-    for packed in rollout.pack(batch, row_tokens=256, rows=4):
-        for row in range(len(packed.ids)):
-            for doc in range(int(packed.docs[row].max()) + 1):
-                for branch in range(1, int(packed.branches[row].max()) + 1):
-                    at = (packed.docs[row] == doc) & (packed.branches[row] == branch)
-                    if at.any():
-                        learned.append(tuple(packed.targets[row][at].tolist()))
-    assert sorted(learned) == sorted(tuple(c.ids) for c in batch.completions)
-
-
-def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT, batch: RolloutBatch) -> None:
-    advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=256, rows=4)
-    advantage[1] = 0.0
-    whole = packed_gradient(policy, batch, advantage, skip_zero=False, **how)
-    assert_close(packed_gradient(policy, batch, advantage, **how), whole)
-    kept, everything = rollout.pack(batch, advantage != 0, **how), rollout.pack(batch, **how)
-    assert sum(len(p.flat) for p in kept) < sum(len(p.flat) for p in everything)
-
-
 def test_group_order_changes_nothing(policy: GPT, batch: RolloutBatch) -> None:
     advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=128, rows=4)
     order = [2, 0, 1]
@@ -144,16 +122,6 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: Rollo
             assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [batch.completions[i].ids for i in at]
         scored = rollout.score_logprobs(policy, batch, temperature=1.0, **how)
         torch.testing.assert_close(scored, batch.logprobs(), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_that_is_not_finite_names_its_problem(batch: RolloutBatch, value: float) -> None:
-    class Broken(Letters):
-        def score(self, problem: Problem, completion: str) -> Score:
-            return Score(value if problem.id == "1" else 0.5, "some", {}, False)
-
-    with pytest.raises(RunError, match=r"problem 1 .*(nan|inf)"):
-        rollout.judged(Broken(), replace(batch, scores=[]))
 
 
 def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(

@@ -11,12 +11,7 @@ from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.models.generate import Completion
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import (
-    RankMetrics,
-    combine_ranks,
-    live_completions,
-    rollout_metrics,
-)
+from codechat.rl.rollout_metrics import RankMetrics, combine_ranks, live_completions, rollout_metrics
 from codechat.tasks.base import Problem, Score
 from codechat.training.meters import CLIPPING, Meter
 
@@ -104,8 +99,8 @@ def test_groups_of_one_are_judged_together(
 
 def test_a_loops_own_values_are_combined_by_their_rule() -> None:
     ranks = [
-        RankMetrics(BATCH.rewards, dict(a=1.0), dict(b=2.0), dict(c=3.0), dict(d=(6.0, 4.0), e=(0.0, 0.0))),
-        RankMetrics(BATCH.rewards, dict(a=2.0), dict(b=5.0), dict(c=-1.0), dict(d=(3.0, 2.0), e=(0.0, 0.0))),
+        RankMetrics(BATCH.rewards, dict(a=(1.0, 1), d=(6.0, 4.0), e=(0.0, 0.0)), dict(b=2.0), dict(c=3.0)),
+        RankMetrics(BATCH.rewards, dict(a=(2.0, 1), d=(3.0, 2.0), e=(0.0, 0.0)), dict(b=5.0), dict(c=-1.0)),
     ]
     found = combine_ranks(ranks)
     assert [found[name] for name in "abcde"] == [1.5, 7.0, 3.0, 1.5, 0.0]
