@@ -72,9 +72,9 @@ class AppsEnvironment:
         if self.closed:
             return [], 0.0, True
         before = self.verdict.reward
-        told = self._calls(message["content"])
-        if not told:
-            self.closed = True
+        calls = chat.parse_calls(message["content"])[:MAX_CALLS]
+        told = [{"role": "function", "content": self._respond(call)} for call in calls]
+        self.closed |= not told
         self._judge()
         return told, self.verdict.reward - before, self.closed
 
@@ -83,9 +83,6 @@ class AppsEnvironment:
 
     def score(self) -> Score:
         return self.verdict
-
-    def _calls(self, text: str) -> list[Message]:
-        return [{"role": "function", "content": self._respond(call)} for call in chat.parse_calls(text)[:MAX_CALLS]]
 
     def _respond(self, call: chat.Call) -> str:
         if call.form not in chat.READABLE or call.name is None or call.arguments is None:

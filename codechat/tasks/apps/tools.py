@@ -96,20 +96,16 @@ def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, t
 
 def compare(required: Iterable[Change], changes: Iterable[Change]) -> tuple[int, list[str], list[str]]:
     """(number of required changes among the changes, missing ones, those not required), the latter two in words."""
-    due, done = (Counter(map(_key, some)) for some in (required, changes))
-    missing, more = (sorted(map(describe, rest.elements())) for rest in (due - done, done - due))
+    due, done = (Counter(json.dumps(change, sort_keys=True) for change in some) for some in (required, changes))
+    missing, more = (sorted(describe(json.loads(c)) for c in rest.elements()) for rest in (due - done, done - due))
     return (due & done).total(), missing, more
 
 
-def _key(change: Change) -> tuple[Any, ...]:
-    return tuple(tuple(sorted(part.items())) if isinstance(part, dict) else part for part in change)
-
-
-def describe(change: Iterable[Any]) -> str:
+def describe(change: Change) -> str:
     """A change in words, such as "notes 4 removed"."""
     kind, table, *rest = change
     if kind == "added":
-        row = dict(rest[0])
+        (row,) = rest
         return f"{table} added: " + ", ".join(f"{k} {row[k]!r}" for k, v in TABLES[table].items() if row[k] != v)
     return f"{table} {rest[0]} removed" if kind == "removed" else f"{table} {rest[0]}: {rest[1]} = {rest[2]!r}"
 

@@ -53,16 +53,17 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
 class BfclTask(BaseTask):
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +.
+    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError).
     tools_style: how prompts list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
     name, tiers, splits = "bfcl", TIERS, ("test",)
     grouped_by = "category"
 
-    def __init__(
-        self, source: str = "embedded", categories: str | Sequence[str] = "all", tools_style: str = "compact"
-    ) -> None:
-        chosen = categories_of(categories)
+    def __init__(self, source: str = "embedded", categories: str = "all", tools_style: str = "compact") -> None:
+        chosen: list[str] = []
+        for name in categories.split("+"):
+            check_choice("category", name, [*GROUPS, *CATEGORIES])
+            chosen += GROUPS.get(name, [name])
         self.ledger = Ledger(f"bfcl {Path(source).name}")
         self._problems = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
         self.ledger.check()
@@ -92,14 +93,6 @@ class BfclTask(BaseTask):
         if gold["expect"] == "any":
             return chat.format_call(next(iter(gold["tools"])), {})
         return "\n".join(_call(answer, gold["tools"][answer["name"]]) for answer in gold["answers"])
-
-
-def categories_of(words: str | Sequence[str]) -> tuple[str, ...]:
-    """The categories that `words` name. ConfigError for an unknown one."""
-    names = words.strip("[]").replace("+", ",").split(",") if isinstance(words, str) else words
-    for name in names:
-        check_choice("category", name, [*GROUPS, *CATEGORIES])
-    return tuple(dict.fromkeys(category for name in names for category in GROUPS.get(name, (name,))))
 
 
 def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
