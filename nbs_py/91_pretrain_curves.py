@@ -19,10 +19,9 @@
 # **Question.** How does a small pretraining run look beside the published 2B and 8B runs, and what do ten runs of equal compute say about loss, size and tokens?
 
 # %% tags=["parameters", "hide-cell"]
-recipe = "compact"
+recipe = "nano"
 series = ["scaling/d2x32-low", "scaling/d2x64-low", "scaling/d2x128-low", "scaling/nano-low", "scaling/d4x256-low",
           "scaling/d2x32-high", "scaling/d2x64-high", "scaling/d2x128-high", "scaling/nano-high", "scaling/d4x256-high"]
-longer = "scaling/nano-long"
 out = "reports/pretrain_curves"
 frozen = False
 
@@ -45,7 +44,7 @@ def shape_of(config):  # committed runs may have settings that are gone
 
 run, data = f"{recipe}/pretrain", ROOT / out / "data"
 frames = run_frames.gather([run], data, frozen)
-points_of = run_frames.gather([*series, longer], data / "series", frozen)
+points_of = run_frames.gather(series, data / "series", frozen)
 metrics, evals = (run_frames.rows_of(frames[table], run) for table in ("metrics", "evals"))
 config = json.loads(frames["runs"]["config"].iloc[0])
 model = shape_of(config)
@@ -111,7 +110,7 @@ law = scaling_law.fit(points["n"], points["d"], points["loss"])
 full, without, no_size = kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
 missed = {name: scaling_law.leave_one_out_errors(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
 errors = {name: float(np.sqrt(np.mean(values**2))) for name, values in missed.items()}
-far = dict(n=model.n_params, d=int(metrics["tokens"].max()), loss=float(run_frames.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
+far = dict(n=model.n_params, d=int(metrics["tokens"].max()), loss=float(validated["val_loss"].iloc[-1]))
 predicted = {name: float(scaling_law.fit(points["n"], points["d"], points["loss"], **kind).predict(far["n"], far["d"])) for name, kind in kinds.items()}
 beyond = far["d"] * model.flops_per_token(config["seq_len"]) / points["flops"].max()
 
@@ -221,7 +220,7 @@ plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte
 # ## Equal compute: where is the optimum?
 #
 # Five sizes spend the same FLOPs, so a larger model sees fewer tokens. An optimum is shown only if larger and smaller models both
-# do worse. Learning rates are those of recipe compact for all sizes, and each point is one seed: small differences are not
+# do worse. Learning rates are those of recipe nano for all sizes, and each point is one seed: small differences are not
 # resolved.
 
 # %% tags=["hide-cell"]
@@ -293,7 +292,7 @@ articles.table(laws, {"law": "law", "left_out": ("error of left-out points (nats
 # %% [markdown]
 # ## Appendix
 #
-# **Parameters and runs.** "Ours" is recipe compact. Nothing was trained for this report; it reads finished runs. Published figures are transcribed from the
+# **Parameters and runs.** "Ours" is recipe nano. Nothing was trained for this report; it reads finished runs. Published figures are transcribed from the
 # original project's own reports (`reports/published`), never measured here.
 
 # %% tags=["hide-input"]
