@@ -5,9 +5,12 @@ The module is imported when its command is called, so `codechat --help` needs ne
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,17 @@ def _enter(words: list[str]) -> list[str]:
     return words[2:]
 
 
+class _LazyFinder(importlib.abc.MetaPathFinder):
+    """Modules of codechat run on the first use of an attribute: the help of a command loads no torch."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name.startswith("codechat.") else None
+        if spec is None or spec.submodule_search_locations is not None:
+            return None
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
 def _dispatch(words: list[str]) -> Any:
     if words[:1] == ["--root"]:
         words = _enter(words)
@@ -71,7 +85,12 @@ def _dispatch(words: list[str]) -> Any:
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    return command.load(command.main)(rest)
+    lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
+    sys.meta_path[:0] = lazy
+    try:
+        return command.load(command.main)(rest)
+    finally:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation
     Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML
     glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
+    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as json text
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
@@ -32,6 +33,7 @@ INPUTS = ("input", "context")
 NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
 CALL_ROLES = ("function_call", "tool_call")  # ShareGPT's turns that hold nothing but calls
 SYSTEM_COLUMNS = ("system", "system_prompt")
+NO_CALL = "I have no function for that."
 MARKS = ("weight", "train")  # 0 or false: an answer that carries no loss
 REFUSED = ("reasoning_content", "reasoning", "thinking")  # of a message: they would be lost
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
@@ -47,6 +49,7 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
     with `where`, for a malformed row."""
     try:
         row = _glaive(row) if row.get("chat") is not None else row
+        row = _tool_set(row) if row.get("ground_truth") is not None else row
         raw = _raw_turns(row, where)
         tools = schemas(row.get("tools") or _tools_in_text(raw[0]))
         turns = [turn for each in raw for turn in _turns_of(each, where, tools)]
@@ -112,6 +115,16 @@ def _glaive(row: Row) -> Row:
         raise Unreadable("unreadable_tools")
     tools = schemas(system)
     return {"messages": turns, "tools": tools, "system": "" if tools else system.removeprefix("SYSTEM:").strip()}
+
+
+def _tool_set(row: Row) -> Row:
+    """The row in OpenAI's form; where no call is right, the answer says so."""
+    try:
+        turns, calls = (json.loads(v) if isinstance(v := row[k], str) else v for k in ("question", "ground_truth"))
+        answer = {"tool_calls": list(calls)} if calls else {"content": NO_CALL}
+        return {"messages": [*turns, {"role": "assistant", **answer}], "tools": row["functions"]}
+    except (KeyError, TypeError, ValueError):
+        raise Unreadable("bad_row") from None
 
 
 def request_text(row: Row) -> str:

@@ -35,7 +35,13 @@ Row = dict[str, Any]
 Messages = list[dict[str, Any]]
 
 DOCUMENT_COLUMNS = ("code", "content", "text")
-CALL_COLUMNS = (("system", "chat"), ("messages",), ("conversations",), ("text",))
+CALL_COLUMNS = (
+    ("system", "chat"),
+    ("question", "functions", "ground_truth"),
+    ("messages",),
+    ("conversations",),
+    ("text",),
+)
 INSTRUCTION_COLUMNS = (
     ("instruction", "output"),
     ("instruction", "response"),

@@ -18,18 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codechat.core import config
 from codechat.core.command import parse_and_run
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
-from codechat.distributed import dist
-from codechat.inference.engine import Engine
-from codechat.models import loading
-from codechat.models.loading import LoadedModel
 from codechat.runs import paths
+
+if TYPE_CHECKING:
+    from codechat.models.loading import LoadedModel
 
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
 STOP_S = 3  # that running answers get when the server stops
@@ -85,6 +84,9 @@ def serve(
         from codechat.inference.protocol import ServedModel
     except ImportError as error:
         raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
+    from codechat.distributed import dist  # these import torch, which --help does not need
+    from codechat.inference.engine import Engine
+    from codechat.models import loading
 
     class Server(uvicorn.Server):
         async def startup(self, *args: Any, **kwargs: Any) -> None:

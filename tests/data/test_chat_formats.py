@@ -64,6 +64,20 @@ def test_every_form_becomes_the_same_conversation():
     assert [m["content"] for m in bare] == ["No functions.", "a", "b"]
 
 
+def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
+    functions = json.dumps([tool["function"] for tool in OPENAI["tools"]])
+    question = json.dumps([{"role": "user", "content": "Oslo and Rome?"}])
+    calls = json.dumps([{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")])
+    for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", chat_formats.NO_CALL)):
+        row = {"question": question, "functions": functions, "ground_truth": truth, "source": "a set"}
+        assert chat_formats.messages_of(row, "x") == [
+            {"role": "system", "content": OFFER},
+            EXPECTED[1],
+            {"role": "assistant", "content": answer},
+        ]
+    assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
+
+
 def test_arguments_are_read_under_each_known_name():
     calls = OPENAI["messages"][2]["tool_calls"]
     for key, beside in product(
