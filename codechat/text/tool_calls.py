@@ -178,14 +178,14 @@ def _schema_of(kind: str) -> dict[str, Any]:
 
 
 def _signature(tool: Mapping[str, Any]) -> str:
-    name = tool.get("name") if isinstance(tool, Mapping) else None
-    parameters = (tool.get("parameters") or {}) if name else {}
-    properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else None
-    if not isinstance(name, str) or not isinstance(properties, Mapping):
-        raise DataError(f"tool {str(tool)[:80]}; required are a name and parameters with properties")
+    name, parameters = (tool.get("name"), tool.get("parameters") or {}) if isinstance(tool, Mapping) else (None, None)
+    properties = required = None
+    if isinstance(parameters, Mapping):
+        properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    if not (isinstance(name, str) and isinstance(properties, Mapping) and isinstance(required, list)):
+        raise DataError(f"tool {str(tool)[:80]}; required are a name and parameters with properties, `required` a list")
     if name == NOTHING:
         raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
-    required = parameters.get("required") or []
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
     return f"{name}({arguments})" + (f" - {description}" if description else "")
