@@ -54,9 +54,8 @@ from matplotlib.colors import ListedColormap
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import codec, layers
 from codechat.sandbox.pool import Pool, Program, choose
-from codechat.tasks import Problem
 from codechat.tasks.coding import rewards
-from codechat.tasks.coding.task import CodingTask
+from codechat.tasks.coding.task import CodingTask, Problem
 
 # %%
 print("untrusted programs run behind:", choose(isolation))  # SandboxUnavailable where nothing holds

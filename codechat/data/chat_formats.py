@@ -172,7 +172,8 @@ def continued(prompt: Any, value: Any, where: str) -> list[Any]:
     after = {str: [{"role": "assistant", "content": value}], dict: [value]}.get(type(value), value)
     listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
     if not listed or not all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in (*before, *after)):
-        raise DataError(f"{where}: a prompt and its answer must be texts, or messages with role and content")
+        got = f"a prompt of {type(prompt).__name__} and an answer of {type(value).__name__}"
+        raise DataError(f"{where}: {got}; both must be texts, or messages with role and content")
     (system, asked), (other_system, told) = (
         (turns[:n], turns[n:]) for turns in (before, after) for n in [sum(_role(m) == "system" for m in turns[:1])]
     )

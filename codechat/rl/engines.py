@@ -121,6 +121,7 @@ class Http(Engine):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
+        top_k: int | None = None,
         stop: Sequence[Sequence[int]] = (),
         seed: int = 0,
         samples_per_prompt: int = 1,
@@ -135,7 +136,7 @@ class Http(Engine):
             room = min(self.shape.block_size - len(prompt), max_new_tokens)
             if room < 1:
                 return [Completion([], [], "context")] * samples_per_prompt
-            body = common | self._draws(stop, seed, key) | {"prompt": list(prompt), "max_tokens": room}
+            body = common | self._draws(stop, top_k, seed, key) | {"prompt": list(prompt), "max_tokens": room}
             choices = self._retried(lambda: self._choices(body))
             return [self._completion(choice, prompt, max_new_tokens) for choice in choices]
 
@@ -158,9 +159,9 @@ class Http(Engine):
 
     # ---- requests
 
-    def _draws(self, stop: Sequence[Sequence[int]], seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         """How the server is told what to draw, and where to stop."""
-        return {"stop_token_ids": [list(s) for s in stop], "seed": seed, "keys": [key]}
+        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "keys": [key]}
 
     def _load_weights(self) -> None:
         """Make the server load the weights at `self.path`."""
@@ -227,14 +228,14 @@ class VLLM(Http):
     """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
     `logprob_mismatch`."""
 
-    def _draws(self, stop: Sequence[Sequence[int]], seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
         if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
         bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
         seed = generate.row_key(seed, key, 0) & (2**63 - 1)
-        return {"stop_token_ids": single, "top_k": -1, "logit_bias": bias, "seed": seed}
+        return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")

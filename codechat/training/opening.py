@@ -87,7 +87,7 @@ def evaluate_policy(
     cfg: Any, model: GPT, tok: Tokenizer, task: Task, problems: Sequence[Problem], probes: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
-    how = dict(temperature=cfg.temperature, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
     with sharding.whole(model) as policy:
         scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
         matrix = evaluate.behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}

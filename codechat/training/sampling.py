@@ -73,7 +73,7 @@ class RolloutSampler:
 
     def _draw(self, policy: GPT, at: int, n: int, seed: int, key: int, group_size: int) -> RolloutBatch:
         """No collective. Where the task judges in other processes, it judges one part while the next one is sampled."""
-        how = dict(max_new_tokens=self.cfg.max_new_tokens, temperature=self.cfg.temperature, seed=seed)
+        how = {name: getattr(self.cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
         how |= dict(group_size=group_size, sampler=self.engine.sample)
 
         def sample(numbers: range) -> RolloutBatch:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import Settings, flag_of, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 from codechat.tasks import NAMES, name_of
@@ -142,6 +142,7 @@ class SamplingSettings(ChatSettings):
 
     group_size: int = opt(16, "completions per problem", least=1)
     temperature: float = opt(1.0, "sampling temperature; RL trains at the same, preference at 1", least=0)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     eval_examples: int = opt(128, "validation problems (and pairs) per evaluation", least=1)
@@ -237,6 +238,10 @@ class RatioSettings(MinibatchSettings):
         super().__post_init__()
         if (self.clip_eps_low or 0) >= 1:
             raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
+        for name in ("top_k", "importance_cap") if getattr(self, "old_logprobs", "sampler") == "sampler" else ():
+            if value := getattr(self, name, None):
+                remedy = f"set {flag_of(name)} to its default, or in grpo --old-logprobs trainer"
+                raise ConfigError(f"{name} {value}: the ratio starts from the sampler's full distribution; {remedy}")
 
 
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -203,17 +203,16 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
             refused()
     assert launcher.status("toy")["status"] == "starting"
     (path / "process.json").unlink()
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        status = json.loads((path / "status.json").read_text())
+    hold = "import sys; from pathlib import Path; from codechat.core.processes import lock; print(lock(Path(sys.argv[1])), flush=True); input()"
+    command = [sys.executable, "-c", hold, str(paths.lock_of(path))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
         alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
-        (path / "status.json").write_text(json.dumps(status | alive))
+        (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | alive))
         for refused in (lambda: launcher.write(toy, overwrite=True), lambda: launcher.start("toy")):
             with pytest.raises(RunError):
                 refused()
-    finally:
         other.kill()
-        other.wait()
 
 
 def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceConfig) -> None:
