@@ -90,7 +90,7 @@ CORPUS, JOINT, KEPT, OWN = "data/nano/corpus", "data/nano/joint", "data/nano/mic
 DATA = [
     ("data.corpus", OWN | dict(out=CORPUS, max_tokens=8_000_000)),
     ("data.sft", OWN | dict(out=JOINT, max_examples=4000)),
-    ("data.calls", OWN | dict(out=JOINT, levels=(1, 1, 1, 2, 3))),
+    ("data.calls", OWN | dict(out=JOINT)),
     ("data.micro", OWN | dict(out=JOINT)),
 ]
 MIX = ("solutions=0.4", "calls=0.36", "copy=0.15", "code=0.08", "chat=0.01")

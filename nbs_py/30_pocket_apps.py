@@ -197,7 +197,7 @@ BASE, SEEDS = "apps/sft", ["apps/rl-s0", "apps/rl-s1", "apps/rl-s2"]
 DATA, APPS, LENGTH = "data/apps", "apps:levels=[1,2],max_turns=4", dict(max_new_tokens=48)
 ON_APPS = LENGTH | dict(task=APPS, data_dir=DATA)
 STAGES = [
-    ("data.calls", dict(levels=(1, 1, 1, 2, 3), tokenizer="gpt2:4096", out=DATA)),
+    ("data.calls", dict(tokenizer="gpt2:4096", out=DATA)),
     ("data.apps", dict(levels=(1, 2), max_examples=1000, tokenizer="gpt2:4096", out=DATA)),
     ("sft", dict(run_name=BASE, init_from=parent, data_dir=DATA, mix=("episodes=0.6", "calls=0.2", "copy=0.2"), max_steps=300,
                  device_batch_size=8, seq_len=512, lr=1.8e-3, muon_lr=0.012, probe_examples=0)),
