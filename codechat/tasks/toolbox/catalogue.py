@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -41,10 +41,11 @@ def read(name: str) -> Any:
 
 def _tool(name: str, row: Mapping[str, Any]) -> Tool:
     """The tool of a row; what it computes is in `functions`, but that of a service is drawn."""
-    if "results" in row:
-        run, answers = partial(_drawn_result, row["results"]), row["answers"]
-    else:
-        run, answers = functions.RUN.get(name) or getattr(functions, name), [row["answer"]]
+    drawn = "results" in row
+    run: Callable[..., Any] = (
+        partial(_drawn_result, row["results"]) if drawn else functions.RUN.get(name) or getattr(functions, name)
+    )
+    answers = row["answers"] if drawn else [row["answer"]]
     slots = {key: slot(kind) for key, kind in row["arguments"].items()}
     adjust = getattr(functions, row["adjust"]) if "adjust" in row else None
     texts = (row["asks"], answers, row.get("hard", ()))

@@ -253,7 +253,9 @@ class Sampler:
     def new_names(self, tools: Sequence[Tool], every: bool = False) -> Names:
         """New names for some of the tools (all: `every`) and of their arguments: one to three words, or an invented one
         of this split."""
-        rng, mix, names, arguments = self.rng, self.mix, {}, {}
+        rng, mix = self.rng, self.mix
+        names: dict[str, str] = {}
+        arguments: dict[str, dict[str, str]] = {}
         taken = {t.name for t in tools}
         for tool in tools:
             words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
