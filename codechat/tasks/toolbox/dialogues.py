@@ -255,7 +255,7 @@ class Sampler:
         of this split."""
         rng, mix = self.rng, self.mix
         names: dict[str, str] = {}
-        arguments: dict[str, dict[str, str]] = {}
+        arguments: dict[tuple[str, str], str] = {}
         taken = {t.name for t in tools}
         for tool in tools:
             words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
