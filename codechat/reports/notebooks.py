@@ -118,6 +118,8 @@ def execute_copy(name: str, path: Path, parameters: Mapping[str, object]) -> Non
     if parameters:
         notebook.metadata["papermill"] = {}
         notebook = parameterize_notebook(notebook, dict(parameters))
+        for cell in notebook.cells:  # papermill gives its cell a random id
+            cell["id"] = "given" if "injected-parameters" in cell.metadata["tags"] else cell["id"]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         execute(notebook, cwd=path.parent)
