@@ -87,7 +87,7 @@ def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
 
 def test_a_report_is_drawn_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     listed = ran(site, tmp_path, "-m", "codechat", "report")
-    assert [line.split()[0] for line in listed.splitlines()] == build.names()
+    assert [line.split()[0] for line in listed.splitlines()] == list(build.templates())
     ran(site, tmp_path, "-m", "codechat", "report", "staircase", "--frozen")
     assert {path.name for path in (tmp_path / "reports").iterdir()} >= {
         "staircase.html",
