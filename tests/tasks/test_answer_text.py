@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -83,12 +84,10 @@ def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -
             ast.parse(code)
 
 
-def test_hostile_texts_are_read_quickly() -> None:
+def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
     for text in ("x = (\n" * 5000, "a = 1\nb = = 2\n" * 5000, "```" * 10000, "(" * 50000, "\0def f(): pass", "def f():\n" * 5000, ">>> " * 20000,
                  "`" * 50000, "```python\n" * 5000, "    " * 12000 + "x", "def f(a):\n    '''" + "x\n" * 20000):  # fmt: skip
-        start = time.process_time()
-        assert isinstance(extract(text, ["f"], "def f(a):\n"), str)
-        assert time.process_time() - start < 2, text[:20]
+        assert isinstance(quick(2, extract, text, ["f"], "def f(a):\n"), str)
 
 
 def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import random
-import time
 import warnings
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,6 @@ def mutate(draw: random.Random, text: str) -> str:
 def test_no_text_raises() -> None:
     draw = random.Random(4)
     seeds = [TAG + row["text"] for row in READ] + [format_call("g", {"a": ["x"]}) * 2]
-    started = time.process_time()
     for n in range(10_000):
         if n % 4:
             text = mutate(draw, draw.choice(seeds))
@@ -209,7 +208,6 @@ def test_no_text_raises() -> None:
             assert (call.form in READABLE) == (call.name is not None and isinstance(call.arguments, dict))
             if call.form in READABLE:  # whatever is read can be written, and is then read as the same
                 assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
-    assert time.process_time() - started < 3
 
 
 HOSTILE = ["{", "[", "{'", '{"', '{"a":', "[1,", "'", '"', "\\", "\\'", "' ", "'{", "\n", " ", "-", "9", "[[1,],", "''"]
@@ -218,13 +216,10 @@ HOSTILE += ['<functioncall> {"a": "\\', '<functioncall>{"name": "f", "arguments"
 HOSTILE += ["<functioncall>[{'arguments':'{", "'arguments': '{\"a', ", '"arguments":\'{"k":\'b\',', "'args':'{}',"]
 
 
-def test_hostile_text_takes_linear_time() -> None:
+def test_hostile_text_takes_linear_time(quick: Callable[..., Any]) -> None:
     for start in ("", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'):
         for unit in HOSTILE:
-            text = start + unit * (50_000 // len(unit))
-            begun = time.process_time()
-            parse_calls(text)
-            assert time.process_time() - begun < 0.5, f"{unit!r} repeated behind {start!r}"
+            quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
     assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
 
 
