@@ -111,7 +111,7 @@ def race(
                 for i, p in enumerate(prompts)
             ]
             for job in running_engine.submit(requests):
-                job.wait()
+                job.ended.wait()
 
     def http(stream: bool) -> Callable[[], None]:
         def run() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -19,13 +19,10 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
 from codechat.evaluation.intervals import wilson_interval
-from codechat.models import generate
+from codechat.models import generate, gpt
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
 
 BEHAVIOURS = ("call", "code", "neither")
 EXPECTED = {
@@ -81,7 +78,7 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 
 
 def behaviour_matrix(
-    model: GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
+    model: gpt.GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective:
     the ranks share the probes."""
@@ -100,7 +97,7 @@ def behaviour_matrix(
 
 
 def answers(
-    model: GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
+    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
 ) -> list[str]:
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,70 +89,44 @@ def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> 
 
 def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
     """Problem id -> ways in which it was found, from (text, whether it is a whole message)."""
-    index = _Index(problems)
+    # words of a whole request, name of a function, normal form of one -> problems
+    short, names, trees = (defaultdict[Any, list[str]](list) for _ in range(3))
+    grams: dict[tuple[str, str], set[Gram]] = {}  # (problem, way) -> its N-grams
+    profiles = set[tuple[tuple[str, int], ...]]()
+    for problem in problems:
+        gold = problem.gold if isinstance(problem.gold, Mapping) else {}
+        words, code = _words(request(problem)), str(gold.get("code") or "")
+        if len(words) < N:
+            short[tuple(words)].append(problem.id)
+        if "function" in gold:
+            names[same_name(gold["function"])].append(problem.id)
+        grams[problem.id, "prompt"] = set(_grams(words))
+        grams[problem.id, "solution"] = set(_grams(_words(_STRIPPED.sub(" ", code))))
+        for form, block in _normal_forms(code):
+            trees[form].append(problem.id)
+            profiles.add(_profile(block))
+    every, seen, found = set[Gram]().union(*grams.values()), set[Gram](), set[tuple[str, str]]()
     for text, whole in texts:
-        index.look(text, whole)
-    return index.ways()
-
-
-class _Index:
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.vocabulary, self.seen = set[str](), set[Gram]()
-        self.grams: dict[tuple[str, str], set[Gram]] = {}  # (problem, way) -> its N-grams
-        self.short: dict[tuple[str, ...], set[str]] = {}  # words of a whole request -> problems
-        self.trees: dict[str, set[str]] = {}  # normal form -> problems
-        self.profiles: set[tuple[tuple[str, int], ...]] = set()
-        self.names: dict[str, set[str]] = {}  # name of a function -> problems
-        for problem in problems:
-            gold = problem.gold if isinstance(problem.gold, Mapping) else {}
-            if len(words := _words(request(problem))) < N:
-                self.short.setdefault(tuple(words), set()).add(problem.id)
-            if "function" in gold:
-                self.names.setdefault(same_name(gold["function"]), set()).add(problem.id)
-            code = str(gold.get("code") or "")
-            for way, words in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
-                self.vocabulary.update(words)
-                self.grams[problem.id, way] = {tuple(words[i : i + N]) for i in range(len(words) - N + 1)}
-            for form, block in _normal_forms(code):
-                self.trees.setdefault(form, set()).add(problem.id)
-                self.profiles.add(_profile(block))
-        self.every = set[Gram]().union(*self.grams.values())
-        self.exact: dict[str, set[str]] = {}  # problem -> ways
-
-    def look(self, text: str, whole: bool) -> None:
         words = _words(text)
         if whole and len(words) < N:
-            self._add(self.short.get(tuple(words), ()), "prompt")
-        self._mark(words)
-        if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
-            self._mark(_words(_STRIPPED.sub(" ", text)))
-        for name in _NAME.findall(text) if self.names else ():
-            self._add(self.names.get(same_name(name), ()), "function")
-        for block in _blocks(text) if self.trees and "def " in text else ():
-            if _profile(block) in self.profiles:
-                for form, _ in _normal_forms(block):
-                    self._add(self.trees.get(form, ()), "program")
-
-    def _add(self, problems: Iterable[str], way: str) -> None:
-        for name in problems:
-            self.exact.setdefault(name, set()).add(way)
-
-    def _mark(self, words: Sequence[str]) -> None:
-        known = 0  # words in a row that problems have
-        for end, word in enumerate(words, 1):
-            known = known + 1 if word in self.vocabulary else 0
-            if known >= N and (gram := tuple(words[end - N : end])) in self.every:
-                self.seen.add(gram)
-
-    def ways(self) -> dict[str, tuple[str, ...]]:
-        for (name, way), grams in self.grams.items():
-            if grams and len(grams & self.seen) >= SHARE * len(grams):
-                self._add([name], way)
-        return {name: tuple(sorted(ways)) for name, ways in self.exact.items()}
+            found.update((id, "prompt") for id in short.get(tuple(words), ()))
+        for version in {text, _STRIPPED.sub(" ", text)}:  # a solution is compared without comments and docstrings
+            seen |= every.intersection(_grams(_words(version)))
+        for name in _NAME.findall(text) if names else ():
+            found.update((id, "function") for id in names.get(same_name(name), ()))
+        for block in _blocks(text) if trees and "def " in text else ():
+            if _profile(block) in profiles:
+                found.update((id, "program") for form, _ in _normal_forms(block) for id in trees.get(form, ()))
+    found.update(key for key, some in grams.items() if some and len(some & seen) >= SHARE * len(some))
+    return {id: tuple(sorted(way for name, way in found if name == id)) for id in sorted({id for id, _ in found})}
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
+
+
+def _grams(words: Sequence[str]) -> Iterator[Gram]:
+    return zip(*(words[i:] for i in range(N)))
 
 
 # ---- programs
@@ -240,16 +214,15 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    tokenized: dict[str, None] = {}
+    tokenized = set[str]()
     for file in sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")]):
         for _, row in read_jsonl(file):
             if {"input_ids", "labels"} <= row.keys():
-                tokenized[file.name] = None
+                tokenized.add(file.name)
             if "gold" not in row:  # the directory also holds problems; SFT does not read them
                 yield from _messages([row.get("messages") or row.get("conversations")])
     if tokenized:  # the rows do not name their tokenizer
-        names = ", ".join(tokenized)
-        raise UserError(f"{names}: rows are token ids; messages are required; search their texts (other rows were)")
+        raise UserError(f"{', '.join(sorted(tokenized))}: rows are token ids; search their texts (other rows were)")
 
 
 def _messages(values: Iterable[Any]) -> Iterator[tuple[str, bool]]:

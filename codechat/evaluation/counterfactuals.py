@@ -58,17 +58,24 @@ class SwapsConfig(SamplingSettings):
     temperature: float = 0.0
 
 
+Reading = Callable[[str], bool]  # what an answer does
+
+
 @dataclass(frozen=True)
 class Case:
-    """One swap. valid: whether the answer before the swap is as expected, so that the case counts. judge: the outcome of
-    the answer after it."""
+    """One swap. valid: the answer before the swap is as expected, so that the case counts. ignores, follows: what the
+    answer after it does."""
 
     swap: str
     id: str
     before: list[Message]
     after: list[Message]
-    valid: Callable[[str], bool]
-    judge: Callable[[str], str]
+    valid: Reading
+    ignores: Reading
+    follows: Reading
+
+    def outcome(self, text: str) -> str:
+        return "ignores" if self.ignores(text) else "follows" if self.follows(text) else "other"
 
 
 # ---- the cases
@@ -98,19 +105,15 @@ def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
     after = _system(problem.messages, dialogues.neutral_system(rng))
-    return Case("tools_off", problem.id, problem.messages, after, _calls, _judge(call="ignores", neither="follows"))
+    neither = lambda text: behaviour(text) == "neither"  # noqa: E731
+    return Case("tools_off", problem.id, problem.messages, after, calls(), calls(), neither)
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
     offered, messages = dialogues.tools_system(rng), probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
-    valid, judge = lambda text: behaviour(text) == "code", _judge(code="follows", call="ignores")
-    return Case("tools_on", f"code-{number}", messages, after, valid, judge)
-
-
-def _judge(**outcomes: str) -> Callable[[str], str]:
-    """The outcome of a behaviour; "other" for those not named."""
-    return lambda text: outcomes.get(behaviour(text), "other")
+    code = lambda text: behaviour(text) == "code"  # noqa: E731
+    return Case("tools_on", f"code-{number}", messages, after, code, calls(), code)
 
 
 def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
@@ -123,12 +126,8 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
     lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
-
-    def judge(text: str) -> str:
-        return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
-
-    after = _system(problem.messages, "\n".join(lines))
-    return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)
+    after, same = _system(problem.messages, "\n".join(lines)), calls(name)
+    return Case("tool_swapped", problem.id, problem.messages, after, same, same, lambda text: not calls()(text))
 
 
 def tool_renamed(problem: Problem) -> Case | None:
@@ -140,12 +139,8 @@ def tool_renamed(problem: Problem) -> Case | None:
         return None
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
-
-    def judge(text: str) -> str:
-        return "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"
-
-    after = _system(problem.messages, "\n".join(lines))
-    return Case("tool_renamed", problem.id, problem.messages, after, partial(_calls, name=name), judge)
+    after, same = _system(problem.messages, "\n".join(lines)), calls(name)
+    return Case("tool_renamed", problem.id, problem.messages, after, same, same, calls(new))
 
 
 def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Random) -> Case | None:
@@ -164,14 +159,9 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
     new = rng.choice(donors)
     start, end = _places(spelled[key], request)[0]
     after = [*problem.messages[:-1], {"role": "user", "content": request[:start] + _spelled(new) + request[end:]}]
-
-    def judge(text: str) -> str:
-        value = _argument(text, name, key)
-        return "follows" if value == new and type(value) is type(new) else "ignores" if value == old else "other"
-
-    return Case(
-        "value_swapped", problem.id, problem.messages, after, lambda text: _argument(text, name, key) == old, judge
-    )
+    same = lambda text: _argument(text, name, key) == old  # noqa: E731
+    other = lambda text: (value := _argument(text, name, key)) == new and type(value) is type(new)  # noqa: E731
+    return Case("value_swapped", problem.id, problem.messages, after, same, same, other)
 
 
 def _spelled(value: Any) -> str:
@@ -191,17 +181,16 @@ def _line_of(name: str, lines: Sequence[str]) -> int | None:
     return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(") or f": {name}(" in line), None)
 
 
-def _calls(text: str, name: str | None = None) -> bool:
-    """Whether the answer calls a function; with `name`, whether its first call is readable and to that one."""
+def calls(name: str | None = None) -> Reading:
+    """Whether an answer calls a function; with `name`, whether its first call is readable and to that one."""
     if name is None:
-        return behaviour(text) == "call"
-    return any(call.name == name for call in chat.parse_calls(text)[:1])
+        return lambda text: behaviour(text) == "call"
+    return lambda text: any(call.name == name for call in chat.parse_calls(text)[:1])
 
 
 def _argument(text: str, name: str, key: str) -> Any:
     """The argument of the first call, None where it is to another tool or has none."""
-    calls = chat.parse_calls(text)
-    return (calls[0].arguments or {}).get(key) if calls and calls[0].name == name else None
+    return (chat.parse_calls(text)[0].arguments or {}).get(key) if calls(name)(text) else None
 
 
 # ---- answers
@@ -213,7 +202,7 @@ def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) ->
     rows = []
     for swap in SWAPS:
         same = [(c, a, b) for c, a, b in zip(swaps, before, after, strict=True) if c.swap == swap]
-        outcomes = Counter(c.judge(b) for c, a, b in same if c.valid(a))
+        outcomes = Counter(c.outcome(b) for c, a, b in same if c.valid(a))
         row: dict[str, Any] = dict(swap=swap, asked=len(same), n=outcomes.total())
         for outcome in OUTCOMES if row["n"] else ():
             row |= wilson_interval(outcomes[outcome], row["n"]).row(outcome)
@@ -242,7 +231,7 @@ def run_swaps(cfg: SwapsConfig) -> Run:
             for case, a, b in zip(swaps, texts[::2], texts[1::2], strict=True):
                 if case.valid(a) and shown[case.swap] < SHOWN:
                     shown[case.swap] += 1
-                    row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
+                    row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.outcome(b))
                     row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)
                     samples.append(row)
             run.log_samples(step, samples)

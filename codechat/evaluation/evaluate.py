@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -34,7 +34,7 @@ from codechat.distributed import dist
 from codechat.evaluation import contamination, domain_loss, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.results import TaskResult
-from codechat.models import generate, loading
+from codechat.models import generate, gpt, loading
 from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
@@ -44,9 +44,6 @@ from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
-
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 
 
@@ -54,7 +51,7 @@ CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 
 
 def evaluate_task(
-    model: GPT,
+    model: gpt.GPT,
     tokenizer: Tokenizer,
     tags: str,
     task: Task,
@@ -100,7 +97,7 @@ def evaluate_task(
 
 def _sample_those_that_fit(
     sampler: episodes.Sampler,
-    model: GPT,
+    model: gpt.GPT,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -269,8 +266,8 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
             checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
-        kept = ("verdict", "remedy", "reward_verdict", "gate") if judge else ()
-        summary |= {k: row[k] for row in rows[-1].values() for k in kept if k in row}
+        verdicts = ("verdict", "remedy", "reward_verdict")
+        summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
         run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run
 

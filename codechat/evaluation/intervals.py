@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from codechat.core.errors import ConfigError
 RESAMPLES = 10_000
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and its 95 % interval."""
 
     value: float
@@ -63,13 +62,10 @@ def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interva
     return Interval(value, value - u * (value - low), value + u * (high - value))
 
 
-def paired_bootstrap(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0
-) -> tuple[float, float, float]:
-    """(difference, lo, hi) of mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    gap = bootstrap_interval(y - x, seed=seed, bounds=(-1.0, 1.0))
-    return gap.value, gap.lo, gap.hi
+def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
+    """mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
+    gains = np.asarray(b, dtype=np.float64) - np.asarray(a, dtype=np.float64)
+    return bootstrap_interval(gains, seed=seed, bounds=(-1.0, 1.0))
 
 
 def hierarchical_interval(

@@ -181,7 +181,7 @@ def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: i
     if clusters := _clusters([*a, *b], list(pairs)):
         gains = [y - x for x, y in zip(before, after, strict=True)]
         return hierarchical_interval([gains], clusters=clusters, seed=seed)
-    return Interval(*paired_bootstrap(before, after, seed))
+    return paired_bootstrap(before, after, seed)
 
 
 def difference_over_seeds(

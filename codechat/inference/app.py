@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's API, health, weight updates and the chat page, as a FastAPI application.
+"""The HTTP side: OpenAI's API, health, weight updates, and the chat page with what it needs, as a FastAPI application.
 
 Pages of other sites in the same browser can send requests here too. So a request must name this host, its body must be
 declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side
@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import Field
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -24,26 +27,21 @@ from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.inference import protocol
 from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Engine, Job, Overloaded
-from codechat.inference.page import add_page
-from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ServedModel
-from codechat.inference.responses import ResponseBuilder, cut_short
+from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ResponseBuilder, ServedModel
+from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
+from codechat.inference.toolkit import goes_on, tools_for
 from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
+from codechat.tasks.toolbox.catalogue import TOOLS, respond
+from codechat.text.tool_calls import escape_surrogates
 
 MOST_BYTES = 1 << 20  # of a request's body
 RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
-CUT_SHORT = {
-    "timeout": (504, "the answer was not finished within {timeout_s:g} s; ask for fewer tokens"),
-    "closed": (503, "the server is stopping"),
-    "cancelled": (499, "the client left"),
-}
-
-
-class AsciiJson(JSONResponse):
-    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":")).encode()
+PAGE = Path(__file__).with_name("page.html")
+POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
@@ -60,23 +58,35 @@ def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Seque
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     guarded = APIRouter(dependencies=[Depends(_key_check(key))] if key else [])
     add_api(guarded, engine, served)
-    add_page(app, guarded, served)
+    add_page(guarded, served)
     app.include_router(guarded)
 
+    @app.get("/")
+    def page() -> HTMLResponse:
+        nonce = secrets.token_urlsafe(16)
+        headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce), headers=headers)
+
     @app.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> Response:
         state = {"status": "ok" if engine.alive else "failed", "model": served.name, "running": len(engine.rows)}
-        state |= {"waiting": engine.waiting, "version": engine.version}
-        return JSONResponse(state, 200 if engine.alive else 503)
+        state |= {"waiting": len(engine.waiting), "version": engine.version}
+        return json_response(state, 200 if engine.alive else 503)
 
     return app
 
 
-def error_response(error: UserError) -> AsciiJson:
+def json_response(content: Any, status: int = 200) -> Response:
+    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
+    text = json.dumps(content, separators=(",", ":"))
+    return Response(text, status, RESPONSE_HEADERS.get(status), media_type="application/json")
+
+
+def error_response(error: UserError) -> Response:
     if not isinstance(error, ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
-    return AsciiJson(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
+    return json_response(error.body(), error.status)
 
 
 def _key_check(key: str) -> Callable[..., Awaitable[None]]:
@@ -104,15 +114,10 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     async def complete_text(body: CompletionRequest, request: Request) -> Response:
         return await _answer(request, body, protocol.parse_completion, engine, served)
 
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        served.check_name(name)
-        about = {"id": name, "object": "model", "created": served.created, "owned_by": "codechat"}
-        return about | {"max_model_len": served.loaded.model.cfg.block_size}
-
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [await model(served.name)]}
+        model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
+        return {"object": "list", "data": [model | {"max_model_len": served.loaded.model.cfg.block_size}]}
 
     if served.reload_from is not None:
 
@@ -132,7 +137,9 @@ async def _answer(
     served: ServedModel,
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
-    served.check_name(body.model)
+    if body.model != served.name:
+        message = f"the model {body.model[:100]!r} is not served here; ask for {served.name!r}"
+        raise ApiError(404, message, "model", "model_not_found")
     requests, detokenizer = await asyncio.to_thread(parse, body, served)
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
@@ -140,36 +147,37 @@ async def _answer(
     response = ResponseBuilder(body, jobs, detokenizer)
     request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
 
-    def over() -> bool:
-        return all(job.end for job in jobs) or any(map(cut_short, jobs))
+    async def changes() -> AsyncIterator[bool]:
+        """Whether all is over, now and after each change."""
+        over = False
+        while not over:
+            progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+            over = all(job.end for job in jobs) or any(job.end in protocol.CUT_SHORT for job in jobs)
+            yield over
+            if not over:
+                await progress.wait()
 
     async def events() -> AsyncIterator[str]:
         """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
-        yield _events(response.first_chunks())
-        last = False
-        while not last:
-            progress.clear()  # before looking, so that nothing that comes meanwhile is missed
-            last = over()
+        async for _ in changes():
             if chunks := _events(response.new_chunks()):  # one write for what came together
                 yield chunks
-            if not last:
-                await progress.wait()
         try:
             check_ends(jobs)
         except ApiError as error:  # the status line is long gone; clients look for this
             yield _events([error.body()])
             return
-        if body.stream_options and body.stream_options.include_usage:
+        if body.stream_options and body.stream_options.get("include_usage"):
             yield _events([response.usage_chunk()])
         yield "data: [DONE]\n\n"
 
-    while not (over() or (body.stream and any(job.ids for job in jobs))):
-        await progress.wait()
-        progress.clear()
+    async for over in changes():
+        if over or (body.stream and any(job.ids for job in jobs)):
+            break
     check_ends(jobs)
     if body.stream:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    return AsciiJson(response.body())
+    return json_response(response.body())
 
 
 async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
@@ -177,14 +185,15 @@ async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     for job in jobs:
-        job.cancel()
+        job.cancelled = True
 
 
 def check_ends(jobs: list[Job]) -> None:
     """ApiError where a completion was cut short."""
-    for job in filter(cut_short, jobs):
-        status, why = CUT_SHORT[job.end]
-        raise ApiError(status, why.format(timeout_s=job.request.timeout_s))
+    for job in jobs:
+        if job.end in protocol.CUT_SHORT:
+            status, why = protocol.CUT_SHORT[job.end]
+            raise ApiError(status, why.format(timeout_s=job.request.timeout_s))
 
 
 def _events(values: Iterable[dict[str, Any]]) -> str:
@@ -213,3 +222,51 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     version = meta.get("version") or fingerprint(meta)
     engine.update_weights(state, version)
     return version
+
+
+# ---- what the page needs beside OpenAI's API
+
+
+class ToolRequest(protocol.Strict):
+    """A call of a toolbox function."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class PrepareRequest(protocol.Strict):
+    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those
+    offered `before` it."""
+
+    messages: Annotated[list[protocol.Message], Field(min_length=1)]
+    tools: list[str] | None = None
+    before: list[str] = []
+
+
+def add_page(router: APIRouter, served: ServedModel) -> None:
+    """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
+    loaded = served.loaded
+
+    @router.get("/page/about")
+    async def about() -> dict[str, Any]:
+        names = {"model": served.name, "checkpoint": served.meaning or loaded.path.name, "neutral": NEUTRAL}
+        return names | {"tools": [tool.schema for tool in TOOLS.values()], "alone": mixes_requests(loaded.model)}
+
+    @router.post("/page/prepare")
+    def prepare(body: PrepareRequest) -> dict[str, Any]:
+        request = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
+        names = tools_for(request, body.before) if body.tools is None else body.tools
+        if unknown := [name for name in names if name not in TOOLS]:
+            raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
+        schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
+
+        def too_long(kept: list[protocol.Message]) -> bool:
+            return block - len(protocol.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
+
+        dropped = len(body.messages) - len(drop_oldest(body.messages, lambda m: m.role, too_long))
+        return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}
+
+    @router.post("/page/call")
+    def call(body: ToolRequest) -> Response:
+        result = escape_surrogates(respond(body.name, body.arguments))
+        return Response(result, media_type="application/json")  # goes back to the model

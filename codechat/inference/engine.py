@@ -2,7 +2,7 @@
 
     with Engine(loaded, max_rows=16) as engine:
         (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
-        job.wait(); job.ids
+        job.ended.wait(); job.ids
 
 The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do
 not depend on the rest of the batch. New weights come in between two tokens, when no row runs."""
@@ -36,6 +36,7 @@ from codechat.text.call_grammar import CallGrammar, GrammarState
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
+Detail = tuple[float, list[tuple[int, float]]]  # entropy in nats; (id, log-probability), likeliest first
 
 
 class Overloaded(RunError):
@@ -58,14 +59,6 @@ class Request:
     timeout_s: float = math.inf  # from submission to the last token
 
 
-@dataclass(frozen=True)
-class Detail:
-    """The distribution that a token was sampled from. entropy: nats; top: (id, log-probability), likeliest first."""
-
-    entropy: float
-    top: list[tuple[int, float]]
-
-
 @dataclass(eq=False)
 class Job:
     """A submitted request. The engine's thread appends to the lists and sets `end` last; any thread may read.
@@ -78,21 +71,13 @@ class Job:
     submitted: float
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
-    details: list[Detail] = field(default_factory=list)  # one per id where `request.top` is set
+    details: list[Detail] = field(default_factory=list)  # of each id's distribution, where `request.top` is set
     end: End | None = None
     version: str = ""  # of the weights; set when it joins
-    cancelled: bool = False
+    cancelled: bool = False  # set it to leave the batch or the queue before the next token
     flushed: float = 0.0
     state: GrammarState | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def cancel(self) -> None:
-        """Leave the batch or the queue before the next token."""
-        self.cancelled = True
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the end; false where that took longer than the time given."""
-        return self._ended.wait(timeout_s)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def interruption(self, now: float) -> End | None:
         late = now - self.submitted > self.request.timeout_s
@@ -100,7 +85,7 @@ class Job:
 
     def finish(self, end: End) -> None:
         self.end = end
-        self._ended.set()
+        self.ended.set()
         self.on_progress()
 
 
@@ -160,7 +145,7 @@ class Engine:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
-        self._waiting: deque[Job] = deque()
+        self.waiting: deque[Job] = deque()
         self._updates: deque[tuple[Mapping[str, Tensor], str, Future[None]]] = deque()  # weights, version, when done
         self._changed = threading.Condition()  # guards both queues and `_closing`
         self._closing = False
@@ -178,10 +163,6 @@ class Engine:
         self._thread.join()
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closing
 
@@ -189,28 +170,21 @@ class Engine:
         self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
         """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
-        cfg = self.model.cfg
-        for r in requests:
-            ids = sorted(r.prompt)
-            if not (0 < len(ids) < cfg.block_size and 0 <= ids[0] <= ids[-1] < cfg.n_ids and r.max_new_tokens > 0):
-                limits = f"1 to {cfg.block_size - 1} ids from 0 to {cfg.n_ids - 1}, and 1 new token or more"
-                raise ConfigError(f"a prompt of {len(ids)} tokens, {r.max_new_tokens} new ones; required: {limits}")
-        if len(requests) > (most := self.max_waiting + self.max_rows):
-            raise ConfigError(f"{len(requests)} completions at once; at most {most} are possible")
+        ids = [token for request in requests for token in request.prompt]
+        if not 0 <= min(ids) <= max(ids) < self.model.cfg.n_ids:
+            raise ConfigError(f"ids from {min(ids)} to {max(ids)}; required: 0 to {self.model.cfg.n_ids - 1}")
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
         with self._changed_alive():
-            room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self._waiting)
+            room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self.waiting)
             if len(jobs) > room:
                 limit = f"at most {self.max_waiting} may wait; try again later"
-                raise Overloaded(f"{self.waiting} completions wait, {len(jobs)} more are requested; {limit}")
-            self._waiting.extend(jobs)
+                raise Overloaded(f"{len(self.waiting)} completions wait, {len(jobs)} more are requested; {limit}")
+            self.waiting.extend(jobs)
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
-        """Change the weights when the running rows have ended; no request joins meanwhile. Blocks until they are in."""
-        shapes, given = ({name: p.shape for name, p in s.items()} for s in (self.model.state_dict(), state))
-        if shapes != given:
-            raise ConfigError("the weights have other shapes than the model's; give those of the same model")
+        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks until they
+        are in."""
         with self._changed_alive():
             self._updates.append((state, version, done := Future()))
         done.result()
@@ -247,7 +221,7 @@ class Engine:
     def _has_work(self) -> bool:
         """Wait for a request; false at the end, and where no row delays a weight update any more."""
         with self._changed:
-            while not (self.rows or self._waiting or self._closing or self._updates):
+            while not (self.rows or self.waiting or self._closing or self._updates):
                 self._changed.wait()
             return not self._closing and bool(self.rows or not self._updates)
 
@@ -263,33 +237,32 @@ class Engine:
             self._closing = True
             for _, _, done in self._updates:
                 done.set_exception(RunError("the engine has ended; start the server again"))
-            jobs = [*self.rows, *self._waiting]
-            self._waiting.clear()
+            jobs = [*self.rows, *self.waiting]
+            self.waiting.clear()
         for job in jobs:
             if job.end is None:
                 job.finish("closed")
 
     def _round(self) -> None:
         """One token for every row, after rows left and joined."""
-        now = time.monotonic()
-        for slot in reversed(range(len(self.rows))):
-            if end := self.rows[slot].interruption(now):
-                self._leave(slot, end)
-        if joining := self._admit(now):
+        self._leave()
+        if joining := self._admit():
             self._prefill(joining)
+            self._leave()
         if self.rows:
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
             self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])  # (B, D)
 
-    def _admit(self, now: float) -> list[Job]:
+    def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""
-        first, tokens = len(self.rows), 0
+        first, tokens, now = len(self.rows), 0, time.monotonic()
         with self._changed:
-            for job in [job for job in self._waiting if job.interruption(now)]:
-                self._waiting.remove(job)
-                job.finish(job.interruption(now))
-            while self._waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
-                self.rows.append(self._waiting.popleft())
+            for job in list(self.waiting):
+                if end := job.interruption(now):
+                    self.waiting.remove(job)
+                    job.finish(end)
+            while self.waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
+                self.rows.append(self.waiting.popleft())
                 tokens += len(self.rows[-1].request.prompt)
         return self.rows[first:]
 
@@ -308,7 +281,7 @@ class Engine:
         self._draw(jobs, last[prompt_of])
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
-        """One token for each job from its last state (B, D); finished rows leave."""
+        """One token for each job from its last state (B, D)."""
         logits = self._reader.logits_of(hidden).float()  # (B, V)
         logits[:, self.model.cfg.n_ids :] = -math.inf
         for row, job in enumerate(jobs):
@@ -325,17 +298,13 @@ class Engine:
         ids, logprobs = draw_each(logits, [job.request.how for job in jobs], uniform(keys, positions))
         if any(states):
             ids, logprobs = take_allowed(states, ids, logprobs, room)
+        now = time.monotonic()
         for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
             job.logprobs.append(logprob)
             job.ids.append(token)
-        ends, now = {job: end for job in jobs if (end := self._ended(job))}, time.monotonic()
-        for job in jobs:
             if job.streams and now - job.flushed >= FLUSH_S:
                 job.flushed = now
                 job.on_progress()
-        for slot in reversed(range(len(self.rows))):
-            if end := ends.get(self.rows[slot]):
-                self._leave(slot, end)
 
     def _room(self, job: Job) -> int:
         """Tokens that the completion may still have."""
@@ -345,21 +314,24 @@ class Engine:
     def _ended(self, job: Job) -> End | None:
         """Why the completion ends with its last token, if it does."""
         request, ids, state = job.request, job.ids, job.state
-        halted = request.should_stop is not None and request.should_stop(ids)
-        inside, over = state is not None and state.inside, state is not None and state.ended
-        if halted or over or not inside and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
+        if request.should_stop is not None and request.should_stop(ids) or state is not None and state.ended:
+            return "stop"
+        if not (state and state.inside) and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
             return "stop"
         if len(ids) == request.max_new_tokens:
             return "length"
         return "context" if self._room(job) == 0 else None
 
-    def _leave(self, slot: int, end: End) -> None:
-        """The last row takes the place of the one that leaves."""
-        self._cache.leave(slot)
-        job, last = self.rows[slot], self.rows.pop()
-        if slot < len(self.rows):
-            self.rows[slot] = last
-        job.finish(end)
+    def _leave(self) -> None:
+        """Rows that ended leave; the last row takes the place of each."""
+        now = time.monotonic()
+        for slot in reversed(range(len(self.rows))):
+            job = self.rows[slot]
+            if end := self._ended(job) or job.interruption(now):
+                self._cache.leave(slot)
+                self.rows[slot] = self.rows[-1]
+                self.rows.pop()
+                job.finish(end)
 
 
 def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,8 +350,7 @@ def detail_of(logits: Tensor, request: Request) -> Detail:
     how = request.how if request.how.temperature else Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]
-    p = logprobs.exp()
-    entropy = -(p * logprobs.masked_fill(p == 0, 0.0)).sum()
+    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0.0)).sum()
     best, columns = logprobs.topk(min(request.top or 0, len(logprobs)))
     tokens: Any = columns if ids is None else ids[0, columns]
-    return Detail(float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf])
+    return float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf]

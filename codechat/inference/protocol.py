@@ -1,39 +1,45 @@
-"""Requests of OpenAI's API, and what the engine samples for them; every error names its field.
+"""Requests of OpenAI's API, what the engine samples for them, and answers; every error names its field.
 
 An unknown field is rejected: an answer that silently ignored it would be wrong. Roles come from the request's structure
 alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and
-`keys` for trainers.
+`keys` for trainers; beside a log-probability, the token's id and its entropy.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.detokenizer import Detokenizer
-from codechat.inference.engine import Request
+from codechat.inference.engine import Job, Request
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, call_grammar
+from codechat.text.tool_calls import escape_surrogates
 from codechat.text.turns import Turn, Unreadable, messages_of_turns
 
+Json = dict[str, Any]
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
-# pydantic's locations also name members of a union, such as str, Tool or list[Part]
-FIELD = re.compile(r"(?!(?:str|int|float|bool|body)$)[a-z_][a-z0-9_]*")
+CUT_SHORT = {  # ends that leave no answer: the status and why
+    "timeout": (504, "the answer was not finished within {timeout_s:g} s; ask for fewer tokens"),
+    "closed": (503, "the server is stopping"),
+    "cancelled": (499, "the client left"),
+}
 
 
 class ApiError(UserError):
-    """A rejected request. param: the field at fault, such as messages[2].content."""
+    """A rejected request. param: the field at fault, such as messages.2.content."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message if param is None or param in message else f"{param}: {message}")
@@ -45,11 +51,9 @@ class ApiError(UserError):
 
 
 def validation_error(error: Mapping[str, Any]) -> ApiError:
-    """An error of pydantic in OpenAI's form, with the field's name as a client writes it."""
-    unknown, loc = error["type"] == "extra_forbidden", () if error["type"] == "json_invalid" else error["loc"]
-    last = len(loc) - 1
-    path = [p for i, p in enumerate(loc) if isinstance(p, int) or FIELD.fullmatch(p) or (unknown and i == last)]
-    param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix(".") or None
+    """An error of pydantic in OpenAI's form."""
+    unknown, place = error["type"] == "extra_forbidden", () if error["type"] == "json_invalid" else error["loc"][1:]
+    param = ".".join(map(str, place)) or None
     return ApiError(400, f"{param or 'the body'}: {error['msg']}", param, "unknown_parameter" if unknown else None)
 
 
@@ -82,22 +86,16 @@ class Part(Lenient):
     text: str
 
 
+def parsed(text: Any) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (TypeError, RecursionError):
+        raise ValueError("a json object in a string is required") from None
+
+
 class Called(Lenient):
-    name: str
-    arguments: str
-
-    @property
-    def written(self) -> str:
-        """The call as a text of the chat format."""
-        return chat.format_call(self.name, json.loads(self.arguments or "{}"))
-
-    @model_validator(mode="after")
-    def readable(self) -> Called:
-        try:
-            self.written
-        except (ValueError, RecursionError):
-            raise ValueError("a name and arguments that are a json object in a string are required") from None
-        return self
+    name: Text
+    arguments: Annotated[Json, BeforeValidator(parsed)]
 
 
 class ToolCall(Lenient):
@@ -128,7 +126,8 @@ class Message(Lenient):
     def turn(self) -> Turn:
         role, calls = PROTOCOL_ROLES.get(self.role, self.role), self.tool_calls or ()
         result_of = (self.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
-        return Turn(role, self.text, [call.function.written for call in calls], [call.id for call in calls], result_of)
+        written = [chat.format_call(call.function.name, call.function.arguments) for call in calls]
+        return Turn(role, self.text, written, [call.id for call in calls], result_of)
 
 
 class Function(Lenient):
@@ -147,12 +146,8 @@ class Tool(Lenient):
     function: Function
 
 
-class StreamOptions(Lenient):
-    include_usage: bool = False
-
-
 class Common(Strict):
-    """The fields of both kinds of completion. Of what is not supported only the value that changes nothing is taken."""
+    """The fields of both kinds of completion."""
 
     model: str
     max_tokens: Count | None = Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
@@ -163,12 +158,9 @@ class Common(Strict):
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, bool] | None = None
     return_token_ids: bool = False
-    user: str | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    user: str | None = None  # changes nothing
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -182,18 +174,14 @@ class ChatRequest(Common):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = True
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
 
 
 class CompletionRequest(Common):
     prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Literal[0] | None = None  # those of the sampled tokens
     keys: list[int | Text] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool = False
-    echo: Literal[False] | None = None
 
 
 # ---- what is sampled
@@ -209,11 +197,6 @@ class ServedModel:
     timeout_s: float = 120.0
     reload_from: Path | None = None  # directory from which weights may be loaded; none = never
     meaning: str = ""  # which of its run's checkpoints it is, in words
-
-    def check_name(self, name: str) -> None:
-        if name != self.name:
-            message = f"the model {name[:100]!r} is not served here; ask for {self.name!r}"
-            raise ApiError(404, message, "model", "model_not_found")
 
 
 def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
@@ -245,8 +228,7 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> tuple[list
         raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
     stop = stop if body.ignore_eos else ((tokenizer.eot_id,), *stop)
-    # logprobs=0 needs no details beside each token
-    return requests_of(body, prompts, served, detokenizer, body.keys, stop=stop, top=body.logprobs or None), detokenizer
+    return requests_of(body, prompts, served, detokenizer, body.keys, stop=stop), detokenizer
 
 
 def requests_of(
@@ -324,7 +306,101 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
     except Unreadable as error:
         if error.turn is None:
             raise ApiError(400, str(error), "tools") from None
-        field = f"messages[{next(i for i, turn in enumerate(turns) if turn is error.turn)}]"
+        field = f"messages.{next(i for i, turn in enumerate(turns) if turn is error.turn)}"
         raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
     except DataError as error:  # where tags are text, a content or a tool's description may forge a turn
         raise ApiError(400, str(error), "messages") from None
+
+
+# ---- answers. Log-probabilities are of the sampling distribution, the closing tag's included.
+
+
+class ResponseBuilder:
+    """The answers to one request; it remembers what of a growing answer was sent."""
+
+    def __init__(self, body: Common, jobs: list[Job], detokenizer: Detokenizer) -> None:
+        self.request, self.jobs, self.detokenizer = body, jobs, detokenizer
+        self.chat = isinstance(body, ChatRequest)
+        kind = f"chat.completion{'.chunk' if body.stream else ''}" if self.chat else "text_completion"
+        self.head = dict(
+            id=f"{kind[:4]}cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=body.model, object=kind
+        )
+        self.sent = [0] * len(jobs)  # characters
+        self.logged = [0] * len(jobs)  # tokens whose log-probability was sent
+        self.over = [False] * len(jobs)
+
+    def body(self) -> Json:
+        """The body of a finished answer."""
+        choices = [self._choice(i, job) for i, job in enumerate(self.jobs)]
+        return {**self.head, "choices": choices, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, int]:
+        prompt = sum(len(job.request.prompt) for job in self.jobs[:: self.request.n or 1])
+        completion = sum(len(job.ids) for job in self.jobs)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def _choice(self, i: int, job: Job) -> Json:
+        text, calls = self._split(i, job)
+        logprobs = self._logprobs(job, 0, len(job.ids))
+        choice: Json = {"index": i, "finish_reason": finish_reason(job, calls), "logprobs": logprobs}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            choice["message"] |= {"tool_calls": calls} if calls else {}
+        else:
+            choice["text"] = text
+        if self.request.return_token_ids:
+            choice |= {"token_ids": job.ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
+        return choice
+
+    def _split(self, i: int, job: Job) -> tuple[str, list[Json]]:
+        """Text and calls of a finished completion."""
+        text, calls = self.detokenizer.split(job.ids)
+        one_call, written = self.chat and self.request.parallel_tool_calls is False, []
+        for k, (name, arguments) in enumerate(calls[:1] if one_call else calls):
+            function = {"name": name, "arguments": escape_surrogates(json.dumps(arguments, ensure_ascii=False))}
+            written.append({"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function", "function": function})
+        return text, written
+
+    def new_chunks(self) -> Iterator[Json]:
+        """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
+        for i, job in enumerate(self.jobs):
+            end, ids = job.end, list(job.ids)  # in this order: `end` is set last
+            if self.over[i] or end in CUT_SHORT:
+                continue
+            text, calls = self._split(i, job) if end else (self.detokenizer.growing(ids), [])
+            piece = text[self.sent[i] :]
+            if piece or end:
+                delta: Json = {"content": piece} | ({} if self.logged[i] else {"role": "assistant"})
+                delta |= {"tool_calls": [{"index": k, **call} for k, call in enumerate(calls)]} if calls else {}
+                choice: Json = {"index": i, "logprobs": self._logprobs(job, self.logged[i], len(ids))}
+                choice |= {"finish_reason": finish_reason(job, calls) if end else None}
+                choice |= {"delta": delta} if self.chat else {"text": piece}
+                yield {**self.head, "choices": [choice]}
+                self.sent[i], self.logged[i], self.over[i] = len(text), len(ids), bool(end)
+
+    def usage_chunk(self) -> Json:
+        return {**self.head, "choices": [], "usage": self._usage()}
+
+    def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
+        """Entries of the tokens from `start` to `stop`; entropies in nats."""
+        if self.request.logprobs is None or self.request.logprobs is False:  # 0 asks for those of the sampled ids
+            return None
+        if not self.chat:
+            tokens = [self._shown(token) for token in job.ids[start:stop]]
+            return {"tokens": tokens, "token_logprobs": job.logprobs[start:stop], "top_logprobs": None}
+        entries = []
+        for (entropy, likeliest), token, lp in list(zip(job.details, job.ids, job.logprobs))[start:stop]:
+            entry = self._token(token, lp) | {"entropy": max(0.0, entropy)}
+            entries.append(entry | {"top_logprobs": [self._token(*one) for one in likeliest]})
+        return {"content": entries, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        piece = self.detokenizer.piece(token)
+        return {"token": self._shown(token), "token_id": token, "logprob": logprob, "bytes": list(piece)}
+
+    def _shown(self, token: int) -> str:
+        return self.detokenizer.piece(token).decode("utf-8", "replace")
+
+
+def finish_reason(job: Job, calls: list[Json]) -> str:
+    return "tool_calls" if calls else "stop" if job.end == "stop" else "length"

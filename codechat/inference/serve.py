@@ -11,26 +11,25 @@ before it.
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codechat.core import config
 from codechat.core.command import parse_and_run
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
+from codechat.distributed import dist
+from codechat.models import loading
 from codechat.runs import paths
 
-if TYPE_CHECKING:
-    from codechat.models.loading import LoadedModel
-
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
+LOCAL = ("127.0.0.1", "localhost", "::1")  # addresses that no other machine reaches
 STOP_S = 3  # that running answers get when the server stops
 
 
@@ -56,25 +55,18 @@ class ServeConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_loopback(self.host) and self.api_key_file is None:
+        if self.host not in LOCAL and self.api_key_file is None:
             raise ConfigError(f"host {self.host} is open to other machines; set --api-key-file, or keep 127.0.0.1")
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def name_of(loaded: LoadedModel, ckpt: str) -> str:
+def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
     """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
     name = paths.name_of(loaded.path.parent.parent)
     return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
 
 
 def serve(
-    cfg: ServeConfig, *, loaded: LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
+    cfg: ServeConfig, *, loaded: loading.LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
 ) -> None:
     """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the server and its URL."""
     try:
@@ -84,9 +76,7 @@ def serve(
         from codechat.inference.protocol import ServedModel
     except ImportError as error:
         raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
-    from codechat.distributed import dist  # these import torch, which --help does not need
-    from codechat.inference.engine import Engine
-    from codechat.models import loading
+    from codechat.inference.engine import Engine  # imports torch, which --help does not need
 
     class Server(uvicorn.Server):
         async def startup(self, *args: Any, **kwargs: Any) -> None:
@@ -110,16 +100,12 @@ def serve(
     name = cfg.name or name_of(loaded, cfg.ckpt)
     served = ServedModel(loaded, name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
     # on loopback the server has its own names only, so that no web page's name can point here
-    hosts = ["127.0.0.1", "localhost", "[::1]", cfg.host] if is_loopback(cfg.host) else ["*"]
-    usual = sys.getswitchinterval()
+    hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
+    sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
         settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
         app = build_app(engine, served, key, hosts)
-        sys.setswitchinterval(SWITCH_S)
-        try:
-            Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()
-        finally:
-            sys.setswitchinterval(usual)
+        Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()
 
 
 main = partial(parse_and_run, ServeConfig, serve, "serve", __doc__)

@@ -36,6 +36,7 @@ from codechat.runs import paths
 from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
+from codechat.text.tool_calls import escape_tags
 
 Message = dict[str, str]
 M = TypeVar("M")
@@ -190,8 +191,11 @@ class RemoteModel:
         offered = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
         body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
         message = self._choice("chat/completions", body)["message"]
-        calls = [_call_text(**call["function"]) for call in message.get("tool_calls") or ()]
-        self.content = "\n".join([text for text in (message.get("content"),) if text] + calls)
+        lines = [message["content"]] if message.get("content") else []
+        for function in (call["function"] for call in message.get("tool_calls") or ()):  # as the model wrote them
+            named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
+            lines.append(f"{chat.CALL_TAG} {escape_tags(named)}")
+        self.content = "\n".join(lines)
         yield self.content
 
     def complete(self, text: str) -> Iterator[str]:
@@ -213,19 +217,7 @@ def as_openai(messages: Sequence[Message]) -> list[Message]:
     return [message | {"role": "tool" if message["role"] == "function" else message["role"]} for message in messages]
 
 
-def _call_text(name: str, arguments: str) -> str:
-    """A call as the assistant would have written it; arguments that are no JSON object stay, and are unreadable."""
-    try:
-        return chat.format_call(name, json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'
-
-
 # ---- a conversation
-
-
-def open_model(cfg: ChatConfig) -> LocalModel | RemoteModel:
-    return LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
 
 
 class ToolChat:
@@ -237,7 +229,7 @@ class ToolChat:
         self.cfg, self.given = cfg, (cfg.tools, cfg.tools_file, cfg.executors, functions)
         self.kit = gather(*self.given)
         self.chooses = cfg.chooses and not any(self.given)
-        self.model = open_model(cfg)
+        self.model = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
         # for functions that change with the request; of a server's model nothing is known
         self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
 

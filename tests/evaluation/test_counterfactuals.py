@@ -43,7 +43,7 @@ def test_swaps_of_the_tools() -> None:
     case = counterfactuals.tools_off(ADD, RNG)
     assert changed(case) == [0] and "add(" not in case.after[0]["content"]
     assert case.valid(call("add", a=1)) and not case.valid("No.")
-    assert [case.judge(t) for t in ("I cannot.", call("add", a=12, b=7), "```python\n1\n```")] == FOLLOWS
+    assert [case.outcome(t) for t in ("I cannot.", call("add", a=12, b=7), "```python\n1\n```")] == FOLLOWS
 
     case = counterfactuals.tool_swapped(ADD, RNG)
     before, after = (m[0]["content"].splitlines() for m in (case.before, case.after))
@@ -52,19 +52,19 @@ def test_swaps_of_the_tools() -> None:
     newcomer = next(b for a, b in zip(before, after) if a != b).partition("(")[0]
     assert newcomer not in catalogue.family("add")
     answers = ("I have no function for that.", call("add", a=12, b=7), call(newcomer, a=12))
-    assert [case.judge(t) for t in answers] == FOLLOWS
+    assert [case.outcome(t) for t in answers] == FOLLOWS
     assert case.valid(call("add", a=1)) and not case.valid(call("to_morse", word="a"))
 
     case = counterfactuals.tool_renamed(DIGITS)
     assert "sum_digit(n: integer)" in case.after[0]["content"] and "digit_sum(" not in case.after[0]["content"]
-    assert [case.judge(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == FOLLOWS
+    assert [case.outcome(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == FOLLOWS
     assert "add_it(" in counterfactuals.tool_renamed(ADD).after[0]["content"]
 
     probe = {"messages": [{"role": "user", "content": "Write f()."}], "asked": "code", "tools_present": False}
     case = counterfactuals.tools_on(probe, 0, RNG)
     assert [m["role"] for m in case.after] == ["system", "user"] and "Functions:" in case.after[0]["content"]
     assert case.valid("def f():\n    pass") and not case.valid("No.")
-    assert [case.judge(t) for t in ("def f(): pass", call("add"), "No.")] == FOLLOWS
+    assert [case.outcome(t) for t in ("def f(): pass", call("add"), "No.")] == FOLLOWS
 
 
 def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:
@@ -72,7 +72,7 @@ def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:
     case = counterfactuals.value_swapped(DIGITS, others, RNG)
     assert case.after[-1]["content"] == "Digit sum of 41?" and changed(case) == [1]
     assert case.valid(call("digit_sum", n=195)) and not case.valid(call("digit_sum", n=19))
-    found = [case.judge(call("digit_sum", n=n)) for n in (41, 195, "41", 5)] + [case.judge(call("add", n=41))]
+    found = [case.outcome(call("digit_sum", n=n)) for n in (41, 195, "41", 5)] + [case.outcome(call("add", n=41))]
     assert found == [*FOLLOWS, "other", "other"]
     for kept, donor in (  # it stands twice, is part of another, or nobody else asks for this tool
         (problem("add", {"a": 1, "b": 1}, "Add 1 and 1."), problem("add", {"a": 5, "b": 6}, "Add 5 and 6.")),

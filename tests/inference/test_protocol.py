@@ -16,21 +16,21 @@ from taught import CALL, CODE, SQUARE, TOK
 
 from codechat.core.errors import DataError
 from codechat.data import chat_formats
-from codechat.inference.app import AsciiJson, error_response
+from codechat.inference.app import error_response, json_response
 from codechat.inference.detokenizer import Detokenizer, stable_text
-from codechat.inference.engine import Detail, Job, Request
+from codechat.inference.engine import Job, Request
 from codechat.inference.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Message,
+    ResponseBuilder,
     ServedModel,
     grammar_of,
     offered_tools,
     parse_completion,
     prompt_of,
 )
-from codechat.inference.responses import ResponseBuilder
 from codechat.inference.terminal import as_openai
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -91,14 +91,14 @@ def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
 
 def test_every_call_has_one_result_by_its_id_here_and_in_training() -> None:
     for messages, param, reason in (
-        ([USER, TWO, result("a", "1")], "messages[1]", "call_without_result"),
-        ([USER, TWO, result("a", "1"), USER], "messages[1]", "call_without_result"),
-        ([USER, TWO, USER], "messages[1]", "call_without_result"),
-        ([USER, TWO, result("a", "1"), result("a", "1")], "messages[3]", "result_without_call"),
-        ([USER, TWO, *map(result, "aba", "123")], "messages[4]", "result_without_call"),
-        ([USER, TWO, *map(result, "ac", "12")], "messages[3]", "result_without_call"),
-        ([USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")], "messages[1]", "unreadable_call"),
-        ([USER, asks(("a", "1")), {"role": "tool", "content": "1"}], "messages[2]", None),
+        ([USER, TWO, result("a", "1")], "messages.1", "call_without_result"),
+        ([USER, TWO, result("a", "1"), USER], "messages.1", "call_without_result"),
+        ([USER, TWO, USER], "messages.1", "call_without_result"),
+        ([USER, TWO, result("a", "1"), result("a", "1")], "messages.3", "result_without_call"),
+        ([USER, TWO, *map(result, "aba", "123")], "messages.4", "result_without_call"),
+        ([USER, TWO, *map(result, "ac", "12")], "messages.3", "result_without_call"),
+        ([USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")], "messages.1", "unreadable_call"),
+        ([USER, asks(("a", "1")), {"role": "tool", "content": "1"}], "messages.2", None),
     ):
         with pytest.raises(ApiError) as caught:
             prompted(messages)
@@ -194,19 +194,15 @@ def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path
 LONE = "\ud83d"
 
 
-def body(*completions: list[int], chat: bool = True, top: Sequence[Any] = (), **how: Any) -> dict[str, Any]:
+def body(*completions: list[int], **how: Any) -> dict[str, Any]:
     """The answer that holds these completions."""
     jobs = []
     for ids in completions:
         job = Job(Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, end="stop")
-        job.ids, job.logprobs, job.details = ids, [-1.0] * len(ids), [Detail(0.0, list(top))] * len(ids)
+        job.ids, job.logprobs, job.details = ids, [-1.0] * len(ids), [(0.0, [])] * len(ids)
         jobs.append(job)
-    request = (
-        ChatRequest(model="m", messages=[USER], logprobs=True)
-        if chat
-        else CompletionRequest(model="m", prompt="x", logprobs=0)
-    )
-    return ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved" if chat else None, **how)).body()
+    request = ChatRequest(model="m", messages=[USER], logprobs=True)
+    return ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
@@ -215,7 +211,7 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
     fine = chat.format_call("f", {"x": "日本 🎉"})
     named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
-    answer = AsciiJson(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
+    answer = json_response(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
     first, second, third = json.loads(answer.body)["choices"]
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a" + LONE, "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
@@ -224,9 +220,3 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a" + LONE, "\ude00": [1]}
     assert json.loads(error_response(ApiError(400, f"{LONE} is unknown", LONE)).body)["error"]["param"] == LONE
-
-
-def test_of_tokens_that_look_alike_the_likeliest_is_named() -> None:
-    one, other = TOK.encode("日")[0], TOK.encode("🎉")[0]  # both are shown as half a character
-    (choice,) = body([one], chat=False, top=[(one, -0.5), (other, -3.0)])["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]

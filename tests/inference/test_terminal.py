@@ -276,7 +276,8 @@ class Scripted:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *turns: str, **settings: Any) -> tuple[Scripted, ToolChat]:
     model = Scripted(*turns)
-    monkeypatch.setattr(terminal, "open_model", lambda cfg: model)
+    for kind in ("LocalModel", "RemoteModel"):
+        monkeypatch.setattr(terminal, kind, lambda cfg: model)
     return model, ToolChat(ToolsConfig(**settings))
 
 

@@ -145,7 +145,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         found += generate.sample(model, prompts, grammars=[None, grammar, grammar], **how)
         with Engine(LoadedModel(model, tok, "reserved", {}, Path()), max_rows=3) as engine:
             jobs = engine.submit([Request(prompt=p, max_new_tokens=12, draws=i) for i, p in enumerate(prompts)])
-            assert all(job.wait(60) for job in jobs)
+            assert all(job.ended.wait(60) for job in jobs)
         return found + jobs
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
