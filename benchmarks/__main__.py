@@ -1,6 +1,8 @@
 """`python -m benchmarks KIND`."""
 
-from benchmarks import main
-from codechat.core.command import run_main
+import sys
 
-run_main(main)
+from benchmarks import main
+from codechat.cli import guarded
+
+sys.exit(guarded(main, sys.argv[1:]))

@@ -1,23 +1,32 @@
-"""`codechat COMMAND`: runs the `main(argv)` of a module in `core.registry.COMMANDS`.
+"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns what goes wrong into a line on stderr and an exit code.
 
-The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library. Exit codes: `core.command`.
+The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library.
+
+Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An unexpected exception is
+a defect and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.abc
 import importlib.util
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from codechat import __version__
-from codechat.core.command import guarded
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.core.registry import COMMANDS
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# A disk or a limit, and no defect: errno, of which the user gets the system's own words.
+STORAGE_ERRORS = {getattr(errno, n) for n in "ENOSPC EDQUOT EROFS EACCES EPERM EIO EFBIG EMFILE".split()}
 
 USAGE = """\
 usage: codechat [--root DIR] COMMAND [OPTIONS]
@@ -44,6 +53,36 @@ def format_help() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
+    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit code."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # sampled text may not fit the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
+    try:
+        code = command(argv)
+        sys.stdout.flush()
+        return code if type(code) is int else 0
+    except UserError as error:
+        return _fail(f"error: {error}", 2)
+    except KeyboardInterrupt as stop:
+        below = "\n" if sys.stderr.isatty() else ""  # Ctrl-C leaves the cursor within a line
+        return _fail(f"{below}interrupted{f': {stop}' if str(stop) else ''}", INTERRUPTED)
+    except BrokenPipeError:  # without a stdout that can be flushed Python fails once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in STORAGE_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"error: {where}{error.strerror}; mend this, then run the command again", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(message, file=sys.stderr)
+    return code
 
 
 def _enter(words: list[str]) -> list[str]:
@@ -88,10 +127,9 @@ def _dispatch(words: list[str]) -> Any:
     lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
     sys.meta_path[:0] = lazy
     try:
-        return command.load(command.main)(rest)
+        done = command.run(rest)
     finally:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    stopped_early = command.kind == "loop" and done.status["status"] != "finished"
+    return INTERRUPTED if stopped_early else done

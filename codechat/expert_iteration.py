@@ -1,7 +1,7 @@
 """Expert iteration on a task's reward: sample, keep the best completions, fine-tune on them, repeat.
 
     codechat expert --init-from my-sft --task funcall --data-dir data/nano --run-name my-expert
-    torchrun --standalone --nproc-per-node 8 -m codechat.expert_iteration --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-expert
+    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-expert
 
 Rejection sampling: what is not kept is never pushed away, so nothing is learned from failures, and there is no ratio, no baseline and no
 clipping. --keep correct takes every exactly right completion (STaR, arXiv:2203.14465; needs some from the start), --keep best the best ones of
@@ -14,10 +14,8 @@ each group that disagrees (RAFT, arXiv:2304.06767; needs only that rewards diffe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.training.settings import TOY_ONE_UPDATE, MinibatchSettings, RLSettings, run_presets
 
@@ -62,9 +60,3 @@ def train(cfg: ExpertConfig) -> Run:
                 update.apply()
             r.log(batch, kept_frac=kept.float().mean())
     return r.run
-
-
-main = partial(train_main, "expert_iteration", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -2,7 +2,7 @@
 
     codechat grpo --init-from my-sft --task funcall --data-dir data/nano --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an imported checkpoint
-    torchrun --standalone --nproc-per-node 8 -m codechat.grpo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-grpo
+    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-grpo
 
 What REINFORCE (reinforce.py) does, and four things more: several updates on one batch of rollouts, with the ratio to the sampling policy
 clipped; how tokens are weighed and rewards scaled; groups without variance replaced by fresh ones (--resample-rounds); a penalty on the KL
@@ -20,10 +20,8 @@ A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. A
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
@@ -120,9 +118,3 @@ def train(cfg: GRPOConfig) -> Run:
             means = dict(adv_abs_mean=advantage.abs().mean(), resampled_groups=r.resampled)
             r.log(batch, sums=off_policy if cfg.old_logprobs == "trainer" else {}, **means)
     return r.run
-
-
-main = partial(train_main, "grpo", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,7 +1,7 @@
 """PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes in minibatches.
 
     codechat ppo --init-from my-sft --task funcall --data-dir data/nano --run-name my-ppo
-    torchrun --standalone --nproc-per-node 8 -m codechat.ppo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-ppo
+    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-ppo
 
 As GRPO (grpo.py), but a token's advantage comes from a learned value instead of from the group: a linear head on the policy's own last
 states predicts the reward still to come, `advantages.estimate_gae` compares it with what came (arXiv:1506.02438), and both are trained on
@@ -15,10 +15,8 @@ A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.training.settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings, run_presets
 
@@ -88,9 +86,3 @@ def train(cfg: PPOConfig) -> Run:
                 update.apply()
             r.log(batch, sums=dict(adv_abs_mean=adv_abs), explained_variance=explained)
     return r.run
-
-
-main = partial(train_main, "ppo", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -2,7 +2,7 @@
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
     codechat preference --init-from my-sft --task funcall --task-data data/nano --run-name my-dpo     pairs sampled from the policy itself
-    torchrun --standalone --nproc-per-node 8 -m codechat.preference --init-from d20-sft --data-dir data/preferences --run-name d20-dpo
+    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences --run-name d20-dpo
 
 Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best and the worst completion of
 groups that the starting policy samples on --task. The starting policy is the reference model; its log-probabilities are computed once, before
@@ -13,10 +13,8 @@ answers get worse, since the loss sees only differences.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.tasks import NAMES
@@ -114,9 +112,3 @@ def train(cfg: PreferenceConfig) -> Run:
                 session.apply_gradients()
                 log_step(session, meter, pairs.group_size, epoch=(step + 1) * count / size)
     return session.run
-
-
-main = partial(train_main, "preference", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

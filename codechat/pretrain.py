@@ -1,7 +1,7 @@
 """Pretraining: next-token prediction over a sharded corpus, validated in bits per byte.
 
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
-    torchrun --standalone --nproc-per-node 8 -m codechat.pretrain --preset d20 --data-dir data/corpus --run-name d20
+    torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
 
 A run that was killed continues with --resume on the same curve, bitwise on a CPU. Windows are cut across documents, as in GPT-2.
 """
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import PRESETS
@@ -101,9 +99,3 @@ def train(cfg: PretrainConfig) -> Run:
                 session.apply_gradients()
                 session.log_supervised(nats, tokens_per_step)
     return session.run
-
-
-main = partial(train_main, "pretrain", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,7 +1,7 @@
 """REINFORCE on a task's reward, with the group's mean reward as baseline.
 
     codechat reinforce --init-from my-sft --task funcall --data-dir data/nano --run-name my-rl
-    torchrun --standalone --nproc-per-node 8 -m codechat.reinforce --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-rl
+    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-rl
 
 For each step: sample G completions of each problem from the policy, score them with the task (the same score that evaluation uses),
 subtract each group's mean reward, and take one policy-gradient step on the sampled ids. No reference model, no ratio, no clipping: the
@@ -14,10 +14,8 @@ Shapes: P problems with G completions each; B completions of a microbatch, C tok
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.training.settings import TOY_ONE_UPDATE, GroupSettings, run_presets
 
@@ -55,9 +53,3 @@ def train(cfg: ReinforceConfig) -> Run:
                 update.apply()
             r.log(batch, adv_abs_mean=advantage.abs().mean())
     return r.run
-
-
-main = partial(train_main, "reinforce", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on conversations: joint code, function calls and plain chat, mixed by supervised tokens.
 
     codechat sft --init-from my-pretrain --data-dir data/nano --run-name my-sft
-    torchrun --standalone --nproc-per-node 8 -m codechat.sft --init-from d20 --data-dir data/sft --run-name d20-sft
+    torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft --run-name d20-sft
 
 Only assistant bodies and their closing tag carry loss. Several conversations share a row and cannot see each other. While it trains, the
 loop watches each domain's held-out loss (three rises in a row are reported) and the 2 x 2 behaviour
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.training.settings import ChatSettings, EngineSettings, SupervisedSettings, run_presets
@@ -118,9 +116,3 @@ def train(cfg: SFTConfig) -> Run:
                 session.counts["supervised_tokens"] = session.counts.get("supervised_tokens", 0) + int(n_tokens)
                 session.log_supervised(nats, tokens_per_step, supervised_tokens=session.counts["supervised_tokens"])
     return session.run
-
-
-main = partial(train_main, "sft", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from codechat import __version__
-from codechat.cli import guarded, main
-from codechat.core import command
+from codechat.cli import INTERRUPTED, guarded, main
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 
@@ -43,10 +42,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
 
 
-def test_every_command_has_a_main_and_examples() -> None:
+def test_every_command_has_a_function_and_examples() -> None:
     for name, entry in COMMANDS.items():
         source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
-        assert f"def {entry.main}(" in source or f"\n{entry.main} = " in source
+        assert f"def {entry.main or entry.function}(" in source
         assert f"codechat {name}" in source, f"the help of {name} shows no example"
 
 
@@ -99,7 +98,7 @@ def test_what_goes_wrong_is_one_line_and_a_code_and_a_defect_keeps_its_traceback
         ((), "interrupted\n"),
         (("checkpoint 12 is written",), "interrupted: checkpoint 12 is written\n"),
     ):
-        assert guarded(fails(KeyboardInterrupt(*reason)), []) == command.INTERRUPTED == 130
+        assert guarded(fails(KeyboardInterrupt(*reason)), []) == INTERRUPTED == 130
         assert capsys.readouterr().err == line
     for error in (ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()):
         with pytest.raises(type(error)):
@@ -109,7 +108,7 @@ def test_what_goes_wrong_is_one_line_and_a_code_and_a_defect_keeps_its_traceback
 
 def test_ctrl_c_ends_a_process_cleanly() -> None:
     code = (
-        "import sys, time; from codechat.core.command import guarded\n"
+        "import sys, time; from codechat.cli import guarded\n"
         "sys.exit(guarded(lambda argv: (print('half a li', end='', flush=True), time.sleep(300)), []))"
     )
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -133,7 +132,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
-    code = "from codechat.core.command import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
+    code = "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
     assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"

@@ -30,6 +30,8 @@ def freeze(recipe: str) -> Frames:
 
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
+    import sys
 
-    run_main(lambda argv: print(*freeze(*argv)["runs"]["run"]))
+    from codechat.cli import guarded
+
+    sys.exit(guarded(lambda argv: print(*freeze(*argv)["runs"]["run"]), sys.argv[1:]))

@@ -182,6 +182,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
+    from codechat.cli import guarded
 
-    run_main(main)
+    sys.exit(guarded(main, sys.argv[1:]))

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from codechat.cli import guarded
 from codechat.core import config
-from codechat.core.command import run_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.data import chat_formats, conversations
@@ -90,4 +90,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    sys.exit(guarded(main, sys.argv[1:]))

@@ -82,7 +82,8 @@ class Job:
 # two pretrainings, SFT and RL of a few steps each, on a corpus that the first stage writes
 RECIPE = """
 import sys
-from codechat.core import command
+from codechat import cli
+from codechat.core.registry import COMMANDS
 from codechat.launch import runner
 from codechat.launch.recipes import RECIPES, Recipe, Stage
 home = sys.argv.pop(1)
@@ -100,7 +101,7 @@ RECIPES["tiny"] = Recipe("a test", (
     Stage(name="evaluate", about="scores", needs=("rl",), kind="evaluate",
           settings=dict(ckpt=("{rl}",), task="toy", limit=16, n=4, ks=(1, 4), max_new_tokens=8, contamination=False)),
 ))
-sys.exit(command.guarded(runner.main, sys.argv[1:]))
+sys.exit(cli.guarded(COMMANDS['run'].run, sys.argv[1:]))
 """
 
 

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from codechat.core import config
 from codechat.core.errors import ConfigError, check_choice
 
 
 class Entry(NamedTuple):
-    """A loop, preparation or stage: `function` of `module` takes a `config` (a class of the same module). `main` takes the words of its command."""
+    """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same module)."""
 
     id: str
     kind: str  # loop, preparation, stage, or command: what is only that
     module: str
     config: str
     function: str
-    command: str  # what the command line calls it
-    main: str  # empty where `codechat` has no such command
+    command: str  # what the command line calls it; empty where only recipes do
+    main: str  # the function that reads the words of a command without `config`
     about: str
 
     def load(self, name: str) -> Any:
@@ -39,6 +40,13 @@ class Entry(NamedTuple):
         """The presets of --preset; empty where there are none."""
         return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
 
+    def run(self, words: Sequence[str]) -> Any:
+        """The command with these words: the value of the function for the settings that they give."""
+        if self.main:
+            return self.load(self.main)(words)
+        how = dict(presets=self.presets, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
+        return self.load(self.function)(config.parse(self.config_class, words, **how))
+
 
 with Path(__file__).with_name("registry.csv").open(encoding="utf-8", newline="") as _file:
     _ROWS = [Entry(**row | {"module": f"codechat.{row['module']}"}) for row in csv.DictReader(_file)]
@@ -46,7 +54,7 @@ LOOPS, PREPARATIONS, STAGES = (
     {entry.id: entry for entry in _ROWS if entry.kind == kind} for kind in ("loop", "preparation", "stage")
 )
 ENTRIES = LOOPS | PREPARATIONS | STAGES
-COMMANDS = {entry.command: entry for entry in _ROWS if entry.main}  # in the order of --help
+COMMANDS = {e.command: e for e in _ROWS if e.command and e.kind != "preparation"}  # in the order of --help
 
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:

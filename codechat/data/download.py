@@ -24,7 +24,6 @@ import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from codechat.core import config
 from codechat.core.atomic_files import atomic_directory
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, UserError
@@ -113,10 +112,3 @@ def _fetched(cfg: DownloadConfig, kind: str, partial: Path, endpoint: str | None
         reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
         raise UserError(f"{cfg.name} is incomplete ({reason}); the same command continues with {partial}") from error
     return True
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`codechat download`; 0 when the directory is there."""
-    words = sys.argv[1:] if argv is None else argv
-    download(config.parse(DownloadConfig, words, prog="codechat download", epilog=__doc__))
-    return 0

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
@@ -236,6 +235,3 @@ def run_swaps(cfg: SwapsConfig) -> Run:
                     samples.append(row)
             run.log_samples(step, samples)
     return run
-
-
-main = partial(parse_and_run, SwapsConfig, run_swaps, "counterfactuals", __doc__)

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
@@ -214,6 +212,3 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
         f"{d.verdict}: {d.remedy}",
     ]
     return "\n".join(lines)
-
-
-main = partial(parse_and_run, DiagnoseConfig, diagnose, "diagnose", __doc__)

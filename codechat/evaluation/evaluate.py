@@ -27,7 +27,6 @@ from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
@@ -344,6 +343,3 @@ def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
         print(f"{name} minus {first} on {split}: {shown}")
         summary[f"{where}: {name} - {first}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=len(b))
     return summary
-
-
-main = partial(parse_and_run, EvaluateConfig, run_evaluation, "evaluate", __doc__)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.command import parse_and_run
 from codechat.distributed import dist
 from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
 from codechat.evaluation.intervals import wilson_interval
@@ -172,6 +170,3 @@ def run_natural(cfg: NaturalConfig) -> Run:
         return metrics(answers[name])
 
     return run_evaluation(cfg, "natural", judge)
-
-
-main = partial(parse_and_run, NaturalConfig, run_natural, "natural", __doc__)

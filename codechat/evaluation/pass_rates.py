@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from codechat import tasks
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
@@ -96,9 +94,6 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-main = partial(parse_and_run, PasskConfig, run_passk, "passk", __doc__)
-
-
 # ---- codechat filter
 
 
@@ -152,6 +147,3 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
             write_atomic(out / f"{task.name}.{split}.jsonl", json_lines(map(row_of, problems)))
             print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
     return {split: len(problems) for split, problems in files.items()}
-
-
-main_filter = partial(parse_and_run, FilterConfig, filter_problems, "filter", __doc__)

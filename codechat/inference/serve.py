@@ -15,12 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codechat.core import config
-from codechat.core.command import parse_and_run
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
@@ -106,6 +104,3 @@ def serve(
         settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
         app = build_app(engine, served, key, hosts)
         Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()
-
-
-main = partial(parse_and_run, ServeConfig, serve, "serve", __doc__)

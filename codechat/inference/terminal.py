@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from codechat.core import config
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, UserError
 from codechat.core.http_client import Link
@@ -340,10 +339,8 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
                 print("\n[stopped; this turn is forgotten]" if stopped else f"error: {error}", file=sys.stderr)
 
 
-def main(argv: list[str] | None = None, kind: type[ChatConfig] = ChatConfig) -> None:
-    """`codechat chat`."""
-    name = "tools" if kind.chooses else "chat"
-    cfg = config.parse(kind, sys.argv[1:] if argv is None else argv, prog=f"codechat {name}", epilog=__doc__)
+def main(cfg: ChatConfig) -> None:
+    """`codechat chat` and `codechat tools`."""
     session = ToolChat(cfg)
     if cfg.complete:
         print(cfg.complete, end="", flush=True)
@@ -354,8 +351,3 @@ def main(argv: list[str] | None = None, kind: type[ChatConfig] = ChatConfig) -> 
         if session.kit.names:
             print(f"[functions: {', '.join(session.kit.names)}]")
         converse(session.reply)
-
-
-def main_tools(argv: list[str] | None = None) -> None:
-    """`codechat tools`."""
-    main(argv, ToolsConfig)

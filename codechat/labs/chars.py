@@ -3,7 +3,7 @@
     codechat chars --objective supervised --run-name letters
     codechat chars --objective grpo --horizon 70 --partial-logprob 0.05 --kl-coef 0.001 --kl-warmup-tokens 200000
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
-    torchrun --standalone --nproc-per-node 2 -m codechat.labs.chars --objective denoise
+    torchrun --standalone --nproc-per-node 2 -m codechat chars --objective denoise
 
 GRPO and PPO pretrain: the policy draws symbols, and each earns a reward where it is the text's own. GRPO compares the
 draws of one place with each other, PPO with a learned value. The weight of a KL term from the text's bigram rises from 0
@@ -16,10 +16,8 @@ same count. `epoch` counts the text: a policy that feeds itself spends --group-s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.command import run_main, train_main
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import GPTConfig
@@ -147,9 +145,3 @@ def train(cfg: CharsConfig) -> Run:
                     shown = ("train_loss", "reward_mean", "frac_zero_std_groups")
                     session.bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
     return session.run
-
-
-main = partial(train_main, "chars", doc=__doc__)
-
-if __name__ == "__main__":
-    run_main(main)

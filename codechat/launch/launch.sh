@@ -5,4 +5,4 @@ again=; grep -q '"status": "planned"' {{where}}/status.json || again={{again}}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{save_s}}  # seconds to save in when told to stop
 {{guard}}[ $# -gt 0 ] || set -- --standalone
 exec {{python}} -m torch.distributed.run "$@" --nproc-per-node {{nproc}}{{restarts}} \
-    -m {{module}} -- --config {{where}}/config.json --run-name {{name}} $again
+    -m codechat {{command}} -- --config {{where}}/config.json --run-name {{name}} $again

@@ -85,7 +85,7 @@ def write(cfg: Any, **machines: Any) -> Written:
         raise ConfigError("leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own")  # fmt: skip
     check_not_started(name, runs_dir() / name)
     verdict = plan_verdict(cfg, entry.id, where)
-    texts, submit = {"launch.sh": launch_sh(cfg, entry.module, where)}, f"codechat launch {name} start"
+    texts, submit = {"launch.sh": launch_sh(cfg, entry.command, where)}, f"codechat launch {name} start"
     if where.slurm or where.nodes > 1:
         texts["job.slurm"], submit = slurm(name, where), f"sbatch runs/{name}/job.slurm"
     path = paths.prepare(name, cfg, entry.id, overwrite=where.overwrite, plan=texts)
@@ -93,11 +93,11 @@ def write(cfg: Any, **machines: Any) -> Written:
     return Written(path, changes, verdict, submit)
 
 
-def launch_sh(cfg: Any, module: str, where: Machines) -> str:
+def launch_sh(cfg: Any, command: str, where: Machines) -> str:
     """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
     name, message = cfg.run_name, f"{where.nodes} nodes: start this by its job script"
     return portable_scripts.fill(
-        "launch.sh", name=name, module=module, ranks=f"{where.nodes} x {where.nproc} ranks", where=f"runs/{name}", save_s=SAVE_S,
+        "launch.sh", name=name, command=command, ranks=f"{where.nodes} x {where.nproc} ranks", where=f"runs/{name}", save_s=SAVE_S,
         nproc=where.nproc, up="/".join([".."] * (2 + name.count("/"))), python=shlex.quote(sys.executable),
         again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
         guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if where.nodes > 1 else "",

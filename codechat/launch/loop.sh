@@ -4,4 +4,4 @@
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 {{go}}export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{save_s}}  # seconds to save in when told to stop
 exec "${PYTHON:-python}" -m torch.distributed.run --standalone --nproc-per-node "${NPROC:-{{nproc}}}" \
-    -m {{module}} -- --config "$here/{{name}}.json" "$@"
+    -m codechat {{command}} -- --config "$here/{{name}}.json" "$@"

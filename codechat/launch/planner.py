@@ -324,12 +324,11 @@ def from_settings(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
 
 
-PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
-def main(argv: list[str]) -> int:
+def main(cfg: PlanConfig) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
-    cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
     plan = make(cfg, search=True)
     print(plan)
     return 0 if plan.fits else 1

@@ -71,7 +71,7 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
     """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the run's."""
     entry = registry.entry_of(cfg, registry.ENTRIES)
     name = name or cfg.run_name.replace("/", "-")
-    about = dict(command=entry.command, about=entry.about, module=entry.module, nproc=nproc, save_s=SAVE_S)
+    about = dict(command=entry.command, about=entry.about, nproc=nproc, save_s=SAVE_S)
     settings = {"run_name": cfg.run_name, **changed_settings(cfg)}
     return _write(Path(out), name, settings, fill("loop.sh", name=name, go=_go(out), **about))
 
@@ -120,7 +120,7 @@ def export(cfg: ExportConfig) -> list[Path]:
     return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in product(cfg.recipes, cfg.scales)]
 
 
-def main(argv: list[str]) -> None:
+def main(cfg: ExportConfig) -> None:
     """`codechat export-scripts`."""
-    for path in export(config.parse(ExportConfig, argv, prog="codechat export-scripts", epilog=__doc__)):
+    for path in export(cfg):
         print(path)

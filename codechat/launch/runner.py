@@ -317,9 +317,8 @@ def main_sheets(argv: list[str]) -> None:
         print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(cfg: RecipeConfig) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
-    cfg = config.parse(RecipeConfig, sys.argv[1:] if argv is None else argv, prog="codechat run", epilog=__doc__)
     if not cfg.recipe:
         return list_recipes()
     run_recipe(cfg)

@@ -24,12 +24,10 @@ training can begin from it (--init-from) but not resume. Rounding to bfloat16 ch
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core import config
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError
@@ -223,8 +221,6 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`codechat export`; 0 when the directory is there."""
-    words = sys.argv[1:] if argv is None else argv
-    print(export(config.parse(ExportConfig, words, prog="codechat export", epilog=__doc__)))
-    return 0
+def main(cfg: ExportConfig) -> None:
+    """`codechat export`."""
+    print(export(cfg))

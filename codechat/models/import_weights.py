@@ -17,12 +17,10 @@ teach. --tags raw is for base models: prompts are plain text without turns, and 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from codechat.core import config
 from codechat.core.atomic_files import read_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, MissingFile
@@ -81,10 +79,3 @@ def import_model(cfg: ImportConfig) -> Run:
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
     print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
     return created
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`codechat import`; 0 when the run is there."""
-    words = sys.argv[1:] if argv is None else argv
-    import_model(config.parse(ImportConfig, words, prog="codechat import", epilog=__doc__))
-    return 0

@@ -16,11 +16,9 @@ ours | what it means", the argument, an appendix. Its cells are tagged `hide-inp
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile, RunError, nearest
 from codechat.reports import html, notebooks
@@ -78,8 +76,3 @@ def write(cfg: ReportConfig) -> None:
         print(f"report: {build(name, paths.ROOT / cfg.out, frozen=cfg.frozen)}")
     if cfg.names:
         print(f"index: {index()}")
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`codechat report [NAME ...]`."""
-    write(config.parse(ReportConfig, sys.argv[1:] if argv is None else argv, prog="codechat report", epilog=__doc__))

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core import config
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import DataError, MissingFile
@@ -124,9 +122,8 @@ def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> 
     return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(cfg: PagesConfig) -> None:
     """`codechat pages [NAME ...]`. Nothing is written if one page cannot be made."""
-    cfg = config.parse(PagesConfig, sys.argv[1:] if argv is None else argv, prog="codechat pages", epilog=__doc__)
     texts = render_all(paths.ROOT / cfg.out, cfg.names, cfg.source)
     (paths.ROOT / cfg.out).mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
@@ -107,9 +106,8 @@ def validation_rows(ckpt: str) -> Path:
     raise MissingFile(f"no validation conversations of {ckpt} in {folders}; give --data FILE.jsonl")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(cfg: XRayConfig) -> None:
     """`codechat xray`."""
-    cfg = config.parse(XRayConfig, sys.argv[1:] if argv is None else argv, prog="codechat xray", epilog=__doc__)
     path = cfg.data or validation_rows(cfg.ckpt)
     print(f"row {cfg.row} of {path}", file=sys.stderr)
     row = next(islice(conversations.read(path), cfg.row, None), {})

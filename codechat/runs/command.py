@@ -83,7 +83,6 @@ def show_difference(a: str, b: str) -> None:
     _section("", {name: f"{_short(x)} -> {_short(y)}" for name, (x, y) in changes.items()})
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(cfg: RunsConfig) -> None:
     """`codechat runs`."""
-    cfg = config.parse(RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=__doc__)
     {"list": show_list, "show": show_run, "compare": show_difference}[cfg.action](*cfg.runs)

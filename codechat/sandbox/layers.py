@@ -8,12 +8,10 @@ Exit code 0 where untrusted programs can run and every forbidden action was stop
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from codechat.core import config
 from codechat.core.config import opt
 from codechat.sandbox import landlock
 from codechat.sandbox.pool import Pool, Program, Verdict
@@ -37,9 +35,8 @@ class SandboxConfig:
     action: Literal["check"] = opt("check", "what to do", positional=True)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(cfg: SandboxConfig) -> int:
     """`codechat sandbox check`; 0 where all attempts were stopped, else 1."""
-    config.parse(SandboxConfig, sys.argv[1:] if argv is None else argv, prog="codechat sandbox", epilog=__doc__)
     with Pool(1) as pool:
         print(f"untrusted programs run behind Landlock (version {landlock.abi()}), seccomp and resource limits\n")
         tried = attempts(pool)

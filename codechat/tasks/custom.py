@@ -28,7 +28,6 @@ from typing import Any, ClassVar, Literal
 
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
-from codechat.core.command import parse_and_run
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, nearest
 from codechat.data.sources import digest, local_rows
@@ -260,6 +259,3 @@ def write_new(cfg: NewConfig) -> None:
         write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
     print(f"wrote {', '.join(path.name for path in paths)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
     print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
-
-
-main = partial(parse_and_run, NewConfig, write_new, "new", __doc__)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from codechat import tasks
+from codechat.core.registry import COMMANDS
 from codechat.data import command
-from codechat.evaluation import contamination, evaluate
+from codechat.evaluation import contamination
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import micro
@@ -165,11 +166,11 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
 
 def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name".split()
-    evaluate.main([*words, "scores"])
+    COMMANDS["evaluate"].run([*words, "scores"])
     out = capsys.readouterr().out
     for part in ("1 of 4", "prompt 1", "clean: pass@1 = ", "N=3", "exposed: pass@1 = ", "N=1"):
         assert part in out
     row = Run.open("scores").evals().iloc[0]
     assert row["exposed_n"] == 1 and row["clean/pass@1"] == 0 and out.index("contamination:") < out.index("pass@1")
-    evaluate.main([*words, "unasked", "--no-contamination"])
+    COMMANDS["evaluate"].run([*words, "unasked", "--no-contamination"])
     assert "contamination" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from codechat.core.registry import COMMANDS
 from codechat.evaluation import counterfactuals
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
@@ -99,7 +100,9 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[...
         ("probes", problems.probes("test", 10, 0, ["Write `f()`."])),
     ):
         (tmp_path / f"{name}.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"])
+    COMMANDS["counterfactuals"].run(
+        ["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"]
+    )
     run = Run.open("swaps")
     rows = run.evals()
     assert run.status["status"] == "finished" and list(rows["swap"]) == list(counterfactuals.SWAPS)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from codechat.core.errors import DataError
+from codechat.core.registry import COMMANDS
 from codechat.evaluation import diagnose
 from codechat.runs import paths
 from codechat.runs.run import Run
-from codechat.tasks import custom
 from codechat.tasks.toy import ToyTask
 
 
@@ -62,7 +62,7 @@ def test_the_command_prints_the_verdict_and_keeps_a_row(
     toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--ckpt", "toy@1", "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"]
-    diagnose.main(words)
+    COMMANDS["diagnose"].run(words)
     out, run = capsys.readouterr().out, Run.open("look")
     assert all(part in out for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE"))
     row = run.evals().iloc[0]
@@ -71,13 +71,13 @@ def test_the_command_prints_the_verdict_and_keeps_a_row(
     assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")  # ends before a run is made
     with pytest.raises(DataError, match="toy"):
-        diagnose.main([*words[:-1], "other"])
+        COMMANDS["diagnose"].run([*words[:-1], "other"])
     assert not paths.exists("other")
 
 
 def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(toy_run: Run, tmp_path: Path) -> None:
-    custom.main(["task", "words", "--out", str(tmp_path / "own")])
+    COMMANDS["new"].run(["task", "words", "--out", str(tmp_path / "own")])
     task = ["--task", f"{tmp_path / 'own/words.py'}:Words", "--max-new-tokens", "4", "--group-size", "2"]
-    diagnose.main(["--ckpt", "toy@1", *task, "--run-name", "look"])
+    COMMANDS["diagnose"].run(["--ckpt", "toy@1", *task, "--run-name", "look"])
     row = Run.open("look").evals().iloc[0]
     assert row["n_problems"] == 64 and 0 < row["gold_n"] < 64

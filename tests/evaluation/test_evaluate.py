@@ -14,6 +14,7 @@ from codechat import tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.core.registry import COMMANDS
 from codechat.data import conversations
 from codechat.evaluation import behaviour_probes, domain_loss, evaluate, results
 from codechat.models import loading
@@ -146,7 +147,7 @@ TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", *FEW]
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate.main([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
+    COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
     run = Run.open("scores")
     rows = run.evals()
     cells = [("toy@1", "select"), ("toy@1", "test"), ("toy@2", "select"), ("toy@2", "test")]
@@ -175,27 +176,27 @@ def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
     monkeypatch.setitem(tasks.TASKS, "broken", Broken)
     words = ["--task", "broken", *TOY[2:], "--ckpt", "toy", "--split", "test", "--run-name", "scores"]
     with pytest.raises(DataError, match="2 of 8 .*--skip-failing-references"):
-        evaluate.main(words)
-    evaluate.main([*words, "--skip-failing-references"])
+        COMMANDS["evaluate"].run(words)
+    COMMANDS["evaluate"].run([*words, "--skip-failing-references"])
     run = Run.open("scores")
     assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
     assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
     assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
     monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
     with pytest.raises(DataError, match="8 of 8"):
-        evaluate.main([*words, "--skip-failing-references", "--overwrite"])
+        COMMANDS["evaluate"].run([*words, "--skip-failing-references", "--overwrite"])
 
 
 def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run: Run) -> None:
     words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
-    evaluate.main([*TOY, *words])
+    COMMANDS["evaluate"].run([*TOY, *words])
     run, ways = Run.open("ways"), ["T=1", "greedy", "T=0.5", "T=1, call given"]
     rows = run.evals()
     assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
     assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1] and list(rows["n_samples"][:4]) == [4, 1, 4, 4]
     assert set(run.status["summary"]) == {f"test{w}: toy@2 - toy@1" for w in ("", *(f", {way}" for way in ways[1:]))}
     greedy = ["--task", "toy", *FEW, "--temperature", "0", "--n", "1", "--ks", "1"]
-    evaluate.main([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
+    COMMANDS["evaluate"].run([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
     alone = [r["c"] for r in results.read_per_problem(Run.open("greedy"))]
     ours = [r for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")]
     assert [r["c"] for r in ours] == alone
@@ -236,7 +237,9 @@ def test_constrained_calls_are_readable_and_have_rows_of_their_own(toy_run: Run)
         evaluate.evaluate_task(model, tok, "reserved", Episodes(), problems, **how, constrain=True)
 
     for name, flag in (("held", "true"), ("free", "false")):
-        evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", flag, "--run-name", name])
+        COMMANDS["evaluate"].run(
+            [*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", flag, "--run-name", name]
+        )
     run = Run.open("held")
     assert list(run.evals()["sampling"]) == ["T=1", "greedy", "T=1, constrained", "greedy, constrained"]
     free_rows = [r for r in results.read_per_problem(run) if "constrained" not in r["sampling"]]
@@ -244,7 +247,7 @@ def test_constrained_calls_are_readable_and_have_rows_of_their_own(toy_run: Run)
 
 
 def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:
-    evaluate.main([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
+    COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
     run = Run.open("choice")
     rows = run.evals()
     assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
@@ -274,4 +277,4 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     kept = conversations.load_domains(tmp_path, "test", loaded.tokenizer, "reserved", 64, limit=3)
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
     with pytest.raises(UserError, match="heldout_examples"):
-        evaluate.main(["--ckpt", "toy", "--heldout-examples", "3"])
+        COMMANDS["evaluate"].run(["--ckpt", "toy", "--heldout-examples", "3"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core import config, registry
+from codechat.core.registry import COMMANDS
 from codechat.evaluation import contamination, natural
 from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
@@ -174,7 +175,7 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[
     messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
     (tmp_path / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     make_run("tiny", "gpt2:512", lineage=[{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path)}], block_size=512)
-    natural.main(["--ckpt", "tiny", "--max-new-tokens", "4", "--run-name", "n"])
+    COMMANDS["natural"].run(["--ckpt", "tiny", "--max-new-tokens", "4", "--run-name", "n"])
     run = Run.open("n")
     row = run.evals().iloc[0]
     assert run.status["status"] == "finished" and row["natural/toolbox/n"] == 60

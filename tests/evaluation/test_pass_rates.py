@@ -10,6 +10,7 @@ import pytest
 from codechat import tasks
 from codechat.core.atomic_files import json_lines, read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.registry import COMMANDS
 from codechat.evaluation import diagnose, pass_rates, results
 from codechat.runs.run import Run
 from codechat.sandbox.pool import SandboxUnavailable, close_all
@@ -54,7 +55,7 @@ def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
     def run(*words: str) -> None:
         common = "--ckpt base --task micro --n 2 --ks 1 2 --limit 6 --max-new-tokens 12".split()
         try:
-            pass_rates.main([*common, *words])
+            COMMANDS["passk"].run([*common, *words])
         except SandboxUnavailable as why:
             pytest.skip(str(why))
 
@@ -74,14 +75,14 @@ def test_the_commands_end_to_end(
     target.mkdir()
     (target / "micro.train.jsonl").write_text("{}")  # of a former call
     words = ["--rates", "rates", "--out", str(target)]
-    pass_rates.main_filter(words)
+    COMMANDS["filter"].run(words)
     assert not (target / "micro.train.jsonl").exists() and (target / "micro.test.jsonl").exists()
 
     rows = list(read_rows(path))
     rows[1]["c"], rows[4]["c"] = 1, 2  # as a better checkpoint would have it
     path.write_text(json_lines(rows))
     capsys.readouterr()
-    pass_rates.main_filter(words)
+    COMMANDS["filter"].run(words)
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
     kept = tasks.load("micro", source=str(target))
     assert [p.id for p in kept.problems("train")] == [rows[1]["id"]] and len(kept.problems("select")) == 500
@@ -90,9 +91,9 @@ def test_the_commands_end_to_end(
     for change, error in (({"id": "micro-gone"}, DataError), ({"split": "test"}, ConfigError)):
         path.write_text(json_lines([row | change if row is rows[1] else row for row in rows]))
         with pytest.raises(error, match=change.get("id")):
-            pass_rates.main_filter(words)
+            COMMANDS["filter"].run(words)
     with pytest.raises(MissingFile):
-        pass_rates.main_filter(["--rates", "base", "--out", str(target)])
+        COMMANDS["filter"].run(["--rates", "base", "--out", str(target)])
     for wrong in (["--n", "1"], ["--temperature", "0"], ["--task", "funcall"]):
         with pytest.raises(ConfigError):
-            pass_rates.main(["--ckpt", "base", *wrong])
+            COMMANDS["passk"].run(["--ckpt", "base", *wrong])

@@ -17,6 +17,7 @@ from raising import raising
 
 from codechat.core import config
 from codechat.core.errors import ConfigError
+from codechat.core.registry import COMMANDS
 from codechat.labs import chars as loop
 from codechat.labs import denoise, per_token_rewards
 from codechat.models.config import GPTConfig
@@ -293,7 +294,8 @@ def test_the_command(home: Path) -> None:
     source = settings(home, "ppo").source
     words = f"--objective ppo --source {source} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2"
     words += " --max-tokens 64 --model.depth 1 --model.n-embd 16 --model.n-head 2 --model.attention mla --run-name cli"
-    assert loop.main(words.split()) == 0 and run.Run.open("cli").evals()["val_loss"].iloc[-1] > 0
+    COMMANDS["chars"].run(words.split())
+    assert run.Run.open("cli").evals()["val_loss"].iloc[-1] > 0
 
 
 @pytest.mark.slow

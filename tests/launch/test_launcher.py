@@ -131,7 +131,7 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(runs_root
     done = subprocess.run(["bash", str(path / "job.slurm")], check=True, **how)
     torchrun = (
         f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} --rdzv-id 77 --nproc-per-node 8 "
-        "-m codechat.sft -- --config runs/s/config.json --run-name s"
+        "-m codechat sft -- --config runs/s/config.json --run-name s"
     )
     assert done.stdout.splitlines() == [torchrun, torchrun]
     alone = subprocess.run(["sh", str(launch_sh)], **how)

@@ -60,7 +60,7 @@ def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path
         where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
         entry, at = find(id, LOOPS), words.index("--")
         assert where == str(written.parent)
-        head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", entry.module]
+        head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "codechat", entry.command]
         assert words[:at] == head
         cfg = config.parse(entry.config_class, words[at + 1 :], presets=entry.presets)
         expected = config.parse(entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets)

@@ -23,6 +23,7 @@ from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.processes import StopSignal
+from codechat.core.registry import COMMANDS
 from codechat.data import corpus
 from codechat.launch import launch_command, launcher, planner, portable_scripts, recipes, runner
 from codechat.launch.launch_command import RecipeLaunch
@@ -160,10 +161,10 @@ def test_a_stage_without_its_files_waits_for_them(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(tiny, "second", when="{data}/*.train.jsonl")
-    runner.main(["tiny.toml"])
+    COMMANDS["run"].run(["tiny.toml"])
     assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
     (tiny.parent / "data/tiny/x.train.jsonl").write_text("")
-    runner.main(["tiny.toml"])
+    COMMANDS["run"].run(["tiny.toml"])
     assert Run.open("tiny/second").status["status"] == "finished"
 
 
@@ -538,10 +539,11 @@ def test_stop_ends_a_stage_that_torchrun_runs_after_its_recipe_is_gone(
 
 TWO = """
 import sys
-from codechat.core import command
+from codechat import cli
+from codechat.core.registry import COMMANDS
 from codechat.launch import recipes, runner
 recipes.SCALES["two"] = recipes.Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(pretrain=2), None)
-sys.exit(command.guarded(runner.main, sys.argv[1:]))
+sys.exit(cli.guarded(COMMANDS['run'].run, sys.argv[1:]))
 """
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 home, small = Path(sys.argv[1]), Path(sys.argv[1]) / "small"
 import torture
-from codechat.core.command import guarded
-from codechat.cli import main
+from codechat.cli import guarded, main
 from codechat.runs import checkpoint, paths, run
 
 small.mkdir()

@@ -14,7 +14,6 @@ from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
 from codechat.core.registry import COMMANDS
-from codechat.evaluation.counterfactuals import SwapsConfig
 from codechat.reports import build, comparisons, html, run_frames
 from codechat.runs import paths
 from codechat.runs.run import Run
@@ -67,7 +66,7 @@ def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_r
 def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
     for kind, names in run_frames.COMPARED.items():
         if kind != "anatomy":  # written by a tool
-            settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
+            settings = COMMANDS["counterfactuals" if kind == "swaps" else kind].config_class
             assert set(names) <= settings.__dataclass_fields__.keys(), kind
 
 
@@ -110,10 +109,10 @@ def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
 def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_that_fails_says_where(
     runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build.main([])
+    COMMANDS["report"].run([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
     with pytest.raises(MissingFile, match="nothing.*nano"):
-        build.main(["nano", "nothing"])
+        COMMANDS["report"].run(["nano", "nothing"])
     assert not list((runs_root / "reports").glob("*.ipynb"))
     (runs_root / "nbs_py").mkdir()
     shutil.copy(COMMITTED.parent / "jupytext.toml", runs_root)

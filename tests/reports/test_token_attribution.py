@@ -12,9 +12,10 @@ import torch
 from raising import raising
 
 from codechat.core.errors import DataError, MissingFile
+from codechat.core.registry import COMMANDS
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.reports.token_attribution import gradient_share, main, xray_mask, xray_values
+from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
@@ -178,12 +179,12 @@ def tuned(home: Path, tok: tokenizer.Tokenizer) -> Path:
 
 def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("calls.select", "chat.select"):
-        main(["--ckpt", "b"])
+        COMMANDS["xray"].run(["--ckpt", "b"])
         said = capsys.readouterr()
         assert f"[[in {name}\n<|end|>]]" in said.out and f"{name}.jsonl" in said.err and "\x1b" not in said.out
         (tuned / f"{name}.jsonl").unlink()
     with raising(MissingFile, "data/mine", "--data"):
-        main(["--ckpt", "b"])
+        COMMANDS["xray"].run(["--ckpt", "b"])
 
 
 def test_the_row_of_a_file_by_mask_or_gradient(
@@ -191,10 +192,10 @@ def test_the_row_of_a_file_by_mask_or_gradient(
 ) -> None:
     rows, words = tuned / "rows.jsonl", ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
     rows.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES)))
-    main([*words, "--gradient"])
+    COMMANDS["xray"].run([*words, "--gradient"])
     assert "has a share of the gradient" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    main(words)
+    COMMANDS["xray"].run(words)
     coloured = capsys.readouterr().out
     assert "\x1b[30;48;2;" in coloured and re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
     for text in (
@@ -207,7 +208,7 @@ def test_the_row_of_a_file_by_mask_or_gradient(
             '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]}\n' + text
         )
         with pytest.raises(DataError):
-            main(words)
+            COMMANDS["xray"].run(words)
     rows.write_text(text)
     with raising(DataError, "no row 1"):
-        main(words)
+        COMMANDS["xray"].run(words)

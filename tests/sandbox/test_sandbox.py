@@ -19,6 +19,7 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import ConfigError, DataError, RunError
+from codechat.core.registry import COMMANDS
 from codechat.sandbox import codec, kernel, layers, nursery, zygote
 from codechat.sandbox import pool as pool_module
 from codechat.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
@@ -301,7 +302,7 @@ def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
-    assert layers.main(["check"]) == 0
+    assert COMMANDS["sandbox"].run(["check"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("  stopped ") == len(layers.FORBIDDEN) and "ALLOWED" not in shown
 
@@ -338,7 +339,7 @@ def test_works_for_an_ordinary_user() -> None:
     reach = ["/usr/bin/python3", "-c", path + "import codechat; assert sys.version_info > (3, 11)"]
     if not os.path.exists(reach[0]) or subprocess.run(reach, **user).returncode:
         pytest.skip("no Python 3.11 and project that an ordinary user could read")
-    code = path + "from codechat.sandbox import layers; assert layers.main(['check']) == 0"
+    code = path + "from codechat.core.registry import COMMANDS; assert COMMANDS['sandbox'].run(['check']) == 0"
     done = subprocess.run([reach[0], "-c", code], **user)
     assert done.returncode == 0, done.stdout + done.stderr
 

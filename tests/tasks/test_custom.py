@@ -16,6 +16,7 @@ import torch
 from codechat import tasks
 from codechat.core.config import config_hash
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.registry import COMMANDS
 from codechat.grpo import GRPOConfig
 from codechat.tasks import custom, redteam
 from codechat.tasks.custom import RowsTask
@@ -259,7 +260,7 @@ def test_what_is_no_task_is_a_user_error(tmp_path, file):
 
 
 def test_the_template_passes_its_own_tests(tmp_path):
-    custom.main(["task", "my_words", "--out", str(tmp_path)])
+    COMMANDS["new"].run(["task", "my_words", "--out", str(tmp_path)])
     assert {p.name for p in tmp_path.iterdir()} == {"my_words.py", "test_my_words.py", "my_words.jsonl"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_words.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -267,5 +268,5 @@ def test_the_template_passes_its_own_tests(tmp_path):
     names = ("My-Task", "json", "torch", "codechat", "class", "none", "my_words")  # of modules, keywords, and its files
     for words in (["tusk", "x"], ["task"], *(["task", name, "--out", str(tmp_path)] for name in names)):
         with pytest.raises(ConfigError):
-            custom.main(words)
+            COMMANDS["new"].run(words)
     assert len(list(tmp_path.glob("*.py"))) == 2
