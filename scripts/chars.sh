@@ -5,4 +5,4 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here/.." || exit 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600  # seconds to save in when told to stop
 exec "${PYTHON:-python}" -m torch.distributed.run --standalone --nproc-per-node "${NPROC:-8}" \
-    -m codechat.labs.chars -- --config "$here/chars.json" "$@"
+    -m codechat chars -- --config "$here/chars.json" "$@"

@@ -375,15 +375,7 @@ class Tree:
         )
         start = ["-m", "codechat", words[0]]
         if job.ranks > 1:
-            start = [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(job.ranks),
-                "-m",
-                f"codechat.{words[0]}",
-            ]
+            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks), *start]
         log = self.path / "logs" / job.name.replace("/", "-")
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as out:
