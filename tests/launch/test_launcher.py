@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from contracts import small
 
-from codechat.core import config
+from codechat.core import config, registry
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import descendants, process_start
 from codechat.core.registry import LOOPS
@@ -85,8 +84,8 @@ def test_the_shell_gives_torchrun_exactly_these_words(
         )
         return done.stdout.splitlines()
 
-    module = type(cfg).__module__
-    loop = ["-m", module, "--", "--config", f"runs/{cfg.run_name}/config.json", "--run-name", cfg.run_name]
+    entry = registry.entry_of(cfg, launcher.LAUNCHABLE)
+    loop = ["-m", "codechat", entry.command, "--", "--config", f"runs/{cfg.run_name}/config.json", "--run-name", cfg.run_name]
     head = [str(runs_root), "-m", "torch.distributed.run"]
     assert words() == [*head, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
     assert words("--nnodes", "2") == [*head, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
@@ -94,11 +93,10 @@ def test_the_shell_gives_torchrun_exactly_these_words(
     (path / "status.json").write_text(json.dumps(status | {"status": "stopped"}, indent=2))
     again = "--resume" if hasattr(cfg, "resume") else "--overwrite"
     assert words()[-1] == again
-    presets = getattr(importlib.import_module(module), "RUN_PRESETS", None)
-    given = words()[len(head) + 8 :]
+    given = words()[len(head) + 9 :]
     for back in (given[:-1], ["--", *given[:-1]]):  # some Pythons pass the -- on
-        assert config.parse(type(cfg), back, presets=presets) == resolved(cfg)
-    assert getattr(config.parse(type(cfg), given, presets=presets), again.strip("-"))
+        assert config.parse(type(cfg), back, presets=entry.presets) == resolved(cfg)
+    assert getattr(config.parse(type(cfg), given, presets=entry.presets), again.strip("-"))
 
 
 def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
