@@ -85,7 +85,16 @@ def test_the_shell_gives_torchrun_exactly_these_words(
         return done.stdout.splitlines()
 
     entry = registry.entry_of(cfg, launcher.LAUNCHABLE)
-    loop = ["-m", "codechat", entry.command, "--", "--config", f"runs/{cfg.run_name}/config.json", "--run-name", cfg.run_name]
+    loop = [
+        "-m",
+        "codechat",
+        entry.command,
+        "--",
+        "--config",
+        f"runs/{cfg.run_name}/config.json",
+        "--run-name",
+        cfg.run_name,
+    ]
     head = [str(runs_root), "-m", "torch.distributed.run"]
     assert words() == [*head, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
     assert words("--nnodes", "2") == [*head, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
