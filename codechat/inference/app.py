@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import Field
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -97,12 +96,6 @@ def _key_check(key: str) -> Callable[..., Awaitable[None]]:
     return check_key
 
 
-class WeightsRequest(protocol.Strict):
-    """Weights to load: a checkpoint, as its path below the directory of --reload-from."""
-
-    path: protocol.Text
-
-
 def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
@@ -122,8 +115,8 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     if served.reload_from is not None:
 
         @router.post("/admin/weights")
-        def weights(body: WeightsRequest) -> dict[str, str]:
-            return {"version": update_weights(body.path, served, engine)}
+        def weights(path: Annotated[protocol.Text, Body(embed=True)]) -> dict[str, str]:
+            return {"version": update_weights(path, served, engine)}
 
 
 # ---- one answer
@@ -227,22 +220,6 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
 # ---- what the page needs beside OpenAI's API
 
 
-class ToolRequest(protocol.Strict):
-    """A call of a toolbox function."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-class PrepareRequest(protocol.Strict):
-    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those
-    offered `before` it."""
-
-    messages: Annotated[list[protocol.Message], Field(min_length=1)]
-    tools: list[str] | None = None
-    before: list[str] = []
-
-
 def add_page(router: APIRouter, served: ServedModel) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
     loaded = served.loaded
@@ -253,9 +230,15 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
         return names | {"tools": [tool.schema for tool in TOOLS.values()], "alone": mixes_requests(loaded.model)}
 
     @router.post("/page/prepare")
-    def prepare(body: PrepareRequest) -> dict[str, Any]:
-        request = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
-        names = tools_for(request, body.before) if body.tools is None else body.tools
+    def prepare(
+        messages: Annotated[list[protocol.Message], Body(min_length=1)],
+        tools: Annotated[list[str] | None, Body()] = None,
+        before: Annotated[tuple[str, ...], Body()] = (),
+    ) -> dict[str, Any]:
+        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or those
+        offered `before` it."""
+        request = next((message.text for message in reversed(messages) if message.role == "user"), "")
+        names = tools_for(request, before) if tools is None else tools
         if unknown := [name for name in names if name not in TOOLS]:
             raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
         schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
@@ -263,10 +246,10 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
         def too_long(kept: list[protocol.Message]) -> bool:
             return block - len(protocol.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
 
-        dropped = len(body.messages) - len(drop_oldest(body.messages, lambda m: m.role, too_long))
+        dropped = len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))
         return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}
 
     @router.post("/page/call")
-    def call(body: ToolRequest) -> Response:
-        result = escape_surrogates(respond(body.name, body.arguments))
+    def call(name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]) -> Response:
+        result = escape_surrogates(respond(name, arguments))
         return Response(result, media_type="application/json")  # goes back to the model

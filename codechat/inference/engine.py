@@ -149,7 +149,6 @@ class Engine:
         self._updates: deque[tuple[Mapping[str, Tensor], str, Future[None]]] = deque()  # weights, version, when done
         self._changed = threading.Condition()  # guards both queues and `_closing`
         self._closing = False
-        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> Engine:
@@ -194,7 +193,7 @@ class Engine:
         """Change what the engine's thread reads, and wake it. RunError after its end."""
         with self._changed:
             if not self.alive:
-                raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+                raise RunError("the engine has ended; start the server again")
             yield
             self._changed.notify()
 
@@ -211,37 +210,24 @@ class Engine:
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made
-                    self._apply_updates()
-        except BaseException as error:  # every request ends, and stderr gets the traceback
-            self.failure = error
-            raise
-        finally:
-            self._end_all()
+                    while self._updates:
+                        state, self.version, done = self._updates[0]
+                        self.model.load_state_dict(state)
+                        self._updates.popleft()
+                        done.set_result(None)
+        finally:  # also after a defect, of which stderr gets the traceback
+            with self._changed:
+                self._closing = True
+                for _, _, done in self._updates:
+                    done.set_exception(RunError("the engine has ended; start the server again"))
+                for job in (*self.rows, *self.waiting):
+                    job.finish("closed")
 
     def _has_work(self) -> bool:
         """Wait for a request; false at the end, and where no row delays a weight update any more."""
         with self._changed:
-            while not (self.rows or self.waiting or self._closing or self._updates):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self.rows or self.waiting or self._closing or self._updates)
             return not self._closing and bool(self.rows or not self._updates)
-
-    def _apply_updates(self) -> None:
-        while self._updates:
-            state, self.version, done = self._updates[0]
-            self.model.load_state_dict(state)
-            self._updates.popleft()
-            done.set_result(None)
-
-    def _end_all(self) -> None:
-        with self._changed:
-            self._closing = True
-            for _, _, done in self._updates:
-                done.set_exception(RunError("the engine has ended; start the server again"))
-            jobs = [*self.rows, *self.waiting]
-            self.waiting.clear()
-        for job in jobs:
-            if job.end is None:
-                job.finish("closed")
 
     def _round(self) -> None:
         """One token for every row, after rows left and joined."""

@@ -207,10 +207,16 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     ids, grammar = prompt_of(body.messages, [t.schema_ for t in tools], loaded), grammar_of(body, tools, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     no_calls = body.tool_choice == "none" and loaded.tags == "reserved"
-    how = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar)
-    how |= dict(top=(body.top_logprobs or 0) if body.logprobs else None)
-    how |= dict(banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else ())
-    rows = requests_of(body, [ids], served, detokenizer, **how)
+    rows = requests_of(
+        body,
+        [ids],
+        served,
+        detokenizer,
+        stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
+        grammar=grammar,
+        banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else (),
+        top=(body.top_logprobs or 0) if body.logprobs else None,
+    )
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
@@ -243,20 +249,26 @@ def requests_of(
     n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
     if body.return_token_ids and body.stream:
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
-    temperature = 1.0 if body.temperature is None else body.temperature
-    common |= dict(how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p))
-    common |= dict(should_stop=detokenizer.stopped if body.stops else None, timeout_s=served.timeout_s)
-    requests, block = [], served.loaded.model.cfg.block_size
-    for i, ids in enumerate(prompts):
+    block = served.loaded.model.cfg.block_size
+    for ids in prompts:
         if len(ids) + (body.max_tokens or 1) > block:
             field = "max_tokens" if body.max_tokens else "messages" if isinstance(body, ChatRequest) else "prompt"
             message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
             raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
-        budget = body.max_tokens or block - len(ids)
-        for s in range(n):
-            draws = row_key(seed, i if keys is None else keys[i], s)
-            requests.append(Request(prompt=ids, max_new_tokens=budget, draws=draws, **common))
-    return requests
+    temperature = 1.0 if body.temperature is None else body.temperature
+    return [
+        Request(
+            prompt=ids,
+            max_new_tokens=body.max_tokens or block - len(ids),
+            draws=row_key(seed, key, s),
+            how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
+            should_stop=detokenizer.stopped if body.stops else None,
+            timeout_s=served.timeout_s,
+            **common,
+        )
+        for ids, key in zip(prompts, keys or range(len(prompts)))
+        for s in range(n)
+    ]
 
 
 # ---- conversations
@@ -287,10 +299,16 @@ def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel
     callable_ = [tool for tool in tools if named in (None, tool.name)]
     # where only some are strict, the others may have any arguments
     schemas = [tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT}) for tool in callable_]
-    how = dict(required=required, one_call=named is not None or body.parallel_tool_calls is False)
-    how |= dict(strict=any(tool.strict for tool in callable_), declines=loaded.declines)
     try:
-        return call_grammar(loaded.tokenizer, loaded.tags, schemas, **how)
+        return call_grammar(
+            loaded.tokenizer,
+            loaded.tags,
+            schemas,
+            required=required,
+            one_call=named is not None or body.parallel_tool_calls is False,
+            strict=any(tool.strict for tool in callable_),
+            declines=loaded.declines,
+        )
     except ConfigError as error:
         raise ApiError(400, str(error), "tools") from None
 

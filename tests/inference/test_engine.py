@@ -232,7 +232,7 @@ def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.Mon
     with Engine(model) as engine:
         jobs = finished(engine.submit([request([1]), request([2])]))
         assert [job.end for job in jobs] == ["closed", "closed"]
-        with pytest.raises(RunError, match="division by zero"):
+        with pytest.raises(RunError):
             engine.submit([request([1])])
 
 
