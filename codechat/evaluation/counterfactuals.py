@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,6 +208,20 @@ def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) ->
     return rows
 
 
+def sample(checkpoint: str, case: Case, before: str, after: str) -> dict[str, Any]:
+    """A pair of answers for people."""
+    return dict(
+        checkpoint=checkpoint,
+        swap=case.swap,
+        problem=case.id,
+        outcome=case.outcome(after),
+        request=case.after[-1]["content"],
+        system=case.after[0]["content"],
+        before=before,
+        after=after,
+    )
+
+
 def run_swaps(cfg: SwapsConfig) -> Run:
     """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers
     as samples."""
@@ -225,12 +239,7 @@ def run_swaps(cfg: SwapsConfig) -> Run:
                 shares = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
                 words = shares or "never as expected before the swap"
                 print(f"{name} {row['swap']}: {words} (n={row['n']} of {row['asked']})")
-            shown, samples = Counter[str](), []
-            for case, a, b in zip(swaps, texts[::2], texts[1::2], strict=True):
-                if case.valid(a) and shown[case.swap] < SHOWN:
-                    shown[case.swap] += 1
-                    row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.outcome(b))
-                    row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)
-                    samples.append(row)
-            run.log_samples(step, samples)
+            counted = [(c, a, b) for c, a, b in zip(swaps, texts[::2], texts[1::2], strict=True) if c.valid(a)]
+            for _, same in groupby(counted, lambda one: one[0].swap):
+                run.log_samples(step, [sample(name, *one) for one in islice(same, SHOWN)])
     return run

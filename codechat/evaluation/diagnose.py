@@ -40,6 +40,8 @@ SATURATED_ABOVE = 0.85  # share of correct completions
 DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
 
+LOGGED = tuple("verdict remedy reward_mean reward_std exact_match frac_zero_std_groups effective_groups".split())
+
 REMEDIES: dict[Verdict, str] = {
     "SATURATED": "the task is solved at this temperature: take harder problems, or drop those always correct",
     "DEAD": "almost no group carries a gradient: train SFT longer, densify the reward, or ease the problems",
@@ -67,11 +69,6 @@ class Diagnosis:
     def frac_with_variance(self) -> float:
         return self.effective_groups / self.n_groups
 
-    def metrics(self) -> dict[str, Any]:
-        """Under their declared names."""
-        names = ("verdict", "reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
-        return {n: getattr(self, n) for n in names} | {f"pass@{k}": value for k, value in self.pass_at.items()}
-
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
@@ -84,10 +81,18 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     equal, share = int(advantages.zero_variance(rewards).sum()), float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - equal) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts, rewards = correct.sum(dim=1).tolist(), rewards.double()
-    pass_at = {k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)}
-    mean, std = float(rewards.mean()), float(rewards.std(correction=0))
-    shape = (n_groups, group_size, equal / n_groups, n_groups - equal)
-    return Diagnosis(verdict, REMEDIES[verdict], *shape, share, mean, std, pass_at)
+    return Diagnosis(
+        verdict=verdict,
+        remedy=REMEDIES[verdict],
+        n_groups=n_groups,
+        group_size=group_size,
+        frac_zero_std_groups=equal / n_groups,
+        effective_groups=n_groups - equal,
+        exact_match=share,
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std(correction=0)),
+        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
+    )
 
 
 def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:
@@ -170,8 +175,7 @@ def sample_groups(
     loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any
 ) -> rollout.RolloutBatch:
     """group_size completions of each problem; cfg: `SamplingSettings` and group_size."""
-    names = ("group_size", "max_new_tokens", "temperature", "top_k", "seed")
-    how = {name: getattr(cfg, name) for name in names}
+    how = {name: getattr(cfg, name) for name in ("group_size", "max_new_tokens", "temperature", "top_k", "seed")}
     return rollout.collect(loaded.model, task, problems, loaded.tokenizer, loaded.tags, **how)
 
 
@@ -192,11 +196,13 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
             batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
         diagnosis, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         print(report(diagnosis, {k: v for k, v in tiers.items() if k.startswith("tier/")}, cfg.temperature))
+        found = asdict(diagnosis)
+        row = tiers | {name: found[name] for name in LOGGED} | {f"pass@{k}": p for k, p in diagnosis.pass_at.items()}
         sampling = dict(n_samples=cfg.group_size, n_problems=cfg.groups, temperature=cfg.temperature)
         source = dict(split="train", task=cfg.task, checkpoint=cfg.ckpt, gold_passed=check.passed, gold_n=check.n)
-        run.log_eval(step, {**diagnosis.metrics(), **tiers, "remedy": diagnosis.remedy, **sampling, **source})
+        run.log_eval(step, row | sampling | source)
         run.log_samples(step, batch.best_and_worst(groups=16))
-        run.finish(asdict(diagnosis))
+        run.finish(found)
     return diagnosis
 
 

@@ -38,7 +38,7 @@ from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Task
+from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
@@ -78,39 +78,57 @@ def evaluate_task(
     if not problems:
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
     mine = problems[dist.rank() :: dist.world_size()]
-    drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
     my_rows, per_chunk = [], max(1, CHUNK_ROWS // n)
     with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            fitting = partial(_sample_those_that_fit, sampler or generate.sample, begin=list(begin), grammars=held)
-            how = dict(keys=[p.id for p in chunk], sampler=fitting)
             with dist.autocast(model.wte.weight.device):
-                my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
+                batch = rollout.collect(
+                    model,
+                    task,
+                    chunk,
+                    tokenizer,
+                    tags,
+                    keys=[p.id for p in chunk],
+                    sampler=partial(sample_those_that_fit, sampler or generate.sample, list(begin), held),
+                    group_size=n,
+                    temperature=temperature,
+                    top_k=top_k,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed,
+                )
+            my_rows += _rows(task, batch)
             bar.update(len(chunk))
     parts = dist.gather(my_rows)
     rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
-def _sample_those_that_fit(
+def sample_those_that_fit(
     sampler: episodes.Sampler,
+    begin: list[int],
+    grammars: Sequence[CallGrammar | None] | None,
     model: gpt.GPT,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
-    begin: list[int],
-    grammars: Sequence[CallGrammar | None] | None,
     **how: Any,
 ) -> list[generate.Completion]:
     """Samples after `begin`, with an empty completion for each prompt that leaves no room in the block."""
     fits = [len(ids) + len(begin) < model.cfg.block_size for ids in prompts]
-    how |= dict(keys=list(compress(keys, fits))) | ({"grammars": list(compress(grammars, fits))} if grammars else {})
-    how |= dict(samples_per_prompt=samples_per_prompt, max_new_tokens=max(1, max_new_tokens - len(begin)))
-    sampled = iter(sampler(model, [[*ids, *begin] for ids in compress(prompts, fits)], **how))
+    sampled = iter(
+        sampler(
+            model,
+            [[*ids, *begin] for ids in compress(prompts, fits)],
+            max_new_tokens=max(1, max_new_tokens - len(begin)),
+            samples_per_prompt=samples_per_prompt,
+            keys=list(compress(keys, fits)),
+            **how | ({"grammars": list(compress(grammars, fits))} if grammars else {}),
+        )
+    )
     full, zeros = generate.Completion([], [], "context"), [0.0] * len(begin)
     completions = [next(sampled) if fit else full for fit in fits for _ in range(samples_per_prompt)]
     return [c if c is full else replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) for c in completions]
@@ -121,13 +139,21 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
         if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
-            nothing = dict.fromkeys(score.terms, 0.0)
-            score = replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=nothing)
-        row = dict(problem=problem.id, reward=score.reward, tier=score.tier, correct=score.correct)
-        row |= dict(request=problem.messages[-1]["content"], gold=task.gold(problem), completion=batch.texts[i])
-        row |= dict(stop=completion.stop, tokens=sum(completion.written), parts=dict(score.parts))
-        row |= dict(terms=dict(score.terms)) | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
-        yield row
+            score = Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
+        row = dict(
+            problem=problem.id,
+            reward=score.reward,
+            tier=score.tier,
+            correct=score.correct,
+            request=problem.messages[-1]["content"],
+            gold=task.gold(problem),
+            completion=batch.texts[i],
+            stop=completion.stop,
+            tokens=sum(completion.written),
+            parts=dict(score.parts),
+            terms=dict(score.terms),
+        )
+        yield row | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
 
 
 # ---- settings that the commands share which sample completions of a checkpoint
@@ -215,29 +241,18 @@ class EvaluateConfig(TaskSettings):
             raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are sampled for one row of the results. forced_call: each begins with the call tag; constrained:
-    by token masks."""
-
-    temperature: float
-    n: int
-    ks: tuple[int, ...]
-    forced_call: bool = False
-    constrained: bool = False
-
-    def __str__(self) -> str:
-        name = "greedy" if self.temperature == 0 else f"T={self.temperature:g}"
-        return f"{name}, call given" if self.forced_call else f"{name}, constrained" if self.constrained else name
-
-
-def samplings(cfg: EvaluateConfig) -> list[Sampling]:
-    """Those of an evaluation; the first is what checkpoints are chosen by."""
-    first = Sampling(cfg.temperature, cfg.n, cfg.ks)
-    others = [Sampling(t, cfg.n, cfg.ks) if t else Sampling(0.0, 1, (1,)) for t in cfg.temperatures]
-    given = [replace(first, forced_call=True)] if cfg.forced_call else []
-    held = [replace(sampling, constrained=True) for sampling in (first, *others)] if cfg.constrain else []
-    return [first, *others, *given, *held]
+def samplings(cfg: EvaluateConfig) -> dict[str, dict[str, Any]]:
+    """{name: settings for `evaluate_task`} of each row of the results; the first is what checkpoints are chosen by."""
+    ways: dict[str, dict[str, Any]] = {}
+    for t in (cfg.temperature, *cfg.temperatures):
+        how = dict(n=cfg.n, ks=cfg.ks) if t else dict(n=1, ks=(1,))
+        ways[f"T={t:g}" if t else "greedy"] = dict(temperature=t, **how)
+    free, first = dict(ways), next(iter(ways))
+    if cfg.forced_call:
+        ways[f"{first}, call given"] = ways[first]
+    if cfg.constrain:
+        ways |= {f"{name}, constrained": how | dict(constrain=True) for name, how in free.items()}
+    return ways
 
 
 # further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
@@ -288,16 +303,24 @@ def _evaluate_checkpoint(
         everything = [problem for items in problems.values() for problem in items]
         say(report := contamination.check(everything, loaded.meta.get("lineage", ())))
         exposed = report.how
-    for (split, items), (i, sampling) in itertools.product(problems.items(), enumerate(samplings(cfg))):
-        begin = chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else ()
-        how = dict(n=sampling.n, temperature=sampling.temperature, ks=sampling.ks, constrain=sampling.constrained)
-        how |= dict(top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, begin=begin)
-        which = dict(checkpoint=label(path), split=split, sampling=(way := str(sampling)))
-        title = f"{which['checkpoint']} on {split}"
-        result = evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, items, progress=title, **how)
+    name = label(path)
+    for (split, items), (i, (way, how)) in itertools.product(problems.items(), enumerate(samplings(cfg).items())):
+        which = dict(checkpoint=name, split=split, sampling=way)
+        result = evaluate_task(
+            loaded.model,
+            loaded.tokenizer,
+            loaded.tags,
+            task,
+            items,
+            top_k=cfg.top_k,
+            max_new_tokens=cfg.max_new_tokens,
+            seed=cfg.seed,
+            begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if way.endswith("call given") else (),
+            progress=f"{name} on {split}",
+            **how,
+        )
         row = result.row() | dict(sampling=way)
-        special = f", {way}" if sampling.forced_call or sampling.constrained else ""
-        say(result.report(f"{which['checkpoint']} on {cfg.task} {split}{special}"))
+        say(result.report(f"{name} on {cfg.task} {split}{f', {way}' if ',' in way else ''}"))
         if dist.is_main():
             results.append_rows(run.path / "per_problem.jsonl", (which | p for p in result.counts))
             results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
@@ -334,12 +357,12 @@ def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     for row in results.read_per_problem(run):
         parts.setdefault((row["checkpoint"], row["split"], row["sampling"]), []).append(row)
     first, *others = dict.fromkeys(checkpoint for checkpoint, _, _ in parts)
-    main, *_ = ways = list(map(str, samplings(cfg)))
+    main, *_ = ways = list(samplings(cfg))
     summary = {}
     for split, way, name in itertools.product(cfg.split, ways, others):
         a, b = parts[first, split, way], parts[name, split, way]
         gap, where = results.paired_difference(a, b, seed=cfg.seed), split if way == main else f"{split}, {way}"
         shown = f"pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={len(b)}, {way})"
         print(f"{name} minus {first} on {split}: {shown}")
-        summary[f"{where}: {name} - {first}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=len(b))
+        summary[f"{where}: {name} - {first}"] = gap._asdict() | {"N": len(b)}
     return summary

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codechat.core.errors import ConfigError
-
 RESAMPLES = 10_000
 
 
@@ -82,10 +80,6 @@ def hierarchical_interval(
     A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. clusters: one
     per problem, such as its tool; clusters are then drawn instead."""
     x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 2 or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
-        raise ConfigError(
-            f"values of shape {x.shape}; required (seeds, problems), a value per seed, a cluster per problem"
-        )
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]
     n_groups, rng, there = int(groups.max()) + 1, np.random.default_rng(seed), ~np.isnan(x)

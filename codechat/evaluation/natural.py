@@ -71,15 +71,24 @@ def answer_rows(
     problems: Sequence[Problem], examples: Sequence[Row], trained: Mapping[str, Sequence[str]]
 ) -> list[Row]:
     """A row for each answer of an evaluation. trained: problem id -> how it was found in the training data."""
-    rows = []
-    for problem, example in zip(problems, examples, strict=True):
-        answer, tier, kind = example["completion"], example["tier"], problem.meta["kind"]
-        row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in trained)
-        row |= dict(found=list(trained.get(problem.id, ())), request=example["request"], tools=problem.meta["tools"])
-        row |= dict(expected=example["gold"], answer=answer, stop=example["stop"])
-        row |= dict(tier=tier, verdict=verdict(problem, tier, answer), correct=example["correct"])
-        rows.append(row | ({k: example["parts"][k] for k in ("passed", "tests")} if kind == "code" else {}))
-    return rows
+    return [
+        dict(
+            id=problem.id,
+            kind=problem.meta["kind"],
+            trained=problem.meta["trained"] or problem.id in trained,
+            found=list(trained.get(problem.id, ())),
+            request=example["request"],
+            tools=problem.meta["tools"],
+            expected=example["gold"],
+            answer=example["completion"],
+            stop=example["stop"],
+            tier=example["tier"],
+            verdict=verdict(problem, example["tier"], example["completion"]),
+            correct=example["correct"],
+            **{k: example["parts"][k] for k in ("passed", "tests") if problem.meta["kind"] == "code"},
+        )
+        for problem, example in zip(problems, examples, strict=True)
+    ]
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, int]]:

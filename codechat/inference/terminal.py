@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, UserError
@@ -38,7 +38,6 @@ from codechat.text.token_view import visible
 from codechat.text.tool_calls import escape_tags
 
 Message = dict[str, str]
-M = TypeVar("M")
 ROUNDS = 4  # answers per request, calls included
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
@@ -165,7 +164,9 @@ def mixes_requests(model: Any) -> bool:
     return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
-def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Callable[[list[M]], bool]) -> list[M]:
+def drop_oldest(
+    messages: Sequence[Any], role: Callable[[Any], str], too_long: Callable[[list[Any]], bool]
+) -> list[Any]:
     """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last
     one stays."""
     kept = list(messages)
