@@ -33,12 +33,7 @@ class PPOConfig(RatioSettings, RLSettings):
     minibatches: int = 2
     kl_kind: Literal["k1", "k2", "k3"] = "k1"
     lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
-    whiten: bool = opt(
-        False,
-        "advantages of a batch to mean 0 and standard deviation 1, over all ranks; where few groups disagree this blows up the value's noise",
-    )
     value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
-    value_lr: float = opt(1e-2, "learning rate of the value head", least=0)
 
 
 # toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds; a constant rate also loses a class
@@ -48,12 +43,9 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    from codechat.rl import losses
-    from codechat.rl.advantages import estimate_gae, token_rewards
-    from codechat.rl.rollout_metrics import live_completions
+    from codechat.rl import advantages, losses
     from codechat.training.meters import CLIPPING
     from codechat.training.rl_session import rl_session
-    from codechat.training.value_head import explained_variance, values_of, whiten
 
     clip = (cfg.clip_eps_low, cfg.clip_eps_high)
     measures = (*CLIPPING, "value_loss", *(("kl_ref",) if cfg.kl_coef else ()))
@@ -62,14 +54,13 @@ def train(cfg: PPOConfig) -> Run:
             batch = r.sample()  # P problems x G completions
             old, mask, written = r.to_device(batch.logprobs(), batch.mask(), batch.mask().flatten().nonzero()[:, 0])
             ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
-            rewards = token_rewards(cfg, batch, old, ref)  # (N, C)
-            old_values = values_of(r.cfg, r.model, r.head, batch)  # (N, C)
-            advantage, returns = estimate_gae(rewards, old_values, mask, lam=cfg.lam)  # (N, C) each
-            explained = explained_variance(returns.flatten()[written], old_values.flatten()[written])
+            rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
+            old_values = advantages.values_of(r.cfg, r.model, r.head, batch)  # (N, C)
+            advantage, returns = advantages.estimate_gae(rewards, old_values, mask, lam=cfg.lam)  # (N, C) each
+            explained = advantages.explained_variance(returns.flatten()[written], old_values.flatten()[written])
             adv_abs = float(advantage.flatten()[written].abs().mean()) * len(written)
-            if cfg.whiten:
-                advantage = whiten(advantage, written)
-            for update in r.updates(batch, live_completions(batch.rewards), cfg.inner_epochs, cfg.minibatches):
+            live = advantages.live_completions(batch.rewards)  # (P, G)
+            for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches():
                     logprobs, entropy, hidden = mb.logprobs(states=True)  # (B, C) each, and states
                     values = mb.packed.unpack(r.head(hidden))  # (B, C)

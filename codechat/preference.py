@@ -75,7 +75,7 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat.models import lora
     from codechat.training import opening
     from codechat.training.meters import Meter
-    from codechat.training.preference_loss import PreferenceLoss, held_out_means, log_step, place, read_or_sample
+    from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.session import Session
 
     with dist.session(cfg) as world, StopSignal() as interrupt:

@@ -188,7 +188,7 @@ def _toy() -> Iterator[Job]:
     yield _job("toy/ppo-0", f"ppo {rl} --lr 2e-3 --schedule constant --seed 0")
     yield _job(
         "toy/ppo-1",
-        f"ppo {rl} --lr 2e-3 --schedule constant --seed 1 --kl-coef 0.05 --whiten true --entropy-coef 0.01",
+        f"ppo {rl} --lr 2e-3 --schedule constant --seed 1 --kl-coef 0.05 --entropy-coef 0.01",
     )
     yield _job(
         "toy/ppo-resumed",

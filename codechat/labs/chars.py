@@ -91,6 +91,7 @@ def train(cfg: CharsConfig) -> Run:
     from codechat.core.processes import StopSignal
     from codechat.distributed import dist, sharding
     from codechat.labs import chars_learning as learning
+    from codechat.rl.advantages import VALUE_LR
     from codechat.training.session import Session
 
     cfg, parent, text = learning.load(cfg)
@@ -118,7 +119,7 @@ def train(cfg: CharsConfig) -> Run:
             interrupt,
             parent=parent,
             evaluate=evaluate,
-            heads={head: head.optimizers(learning.VALUE_LR)} if cfg.objective == "ppo" else {},
+            heads={head: VALUE_LR} if cfg.objective == "ppo" else {},
             max_steps=steps,
             tags="text",
             trained_on=dict(objective=cfg.objective),

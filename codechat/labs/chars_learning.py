@@ -21,19 +21,18 @@ from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, losses
+from codechat.rl.engines import step_seed
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks import chars
 from codechat.text import tokenizer
 from codechat.training.opening import check_taken
-from codechat.training.sampling import step_seed
-from codechat.training.value_head import ValueHead, explained_variance
 
 if TYPE_CHECKING:
     from codechat.labs.chars import CharsConfig
 
 CLIP, LAMBDA = 0.2, 0.95  # of ratios and values; decay of PPO's advantages
-VALUE_COEF, VALUE_LR = 0.1, 1e-2  # of PPO's value loss, whose gradient reaches the policy's body too
+VALUE_COEF = 0.1  # of PPO's value loss, whose gradient reaches the policy's body too
 FILL_PASSES = 32  # in which a denoising model fills a sample in
 VAL_DRAWS = 4  # masks of each held-out window in the bound of a denoising model
 
@@ -63,7 +62,7 @@ class Learner:
         self.model = sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=False)
         if parent:
             checkpoint.restore(parent, self.model)
-        self.head = ValueHead(shape.n_embd).to(world.device)
+        self.head = advantages.ValueHead(shape.n_embd).to(world.device)
         self.bigram = chars.Bigram(text.train, shape.n_ids).to(world.device)
         self.total = cfg.device_batch_size * world.size  # windows of all ranks
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
@@ -106,7 +105,7 @@ class Learner:
             flat, values = rewards.flatten(0, 1), self.old_values.flatten(0, 1)
             gae = advantages.estimate_gae(flat, values, torch.ones_like(flat), gamma=0.0, lam=LAMBDA)
             self.advantage, self.returns = (x.view_as(rewards) for x in gae)
-            self.row["explained_variance"] = explained_variance(self.returns, self.old_values)
+            self.row["explained_variance"] = advantages.explained_variance(self.returns, self.old_values)
             moves = rewards != rewards[0, 0, 0]
         self.kl_coef = chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens)
         right = (batch.drawn == batch.truth).float()

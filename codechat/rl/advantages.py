@@ -1,17 +1,21 @@
-"""From rewards to advantages: pure functions. Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
+"""From rewards to advantages, and the learned value that PPO compares them with. Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from codechat.distributed import dist
+from codechat.distributed import dist, sharding
+from codechat.models.gpt import GPT
+from codechat.rl import rollout
 from codechat.rl.losses import kl_estimate
 from codechat.rl.rollout import RolloutBatch
 
 Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
+VALUE_LR = 1e-2  # learning rate of a value head
 
 
 def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 1e-6) -> Tensor:
@@ -36,6 +40,17 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 def zero_variance(rewards: Tensor) -> Tensor:
     """(P,) bool: groups of rewards (P, G) that are all equal, which carry no gradient under any group baseline."""
     return (rewards == rewards[:, :1]).all(dim=1)
+
+
+def equal_groups(ranks: Sequence[Tensor]) -> Tensor:
+    """bool: of each group of all ranks, whether its rewards are all equal. Groups of one completion are one group."""
+    rewards = torch.cat(list(ranks))
+    return zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
+
+
+def live_completions(rewards: Tensor) -> Tensor:
+    """(P, G) bool, all equal: whether rewards differ within any group of any rank. A collective."""
+    return torch.full(rewards.shape, not bool(equal_groups(dist.gather(rewards)).all()))
 
 
 def estimate_gae(
@@ -87,3 +102,46 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
         return batch.correct
     best = batch.rewards == batch.rewards.amax(1, keepdim=True)
     return best & ~zero_variance(batch.rewards)[:, None]
+
+
+# ---- a learned value, for PPO
+
+
+class ValueHead(nn.Linear):
+    """(..., D) states -> (...) values. It starts at 0, and computes in float32 also under autocast: a value rounded to bfloat16 would be an advantage."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (hidden.float() * self.weight[0]).sum(-1) + self.bias
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy that later steps do not change: checkpoints are written beside training."""
+        return {name: value.clone() for name, value in self.state_dict().items()}
+
+    load_state = nn.Linear.load_state_dict
+
+
+@torch.no_grad()
+def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
+    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is sharded."""
+    device, table = dist.device(), torch.zeros(batch.mask().shape, device=dist.device())
+    with sharding.whole(model) as reader:
+        for packed in rollout.pack(batch, **rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device)):
+            packed = packed.to(device)
+            at = packed.where()
+            with dist.autocast():
+                hidden = reader.hidden(packed.ids, positions=at["positions"], mask=at["mask"])
+            table[packed.numbers, : packed.longest] = packed.unpack(head(hidden))
+    return table
+
+
+def explained_variance(returns: Tensor, values: Tensor) -> float:
+    """Share of the variance of the returns that the values predict, over all ranks; 0 where they do not vary. A collective."""
+    sums = [x.double().sum() for x in (torch.ones_like(returns), returns, returns**2, (returns - values) ** 2)]
+    n, r1, r2, unexplained = dist.sum_(torch.stack(sums).cpu()).tolist()
+    variance = r2 - r1**2 / max(1.0, n)  # all completions may be empty
+    return 1 - unexplained / variance if variance > 0 else 0.0

@@ -1,24 +1,35 @@
-"""What a loop measures within a step. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
+"""What a loop measures within a step, and what it logs of the rollouts that it trains on: one definition of each metric, over all ranks.
+
+reward_mean, reward_std    over all completions; the task's own reward, without penalties
+exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
+frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many differ
+completion_tokens_mean     tokens that the policy wrote, per completion
+truncated_frac             share of completions that were cut off within an answer
+entropy                    nats per token: mean -log p of the sampled tokens under the sampler
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist, hardware
+from codechat.distributed import dist
 from codechat.evaluation import diagnose
+from codechat.rl.advantages import equal_groups
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import rollout_metrics
-from codechat.tasks.base import Task
 
 MAXIMA = ("logprob_mismatch", "ratio_max")
 CLIPPING = ("clipped_low", "clipped_high", "kl_old", "ratio_max")  # measures of loops that clip ratios
+
+Values = Mapping[str, float]
+Pairs = Mapping[str, tuple[float, float]]
+Rank = tuple[Tensor, Pairs, Values, Values]
 
 
 class Meter:
@@ -26,10 +37,9 @@ class Meter:
 
     def __init__(self, measures: Sequence[str] = ()) -> None:
         """measures: what `add` will be given, so that every rank logs the same names, also where it had nothing to do."""
-        self.sums: Counter[str] = Counter({name: 0.0 for name in ("tokens", *measures) if name not in MAXIMA})
+        self.sums = Counter({name: 0.0 for name in ("tokens", "policy_loss", *measures) if name not in MAXIMA})
         self.maxima = {name: 0.0 for name in ("logprob_mismatch", *measures) if name in MAXIMA}
-        self.policy_loss = 0.0  # microbatches add up, each divided by the counts of its whole update
-        self.updates = 0  # what is logged is their mean loss
+        self.updates = 0
         self.unread: list[tuple[str, Tensor | float]] = []
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
@@ -53,8 +63,6 @@ class Meter:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
                 self.maxima[name] = float(np.maximum(self.maxima[name], value))  # NaN where either is
-            elif name == "policy_loss":
-                self.policy_loss += value
             else:
                 self.sums.update({name: value})
         return [*values]
@@ -65,19 +73,33 @@ class Meter:
         (changed,) = self.read(differ)
         return dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, self.model))
 
-    def row(
-        self, cfg: Any, batch: RolloutBatch, task: Task, n_tokens: float, means: Mapping[str, tuple[float, float]]
-    ) -> dict[str, float]:
-        """The step's metrics over all ranks, whose completions have n_tokens; means as `rollout_metrics` takes them. A collective."""
-        row = self.read_changed()
-        peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        mfu = batch.flops(cfg.model, self.trained) / ((time.perf_counter() - self.began) * peak)
-        tokens = self.sums["tokens"]
-        means = {**means, "mfu": (mfu, 1)} | {name: (v, tokens) for name, v in self.sums.items() if name != "tokens"}
-        loss = {"policy_loss": self.policy_loss / max(1, self.updates)}
-        row |= rollout_metrics(batch, task.tiers, means=means, sums=loss, maxima=self.maxima)
-        if "kl_old" in row:
-            row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
-        step_s = time.perf_counter() - self.began
-        times = dict(sample_s=self.sampled - self.began, step_s=step_s, tok_per_s=n_tokens / step_s)
-        return row | times | dict(train_s=step_s - times["sample_s"])
+
+def rollout_metrics(
+    batch: RolloutBatch, tiers: Sequence[str], *, means: Pairs = {}, sums: Values = {}, maxima: Values = {}
+) -> dict[str, float]:
+    """Metrics of the batch that all ranks train on, and the loop's own values. means: (sum, count) of items. sums: added. maxima: the largest,
+    NaN if any is. A collective; every rank passes the same names and equally many groups."""
+    nats = -math.fsum(x for c in batch.completions for x in c.logprobs)  # 0 where an environment spoke
+    mine = dict(
+        exact_match=float(batch.correct.double().mean()),
+        completion_tokens_mean=batch.n_tokens / len(batch.completions),
+        truncated_frac=float(batch.cut_off().double().mean()),
+        **batch.tier_shares(tiers),
+    )
+    means = {name: (value, 1) for name, value in mine.items()} | {"entropy": (nats, batch.n_tokens)} | dict(means)
+    return combine_ranks(dist.gather((batch.rewards.double(), means, sums, maxima)))
+
+
+def combine_ranks(ranks: Sequence[Rank]) -> dict[str, float]:
+    """One value of each name, from rewards (P, G), means, sums and maxima of every rank."""
+    rewards, means, sums, maxima = zip(*ranks)
+    every = torch.cat(rewards)
+    equal = equal_groups(rewards)
+    row = dict(reward_mean=float(every.mean()), reward_std=math.sqrt(every.var(correction=0)))
+    row |= dict(frac_zero_std_groups=int(equal.sum()) / len(equal), effective_groups=float((~equal).sum()))
+    row |= {name: sum(r[name] for r in sums) for name in sums[0]}
+    row |= {name: float(torch.tensor([r[name] for r in maxima], dtype=torch.float64).max()) for name in maxima[0]}
+    for name in means[0]:
+        total, count = (sum(part) for part in zip(*(r[name] for r in means)))
+        row[name] = total / max(1.0, count)
+    return row

@@ -17,6 +17,7 @@ Shapes: P problems with G completions each, N = P x G, C tokens of the longest o
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,16 +33,15 @@ from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl import engines, rollout
-from codechat.rl.advantages import zero_variance
+from codechat.rl.advantages import VALUE_LR, ValueHead, zero_variance
+from codechat.rl.engines import RolloutSampler, step_seed
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
 from codechat.training import opening
-from codechat.training.meters import Meter
-from codechat.training.sampling import RolloutSampler, step_seed
+from codechat.training.meters import Meter, rollout_metrics
 from codechat.training.session import KEPT, Session, totals
-from codechat.training.value_head import ValueHead
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
 
@@ -95,7 +95,7 @@ class RLSession(Session):
         self.sampler = RolloutSampler(cfg, self.engine, model, self.task, problems, tok)
         check_signal(cfg, self.task, problems, self.sampler)
         self.sentinel = diagnose.Sentinel(cfg.dead_patience)
-        heads = {self.head: self.head.optimizers(cfg.value_lr)} if self.head else {}
+        heads = {self.head: VALUE_LR} if self.head else {}
         kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
         how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
         super().__init__(kind, cfg, model, tok, interrupt, trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), **how)
@@ -167,10 +167,21 @@ class RLSession(Session):
     def log(self, batch: RolloutBatch, sums: Mapping[str, float | Tensor] = {}, **means: float | Tensor) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
         DEAD steps in a row. sums: over this rank's tokens. A collective."""
+        meter, device = self.meter, self.world.device
+        row = meter.read_changed()
+        flops = batch.flops(self.cfg.model, meter.trained)
+        mfu = flops / ((time.perf_counter() - meter.began) * hardware.peak_flops(device, dist.compute_dtype())[0])
+        tokens, loss = meter.sums.pop("tokens"), meter.sums.pop("policy_loss") / max(1, meter.updates)
         values = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
         values |= {name: (float(value), 1) for name, value in (means | self.engine.metrics(self.step)).items()}
-        row = self.meter.row(self.cfg, batch, self.task, self.n_tokens, values)
-        row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
+        values |= {"mfu": (mfu, 1)} | {name: (value, tokens) for name, value in meter.sums.items()}
+        how = dict(means=values, sums=dict(policy_loss=loss), maxima=meter.maxima)
+        row |= rollout_metrics(batch, self.task.tiers, **how)
+        if "kl_old" in row:
+            row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
+        step_s, sample_s = time.perf_counter() - meter.began, meter.sampled - meter.began
+        row |= dict(sample_s=sample_s, step_s=step_s, tok_per_s=self.n_tokens / step_s, train_s=step_s - sample_s)
+        row |= dict(lr=self.lr, grad_norm=self.grad_norm if meter.updates else 0.0)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
             steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"
             self.why = f"DEAD: {steps}; {diagnose.REMEDIES['DEAD']}"

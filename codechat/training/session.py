@@ -37,7 +37,7 @@ KEPT = "the last checkpoint is kept"
 class Session:
     """Opens or resumes a run, then evaluates, saves and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
 
-    evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, with optimizers of their own.
+    evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, and their learning rates.
     kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Session:
         *,
         parent: Checkpoint | None,
         evaluate: Callable[[GPT, int], Mapping[str, Any]],
-        heads: Mapping[nn.Module, Sequence[torch.optim.Optimizer]] = {},
+        heads: Mapping[nn.Module, float] = {},
         max_steps: int | None = None,
         tags: str | None = None,
         trained_on: Mapping[str, Any] = {},
@@ -60,7 +60,9 @@ class Session:
         self.interrupt, self.heads, self.kept = interrupt, heads, kept
         self.max_steps = cfg.max_steps if max_steps is None else max_steps
         rates = dict(lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
-        self.optimizers = [*optim.build(model, **rates), *(o for some in heads.values() for o in some)]
+        self.optimizers = optim.build(model, **rates)
+        for head, lr in heads.items():
+            self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
         lineage = parent.meta.get("lineage", []) if parent else []
         lineage = [*lineage, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
         self.meta = dict(tokenizer=tok.to_dict(), tags=tags or cfg.tags, lineage=lineage)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import DataError
-from codechat.rl import preference_data
 from codechat.rl.rollout import RolloutBatch
 from codechat.text import chat, tokenizer
+from codechat.training import preferences
 
 BYTES = tokenizer.load("bytes")
 
 
 def read(folder: Path, rows: list[dict]) -> RolloutBatch:
     (folder / "preferences.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return preference_data.read_preferences(folder, "train", BYTES, "reserved", 1 << 16)
+    return preferences.read_preferences(folder, "train", BYTES, "reserved", 1 << 16)
 
 
 # rows whose answers are yes and no, with the messages that they answer; and changes after which PAIR is no pair

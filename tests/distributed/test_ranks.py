@@ -90,7 +90,7 @@ OTHER_LOOPS = {
         dict(minibatches=2, inner_epochs=2, diagnose_groups=0),
         "train_loss",
     ),
-    "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, whiten=True, diagnose_groups=0), "policy_loss"),
+    "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, diagnose_groups=0), "policy_loss"),
     "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
 }
 

@@ -37,7 +37,7 @@ EPOCHS = dict(minibatches=2, inner_epochs=2)
 MORE: dict[str, dict[str, Any]] = {
     "reinforce": dict(entropy_coef=0.01, importance_cap=2.0),
     "grpo": dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer", **EPOCHS),
-    "ppo": dict(kl_coef=0.05, whiten=True, **EPOCHS),
+    "ppo": dict(kl_coef=0.05, **EPOCHS),
     "expert_iteration": EPOCHS,
     "preference": dict(loss="kto"),
 }  # fmt: skip

@@ -12,9 +12,10 @@ from raising import raising
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.models.gpt import GPT
-from codechat.rl import preference_data, rollout
+from codechat.rl import rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.text import tokenizer
+from codechat.training import preferences
 
 SIDES = ("chosen", "rejected")
 SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
@@ -22,7 +23,7 @@ SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chose
 
 def read(home: Path, rows: list[dict], block: int = 64) -> Any:
     folder = write_rows(home / "read" / "preferences.train.jsonl", rows)
-    return preference_data.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)
+    return preferences.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)
 
 
 def test_pairs_are_groups_of_two_and_hub_messages_read_the_same(home: Path) -> None:
@@ -52,15 +53,15 @@ def test_rows_that_cannot_be_preferences_are_named(home: Path) -> None:
         with raising(DataError, *named):
             read(home, rows)
     with raising(MissingFile, "preferences.train.jsonl", "prompt", "chosen", "rejected"):
-        preference_data.read_preferences(str(home), "train", tokenizer.load("bytes"), "reserved", 64)
+        preferences.read_preferences(str(home), "train", tokenizer.load("bytes"), "reserved", 64)
 
 
 def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     batch = read(home, PAIRS)
-    other = preference_data.mismatched(batch, 64)
+    other = preferences.mismatched(batch, 64)
     shifted = batch.completions[2:] + batch.completions[:2]
     assert [c.ids for c in other.completions] == [c.ids for c in shifted] and other.prompts == batch.prompts
-    tight = preference_data.mismatched(batch, len(batch.prompts[0]) + 1)
+    tight = preferences.mismatched(batch, len(batch.prompts[0]) + 1)
     assert all(len(c.ids) <= 1 for c in tight.completions)
 
 

@@ -65,7 +65,6 @@ RL: dict[str, tuple[str, dict[str, Any], int, int]] = {  # loop, its settings, u
     "grpo": ("grpo", dict(minibatches=2, inner_epochs=1), 2, 1),
     "gspo": ("grpo", dict(variant="gspo", entropy_coef=0.1, kl_coef=0.1), 1, 1),
     "ppo": ("ppo", dict(kl_coef=0.1, inner_epochs=1), 2, 3),
-    "whitened": ("ppo", dict(whiten=True, inner_epochs=1, minibatches=1), 1, 4),
     "expert": ("expert_iteration", dict(minibatches=1, inner_epochs=1, group_size=24), 1, 1),
 }
 

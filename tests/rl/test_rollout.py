@@ -12,12 +12,11 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
-from codechat.rl.engines import Engine
+from codechat.rl.engines import Engine, RolloutSampler
 from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
-from codechat.training.sampling import RolloutSampler
 
 
 def perturbed(model: GPT) -> GPT:

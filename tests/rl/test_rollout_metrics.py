@@ -10,10 +10,10 @@ import torch
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.models.generate import Completion
+from codechat.rl.advantages import live_completions
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import RankMetrics, combine_ranks, live_completions, rollout_metrics
 from codechat.tasks.base import Problem, Score
-from codechat.training.meters import CLIPPING, Meter
+from codechat.training.meters import CLIPPING, Meter, Rank, combine_ranks, rollout_metrics
 
 TIERS = ("none", "some", "all")
 
@@ -68,7 +68,7 @@ def test_one_rank_has_the_numbers_of_diagnose() -> None:
     assert [found[name] for name in names] == [getattr(judged, name) for name in names]
 
 
-def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[RankMetrics]:
+def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[Rank]:
     """What each rank gives of its groups."""
     mine = []
     with monkeypatch.context() as m:
@@ -93,18 +93,18 @@ def test_groups_of_one_are_judged_together(
         found = combine_ranks(ranks)
         assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
         with monkeypatch.context() as m:
-            m.setattr(dist, "gather", lambda own, ranks=ranks: [r.rewards for r in ranks])
-            assert live_completions(ranks[0].rewards).all() == bool(live)
+            m.setattr(dist, "gather", lambda own, ranks=ranks: [r[0] for r in ranks])
+            assert live_completions(ranks[0][0]).all() == bool(live)
 
 
 def test_a_loops_own_values_are_combined_by_their_rule() -> None:
     ranks = [
-        RankMetrics(BATCH.rewards, dict(a=(1.0, 1), d=(6.0, 4.0), e=(0.0, 0.0)), dict(b=2.0), dict(c=3.0)),
-        RankMetrics(BATCH.rewards, dict(a=(2.0, 1), d=(3.0, 2.0), e=(0.0, 0.0)), dict(b=5.0), dict(c=-1.0)),
+        (BATCH.rewards, dict(a=(1.0, 1), d=(6.0, 4.0), e=(0.0, 0.0)), dict(b=2.0), dict(c=3.0)),
+        (BATCH.rewards, dict(a=(2.0, 1), d=(3.0, 2.0), e=(0.0, 0.0)), dict(b=5.0), dict(c=-1.0)),
     ]
     found = combine_ranks(ranks)
     assert [found[name] for name in "abcde"] == [1.5, 7.0, 3.0, 1.5, 0.0]
-    assert math.isnan(combine_ranks([ranks[0], ranks[1]._replace(maxima=dict(c=math.nan))])["c"])
+    assert math.isnan(combine_ranks([ranks[0], (*ranks[1][:3], dict(c=math.nan))])["c"])
 
 
 def test_a_nan_among_maxima_is_not_lost() -> None:

@@ -1,23 +1,38 @@
-"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's log-probabilities, and what is logged."""
+"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's log-probabilities, and what is logged.
+
+Rows of `preferences.SPLIT.jsonl`, in either form:
+
+    {"prompt": "..." or [messages], "chosen": "...", "rejected": "..."}
+    {"prompt": "..." or [messages], "completion": "...", "label": true}
+
+chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with
+it. Pairs are groups of a `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import chat_formats
+from codechat.data.sources import read_jsonl
 from codechat.distributed import dist, sharding
+from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.rl import engines, preference_data, preference_losses, rollout
+from codechat.rl import engines, preference_losses, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.tasks.base import Task
+from codechat.tasks.base import Problem, Score, Task
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.meters import Meter
-from codechat.training.sampling import RolloutSampler
 from codechat.training.session import Session, totals
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
@@ -33,7 +48,6 @@ class PreferenceLoss:
         known = [batch for batch in batches if batch is not None]
         self.rows = max(map(self.rows_of, known))
         self.refs = {id(batch): self.totals(batch) for batch in known if cfg.loss in preference_losses.NEEDS_REFERENCE}
-        mismatched = preference_data.mismatched
         self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
         self.other_refs = {at: self.totals(batch) for at, batch in self.others.items()}
 
@@ -140,11 +154,11 @@ def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> t
     """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
     if cfg.data_dir is None:
         assert task is not None
-        sample = RolloutSampler(cfg, engines.Engine(), model, task, task.problems("train", seed=cfg.seed), tok)
-        return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
+        sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, task.problems("train", seed=cfg.seed), tok)
+        return pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
 
     def read(split: str, limit: int | None = None) -> RolloutBatch:
-        batch = preference_data.read_preferences(cfg.data_dir, split, tok, cfg.tags, cfg.model.block_size, limit)
+        batch = read_preferences(cfg.data_dir, split, tok, cfg.tags, cfg.model.block_size, limit)
         if batch.group_size == 1 and cfg.loss != "kto":
             got = f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions"
             raise ConfigError(f"{got} with a label; set --loss kto, or write pairs")
@@ -176,3 +190,101 @@ def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
         rejected_reward=bad,
         chosen_logprob=sums["chosen_logprob"] / liked,
     )
+
+
+# ---- rows
+
+
+def read_preferences(
+    directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
+) -> RolloutBatch:
+    """All rows of a split, at most `limit`, as groups of two with rewards 1 and 0, or of one with its label as reward. MissingFile without a file; DataError with file and line for a row that
+    cannot be learned from."""
+    path = Path(directory) / f"preferences.{split}.jsonl"
+    if not path.is_file():
+        needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
+        raise MissingFile(f"{path} does not exist; required: {needed}; or set --task without --data-dir")
+    groups: list[RolloutBatch] = []
+    for number, row in islice(read_jsonl(path), limit):
+        groups.append(_encoded(row, tokenizer, tags, block_size, f"{path}:{number}"))
+        if groups[-1].group_size != groups[0].group_size:
+            raise DataError(f"{path}:{number} is a pair and the first row is not, or the reverse; split the file")
+    return with_longest_row(rollout.join(groups))
+
+
+def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> RolloutBatch:
+    has = {name for name, value in row.items() if value is not None}
+    if {"chosen", "rejected"} <= has:
+        answers, rewards = [row["chosen"], row["rejected"]], [1.0, 0.0]
+    elif "label" in has and has & {"completion", "messages"}:
+        if type(row["label"]) not in (bool, int) or row["label"] not in (0, 1):
+            raise DataError(f"{where} has the label {row['label']!r}; required is true, false, 0 or 1; correct it")
+        answers, rewards = [row["completion" if "completion" in has else "messages"]], [float(row["label"])]
+    else:
+        required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
+        raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
+    sides = [_conversation(row, answer, where) for answer in answers]
+    messages = sides[0][:-1]
+    if sides[-1][:-1] != messages:
+        raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
+    if len(sides) == 2 and sides[0] == sides[1]:
+        raise DataError(f"{where}: chosen and rejected are the same; delete the row")
+    prompt = chat.prompt(messages, tokenizer, tags)
+    completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
+    if (longest := len(prompt) + max(map(len, completions))) > block_size:
+        raise DataError(f"{where} takes {longest} tokens; block_size is {block_size}; shorten or delete the row")
+    return _group(messages, prompt, completions, rewards)
+
+
+def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str, str]]:
+    """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
+    columns = ("prompt", "conversations", "messages")
+    prompt = next((row[c] for c in columns if row.get(c) is not None and row[c] is not answer), None)
+    if prompt is None and (request := chat_formats.request_text(row)):
+        prompt = [*chat_formats.turns_before(row, where), {"role": "user", "content": request}]
+    turns = chat_formats.continued(prompt, answer, where)
+    messages = chat_formats.messages_of(row | {"messages": turns}, where)
+    if isinstance(messages, str):
+        raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
+    if [m["role"] == "assistant" for m in messages[-2:]] != [False, True]:
+        raise DataError(f"{where}: an answer must end in one message of the assistant, after another role's")
+    return messages
+
+
+def _group(messages: list[dict], prompt: list[int], completions: list[list[int]], rewards: list[float]) -> RolloutBatch:
+    scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for r in rewards]
+    answers, texts = [Completion(ids, [0.0] * len(ids), "stop") for ids in completions], [""] * len(completions)
+    return RolloutBatch(
+        [Problem("preference", messages, None, "train")], [prompt], answers, texts, scores, len(rewards)
+    )
+
+
+def with_longest_row(batch: RolloutBatch) -> RolloutBatch:
+    tokens = (len(batch.prompts[i // batch.group_size]) - 1 + len(c.ids) for i, c in enumerate(batch.completions))
+    return replace(batch, longest_row=max(tokens))
+
+
+def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
+    """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError
+    if no group has any, and for episodes, whose completions hold what an environment said."""
+    if batch.turns:
+        raise DataError("these completions are episodes; take a task without an environment, or reinforce or grpo")
+    pairs = []
+    for p, rewards in enumerate(batch.rewards):
+        best, worst = int(rewards.argmax()), int(rewards.argmin())
+        ids = [batch.completions[p * batch.group_size + g].ids for g in (best, worst)]
+        if rewards[best] > rewards[worst] and all(ids):
+            pairs.append(_group(batch.problems[p].messages, batch.prompts[p], ids, [1.0, 0.0]))
+    if not pairs:
+        problem = f"none of {len(batch.problems)} groups holds two completions of different reward"
+        raise DataError(f"{problem}; raise --group-size, or take easier problems")
+    return with_longest_row(rollout.join(pairs))
+
+
+def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
+    """Every prompt with the completions of the next prompt, cut to fit the block: samples for KTO's reference point."""
+    N, G = len(batch.completions), batch.group_size
+    moved = [batch.completions[(i + G) % N] for i in range(N)]
+    room = [block_size - len(batch.prompts[i // G]) for i in range(N)]
+    cut = [Completion(c.ids[:n], c.logprobs[:n], c.stop) for c, n in zip(moved, room)]
+    return with_longest_row(replace(batch, completions=cut))
