@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codechat import tasks
-from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
 from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
@@ -47,10 +46,8 @@ class SwapsConfig(SamplingSettings):
     """Which checkpoints answer which cases."""
 
     run_name: str = "swaps"
-    ckpt: tuple[str, ...] = opt(
-        config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
-    )
-    data_dir: str = opt(config.REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
+    ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
+    data_dir: str = opt(REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
     split: Literal["select", "test"] = opt("test", "split of the requests")
     limit: int = opt(100, "requests per swap", least=1)
     temperature: float = 0.0

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
-from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
 from codechat.evaluation.evaluate import TaskSettings
@@ -161,7 +160,7 @@ class DiagnoseConfig(TaskSettings):
     """What to judge, and from how many samples."""
 
     run_name: str = "diagnose"
-    ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
+    ckpt: str = opt(REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
     groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
     group_size: int = opt(8, "completions per problem", least=2)
 

@@ -19,26 +19,22 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 from codechat import tasks
-from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
 from codechat.evaluation import contamination, domain_loss, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
-from codechat.evaluation.results import TaskResult
 from codechat.models import generate, gpt, loading
 from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
@@ -53,8 +49,8 @@ def evaluate_task(
     model: gpt.GPT,
     tokenizer: Tokenizer,
     tags: str,
-    task: Task,
-    problems: Sequence[Problem],
+    task: tasks.Task,
+    problems: Sequence[tasks.Problem],
     *,
     n: int,
     temperature: float = 1.0,
@@ -66,7 +62,7 @@ def evaluate_task(
     constrain: bool = False,
     progress: str | None = None,
     sampler: episodes.Sampler | None = None,
-) -> TaskResult:
+) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share
     the problems.
 
@@ -102,7 +98,7 @@ def evaluate_task(
             bar.update(len(chunk))
     parts = dist.gather(my_rows)
     rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
-    return TaskResult(task, problems, rows, n, temperature, ks, seed)
+    return results.TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
 def sample_those_that_fit(
@@ -122,11 +118,11 @@ def sample_those_that_fit(
     sampled = iter(
         sampler(
             model,
-            [[*ids, *begin] for ids in compress(prompts, fits)],
+            [[*ids, *begin] for ids in itertools.compress(prompts, fits)],
             max_new_tokens=max(1, max_new_tokens - len(begin)),
             samples_per_prompt=samples_per_prompt,
-            keys=list(compress(keys, fits)),
-            **how | ({"grammars": list(compress(grammars, fits))} if grammars else {}),
+            keys=list(itertools.compress(keys, fits)),
+            **how | ({"grammars": list(itertools.compress(grammars, fits))} if grammars else {}),
         )
     )
     full, zeros = generate.Completion([], [], "context"), [0.0] * len(begin)
@@ -134,12 +130,12 @@ def sample_those_that_fit(
     return [c if c is full else replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) for c in completions]
 
 
-def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
+def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
         if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
-            score = Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
+            score = tasks.Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
         row = dict(
             problem=problem.id,
             reward=score.reward,
@@ -160,7 +156,7 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingSettings(config.Settings):
+class SamplingSettings(Settings):
     """The run to write, and how completions are sampled."""
 
     run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
@@ -195,9 +191,7 @@ class TaskSettings(SamplingSettings):
 class EvaluateConfig(TaskSettings):
     """What to evaluate, and how many samples to draw."""
 
-    ckpt: tuple[str, ...] = opt(
-        config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
-    )
+    ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
@@ -256,7 +250,7 @@ def samplings(cfg: EvaluateConfig) -> dict[str, dict[str, Any]]:
 
 
 # further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
-Judge = Callable[[Run, TaskResult, Mapping[str, str], Mapping[str, Any]], dict[str, Any]]
+Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]], dict[str, Any]]
 
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
@@ -289,8 +283,8 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
 def _evaluate_checkpoint(
     cfg: EvaluateConfig,
     run: Run,
-    task: Task,
-    problems: Mapping[str, Sequence[Problem]],
+    task: tasks.Task,
+    problems: Mapping[str, Sequence[tasks.Problem]],
     path: Path,
     judge: Judge | None,
 ) -> dict[str, dict[str, Any]]:

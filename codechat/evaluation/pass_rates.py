@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codechat import tasks
-from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
@@ -98,12 +97,12 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterConfig(config.Settings):
+class FilterConfig(Settings):
     """Which problems to keep."""
 
-    rates: str = opt(config.REQUIRED, "run of codechat passk, on split train")
+    rates: str = opt(REQUIRED, "run of codechat passk, on split train")
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
-    out: str = opt(config.REQUIRED, "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept")
+    out: str = opt(REQUIRED, "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,6 @@ from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.inference import protocol
 from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Engine, Job, Overloaded
-from codechat.inference.protocol import ApiError, ChatRequest, CompletionRequest, ResponseBuilder, ServedModel
 from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
 from codechat.inference.toolkit import goes_on, tools_for
 from codechat.models import loading
@@ -43,13 +42,15 @@ POLICY = (
 )
 
 
-def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
+def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
     app.add_exception_handler(UserError, lambda request, error: error_response(error))
     app.add_exception_handler(
         StarletteError,
-        lambda request, error: error_response(ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")),
+        lambda request, error: error_response(
+            protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
+        ),
     )
     app.add_exception_handler(
         RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
@@ -82,29 +83,29 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def error_response(error: UserError) -> Response:
-    if not isinstance(error, ApiError):
+    if not isinstance(error, protocol.ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
-        error = ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
+        error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
     return json_response(error.body(), error.status)
 
 
 def _key_check(key: str) -> Callable[..., Awaitable[None]]:
     async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
         if not hmac.compare_digest(given.credentials.strip().encode(), key.encode()):
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            raise protocol.ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     return check_key
 
 
-def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
+def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
     @router.post("/v1/chat/completions")
-    async def complete_chat(body: ChatRequest, request: Request) -> Response:
+    async def complete_chat(body: protocol.ChatRequest, request: Request) -> Response:
         return await _answer(request, body, protocol.parse_chat, engine, served)
 
     @router.post("/v1/completions")
-    async def complete_text(body: CompletionRequest, request: Request) -> Response:
+    async def complete_text(body: protocol.CompletionRequest, request: Request) -> Response:
         return await _answer(request, body, protocol.parse_completion, engine, served)
 
     @router.get("/v1/models")
@@ -127,17 +128,17 @@ async def _answer(
     body: protocol.Common,
     parse: Callable[..., tuple[list[Any], Detokenizer]],
     engine: Engine,
-    served: ServedModel,
+    served: protocol.ServedModel,
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
     if body.model != served.name:
         message = f"the model {body.model[:100]!r} is not served here; ask for {served.name!r}"
-        raise ApiError(404, message, "model", "model_not_found")
+        raise protocol.ApiError(404, message, "model", "model_not_found")
     requests, detokenizer = await asyncio.to_thread(parse, body, served)
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
     jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
-    response = ResponseBuilder(body, jobs, detokenizer)
+    response = protocol.ResponseBuilder(body, jobs, detokenizer)
     request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
 
     async def changes() -> AsyncIterator[bool]:
@@ -157,7 +158,7 @@ async def _answer(
                 yield chunks
         try:
             check_ends(jobs)
-        except ApiError as error:  # the status line is long gone; clients look for this
+        except protocol.ApiError as error:  # the status line is long gone; clients look for this
             yield _events([error.body()])
             return
         if body.stream_options and body.stream_options.get("include_usage"):
@@ -182,11 +183,11 @@ async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
 
 
 def check_ends(jobs: list[Job]) -> None:
-    """ApiError where a completion was cut short."""
+    """protocol.ApiError where a completion was cut short."""
     for job in jobs:
         if job.end in protocol.CUT_SHORT:
             status, why = protocol.CUT_SHORT[job.end]
-            raise ApiError(status, why.format(timeout_s=job.request.timeout_s))
+            raise protocol.ApiError(status, why.format(timeout_s=job.request.timeout_s))
 
 
 def _events(values: Iterable[dict[str, Any]]) -> str:
@@ -197,21 +198,21 @@ def _events(values: Iterable[dict[str, Any]]) -> str:
 # ---- other weights
 
 
-def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
+def update_weights(path: str, served: protocol.ServedModel, engine: Engine) -> str:
     """Let `engine` sample from the checkpoint at `path` below `served.reload_from`, whole or not at all; its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
     folder, current = served.reload_from.resolve(), served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
-        raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+        raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
     try:
         state, meta = loading.read_weights(checkpoint)
         shape, tok, tags = loading.describe(checkpoint, meta)
         if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
             raise CheckpointError("shape, tokenizer and tags must be those of the served model")
     except UserError as error:
-        raise ApiError(409, str(error), "path") from None
+        raise protocol.ApiError(409, str(error), "path") from None
     version = meta.get("version") or fingerprint(meta)
     engine.update_weights(state, version)
     return version
@@ -220,7 +221,7 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
 # ---- what the page needs beside OpenAI's API
 
 
-def add_page(router: APIRouter, served: ServedModel) -> None:
+def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
     loaded = served.loaded
 
@@ -240,7 +241,7 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
         request = next((message.text for message in reversed(messages) if message.role == "user"), "")
         names = tools_for(request, before) if tools is None else tools
         if unknown := [name for name in names if name not in TOOLS]:
-            raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
+            raise protocol.ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
         schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
 
         def too_long(kept: list[protocol.Message]) -> bool:

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
-from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.draws import apply_grammars, take_allowed
-from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
+from codechat.models.generate import Truncation, draw, last_real, pad_right, reading, uniform
 from codechat.models.kv_cache import KVCache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
@@ -206,7 +205,7 @@ class Engine:
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
-                    with dist.autocast(device), generate.reading(self.model, False) as self._reader:
+                    with dist.autocast(device), reading(self.model, False) as self._reader:
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made

@@ -23,9 +23,8 @@ from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.engine import Job, Request
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat.text.call_grammar import CallGrammar, call_grammar
-from codechat.text.tool_calls import escape_surrogates
 from codechat.text.turns import Turn, Unreadable, messages_of_turns
 
 Json = dict[str, Any]
@@ -375,7 +374,10 @@ class ResponseBuilder:
         text, calls = self.detokenizer.split(job.ids)
         one_call, written = self.chat and self.request.parallel_tool_calls is False, []
         for k, (name, arguments) in enumerate(calls[:1] if one_call else calls):
-            function = {"name": name, "arguments": escape_surrogates(json.dumps(arguments, ensure_ascii=False))}
+            function = {
+                "name": name,
+                "arguments": tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False)),
+            }
             written.append({"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function", "function": function})
         return text, written
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core import config
-from codechat.core.config import Settings, opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
 from codechat.distributed import dist
@@ -36,7 +35,7 @@ class ServeConfig(Settings):
     """`codechat serve`."""
 
     ckpt: str = opt(
-        config.REQUIRED,
+        REQUIRED,
         "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run "
         "directory or checkpoint",
     )

@@ -32,14 +32,14 @@ from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.toolkit import Schema, gather, goes_on, tools_for
 from codechat.models import generate, loading
 from codechat.runs import paths
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
-from codechat.text.tool_calls import escape_tags
 
 Message = dict[str, str]
 ROUNDS = 4  # answers per request, calls included
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
+UNREADABLE = ""  # in place of the signature of a call
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
 
@@ -194,7 +194,7 @@ class RemoteModel:
         lines = [message["content"]] if message.get("content") else []
         for function in (call["function"] for call in message.get("tool_calls") or ()):  # as the model wrote them
             named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
-            lines.append(f"{chat.CALL_TAG} {escape_tags(named)}")
+            lines.append(f"{chat.CALL_TAG} {tool_calls.escape_tags(named)}")
         self.content = "\n".join(lines)
         yield self.content
 
@@ -259,8 +259,7 @@ class ToolChat:
         if self.alone and not goes_on(request):
             messages = messages[-1:]
         messages = self.opening() + [message for message in messages if message["role"] != "system"]
-        answered: set[str] = set()  # readable calls that have a result or an error
-        complained = False
+        answered: set[str] = set()  # calls that have a result or an error
         for _ in range(ROUNDS):
             messages = self.model.fit(messages)
             if self.cfg.raw:
@@ -271,17 +270,16 @@ class ToolChat:
             calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
             if not calls or not self._may_run(calls):
                 return messages
-            unreadable = any(call.form not in chat.READABLE for call in calls)
-            repeated = all(signature(call) in answered for call in calls)
-            if repeated or (unreadable and (answered or complained)):
-                self._note("stopped: " + ("this call was already answered" if repeated else "the call cannot be read"))
+            signatures = {signature(call) for call in calls}
+            unreadable = UNREADABLE in signatures and answered
+            if unreadable or signatures <= answered:
+                self._note(f"stopped: {'the call cannot be read' if unreadable else 'this call was already answered'}")
                 return messages
-            complained |= unreadable
             for call in calls:
                 response = self.kit.respond(call)
                 messages = [*messages, {"role": "function", "content": response}]
                 self._note(f"{call.name or 'call'}: {response}")
-            answered |= {signature(call) for call in calls if call.form in chat.READABLE}
+            answered |= signatures
         self._note(f"stopped after {ROUNDS} answers")
         return messages
 
@@ -299,7 +297,8 @@ class ToolChat:
 
 def signature(call: chat.Call) -> str:
     """A call for comparison with others."""
-    return json.dumps([call.name, call.arguments], sort_keys=True)
+    readable = call.form in chat.READABLE
+    return json.dumps([call.name, call.arguments], sort_keys=True) if readable else UNREADABLE
 
 
 # ---- the terminal

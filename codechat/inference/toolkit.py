@@ -16,10 +16,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
 from codechat.tasks.toolbox.catalogue import TOOLS, family
-from codechat.text import chat
-from codechat.text.tool_calls import escape_tags
-from codechat.text.tool_functions import call as run_function
-from codechat.text.tool_functions import executors_of, load_executors
+from codechat.text import chat, tool_calls, tool_functions
 
 Schema = dict[str, Any]
 LONGEST_RESULT = 1000  # characters of a result that the model may read
@@ -48,7 +45,7 @@ class Toolkit:
 
     def respond(self, call: chat.Call) -> str:
         """Run a call: {"result": value} or {"error": message} as json text."""
-        answer = lambda **value: escape_tags(json.dumps(value, ensure_ascii=False, default=str))  # noqa: E731
+        answer = lambda **value: tool_calls.escape_tags(json.dumps(value, ensure_ascii=False, default=str))  # noqa: E731
         if call.form not in chat.READABLE:
             return answer(error=f"this call cannot be read ({call.form})")
         if call.name not in self.names:
@@ -57,7 +54,7 @@ class Toolkit:
         if problem := misfit(call.arguments, parameters):
             return answer(error=problem)
         try:
-            text = answer(result=run_function(self.functions[call.name], call.arguments, parameters))
+            text = answer(result=tool_functions.call(self.functions[call.name], call.arguments, parameters))
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return answer(error=f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:
@@ -84,7 +81,9 @@ def gather(
 ) -> Toolkit:
     """Those named, or else all of the files and functions given, or else those `fitting`."""
     listed = read_schemas(tools_file) if tools_file else {}
-    yours = (load_executors(executors, listed) if executors else {}) | executors_of(functions)
+    yours = (tool_functions.load_executors(executors, listed) if executors else {}) | tool_functions.executors_of(
+        functions
+    )
     runs = {name: tool.call for name, tool in TOOLS.items()} | {name: e.function for name, e in yours.items()}
     known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
     names = names or tuple(listed) or tuple(yours) or fitting
