@@ -187,10 +187,11 @@ def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
         COMMANDS["evaluate"].run([*words, "--skip-failing-references", "--overwrite"])
 
 
-def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run: Run) -> None:
+def test_other_temperatures_a_given_call_tag_and_masks_have_rows_of_their_own(toy_run: Run) -> None:
     words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
-    COMMANDS["evaluate"].run([*TOY, *words])
-    run, ways = Run.open("ways"), ["T=1", "greedy", "T=0.5", "T=1, call given"]
+    COMMANDS["evaluate"].run([*TOY, *words, "--constrain", "true"])
+    run, free = Run.open("ways"), ["T=1", "greedy", "T=0.5"]
+    ways = [*free, "T=1, call given", *(f"{way}, constrained" for way in free)]
     rows = run.evals()
     assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
     assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1] and list(rows["n_samples"][:4]) == [4, 1, 4, 4]
@@ -220,7 +221,7 @@ class Calls(ToyTask):
         return Score(float(right), self.tiers[-1 if right else 0], {}, right)
 
 
-def test_constrained_calls_are_readable_and_have_rows_of_their_own(toy_run: Run) -> None:
+def test_constrained_calls_are_readable() -> None:
     """A random model that is given the call tag often: free, its calls are noise; constrained, each is readable."""
     tok = tokenizer.load("bytes")
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0)
@@ -235,15 +236,6 @@ def test_constrained_calls_are_readable_and_have_rows_of_their_own(toy_run: Run)
     assert min(tagged) > 0 and free.pass_at[1].value < held.pass_at[1].value == 1.0
     with pytest.raises(ConfigError, match="constrain"):
         evaluate.evaluate_task(model, tok, "reserved", Episodes(), problems, **how, constrain=True)
-
-    for name, flag in (("held", "true"), ("free", "false")):
-        COMMANDS["evaluate"].run(
-            [*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", flag, "--run-name", name]
-        )
-    run = Run.open("held")
-    assert list(run.evals()["sampling"]) == ["T=1", "greedy", "T=1, constrained", "greedy, constrained"]
-    free_rows = [r for r in results.read_per_problem(run) if "constrained" not in r["sampling"]]
-    assert free_rows == results.read_per_problem(Run.open("free"))
 
 
 def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:

@@ -147,6 +147,18 @@ def test_a_tool_call_and_its_round_trip(up: Running) -> None:
     assert not "".join(c.delta.content or "" for c in chunks) and chunks[-1].finish_reason == "tool_calls"
 
 
+def test_tool_choice_and_strict_functions(up: Running) -> None:
+    strict = [{"type": "function", "function": {**SQUARE, "strict": True}}]
+    named = {"type": "function", "function": {"name": "square"}}
+    for how in (dict(tools=[TOOL], tool_choice=named), dict(tools=[TOOL], tool_choice="required"), dict(tools=strict)):
+        assert json.loads(say(up, REQUEST, **how).choices[0].message.tool_calls[0].function.arguments) == {"x": 12}
+    how = dict(tools=[TOOL], tool_choice="none", temperature=1.0, max_tokens=30, n=3)
+    assert not any(chat.CALL_TAG in choice.message.content for choice in say(up, REQUEST, **how).choices)
+    hot = say(up, REQUEST, tools=strict, temperature=2.0, max_tokens=100, n=12, seed=0).choices
+    calls = [call.function for choice in hot for call in choice.message.tool_calls or ()]
+    assert calls and all(isinstance(json.loads(call.arguments)["x"], int | float) for call in calls)
+
+
 def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
     """At temperature 10 the model writes noise; the call is one of those offered, and ends within max_tokens."""
     names = ("color_channel", "days_between", "square")
@@ -159,22 +171,6 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
             assert choice.finish_reason == "tool_calls" and call.name in names
             assert list(given) == TOOLS[call.name].schema["parameters"]["required"]
             assert given.get("channel", "red") in ("red", "green", "blue")
-
-
-def test_tool_choice_and_strict_functions(up: Running) -> None:
-    strict = [{"type": "function", "function": {**SQUARE, "strict": True}}]
-    named = {"type": "function", "function": {"name": "square"}}
-    for how in (dict(tools=[TOOL], tool_choice=named), dict(tools=[TOOL], tool_choice="required"), dict(tools=strict)):
-        assert json.loads(say(up, REQUEST, **how).choices[0].message.tool_calls[0].function.arguments) == {"x": 12}
-    how = dict(tools=[TOOL], tool_choice="none", temperature=1.0, max_tokens=30, n=3)
-    assert not any(chat.CALL_TAG in choice.message.content for choice in say(up, REQUEST, **how).choices)
-    kinds = set()
-    how = dict(tools=strict, temperature=2.0, max_tokens=100, n=12, seed=0)
-    for choice in say(up, REQUEST, **how).choices:  # calls, words, and words that would be unreadable calls
-        kinds.add(bool(choice.message.tool_calls))
-        for call in choice.message.tool_calls or ():
-            assert call.function.name == "square" and isinstance(json.loads(call.function.arguments)["x"], int | float)
-    assert True in kinds
 
 
 # ---- the chat page's own requests
@@ -331,7 +327,7 @@ def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
 # ---- chat and tools over a server
 
 
-def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
+def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(up: Running, said: Any) -> None:
     assert said("chat", "--server", up.url, "--user", "code", "--temperature", "0") == (0, CODE + "\n", "")
     code, out, err = said("tools", "--server", f"{up.url}/v1", "--tools", "square", "--user", REQUEST)
     assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
@@ -340,9 +336,6 @@ def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
     words = f"chat --server {up.url} --user ? --temperature 9 --top-k 400 --max-new-tokens 20 --seed"
     first, again, other = (said(*words.split(), seed)[1] for seed in "112")
     assert first == again != other
-
-
-def test_errors_of_a_server_are_one_line(up: Running, said: Any) -> None:
     for argv, named in (
         (["--server", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
         ([], "--ckpt"),
@@ -357,7 +350,7 @@ def test_errors_of_a_server_are_one_line(up: Running, said: Any) -> None:
 # ---- the command
 
 
-def test_settings_are_checked_first(up: Running, tmp_path: Path) -> None:
+def test_settings_and_the_extra_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("host", "0.0.0.0"), ("host", "example.com"), ("port", 70000), ("max_batch", 0)):
         with pytest.raises(ConfigError, match=name):
             ServeConfig(ckpt="none", **{name: value})
@@ -365,24 +358,9 @@ def test_settings_are_checked_first(up: Running, tmp_path: Path) -> None:
     for path, kind in ((tmp_path / "none", MissingFile), (tmp_path / "empty", ConfigError)):
         with pytest.raises(kind, match=path.name):
             read_key(path)
-
-
-def test_a_port_in_use_ends_the_command(up: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        serve.serve(ServeConfig(ckpt="tiny/sft", port=up.place[1]))
-    assert "address already in use" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_without_the_extra_the_command_says_what_to_install(root: Path) -> None:
-    program = (
-        "import sys\nfor name in ('fastapi', 'uvicorn', 'openai', 'pydantic', 'starlette'): sys.modules[name] = None\n"
-        "import codechat.inference.engine, codechat.inference.terminal\n"
-        "from codechat.cli import main; sys.exit(main(['serve', '--ckpt', 'tiny/sft']))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
-    assert done.returncode == 2 and "pip install 'codechat[serve]'" in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigError, match="pip install 'codechat.serve.'"):
+        serve.serve(ServeConfig(ckpt="none"))
 
 
 @pytest.mark.slow

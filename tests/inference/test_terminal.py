@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from by_heart import STEPS, learn
 from learning import Claim, below, lesson
-from taught import CALL, CODE, EXAMPLE, REQUEST, SQUARE, TOK, WORDS, call, exchange, lessons, new_model
+from taught import CALL, CODE, EXAMPLE, REQUEST, TOK, WORDS, call, exchange, lessons, new_model
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import public_rows
@@ -174,41 +174,17 @@ def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.Capt
     assert "offered:" not in capsys.readouterr().out  # those handed over, whatever the request
 
 
-def test_schemas_of_a_file_are_offered(tmp_path: Path) -> None:
-    path = tmp_path / "tools.json"
-    path.write_text(json.dumps([{"type": "function", "function": SQUARE | {"name": "unheard_of"}}]))
-    kit = gather(tools_file=path)
-    assert kit.names == ["unheard_of"]
-    assert not kit.can_run(chat.Call("unheard_of", {"x": 1}, "object"))
-    assert kit.can_run(chat.Call("another", {}, "object"))  # to be told that it does not exist
-
-
 def respond(kit: Toolkit, name: str | None, arguments: object, form: str = "object") -> dict[str, object]:
     return json.loads(kit.respond(chat.Call(name, arguments, form)))
 
 
-def test_arguments_that_the_schema_does_not_allow_never_reach_a_function() -> None:
-    ran = []
-
-    def remove(path: Literal["tmp.txt", "tmp.log"], times: int = 1, share: float = 1.0, dry: bool = False) -> str:
-        """Remove a file."""
-        ran.append((path, times, share, dry))
-        return "removed"
-
-    kit, good = gather(functions=[remove]), {"path": "tmp.txt"}
-    bad = [{"path": x} for x in ("/etc/passwd", ["tmp.txt"], None)]
-    bad += [good | {"times": x} for x in ({"a": 1}, "2", True, 1.5)]
-    bad += [good | x for x in ({"share": True}, {"share": "1"}, {"dry": 1})]
-    for arguments in bad:
-        assert respond(kit, "remove", arguments)["error"].startswith(next(reversed(arguments)))
-    assert not ran
-    assert respond(kit, "remove", {"path": "tmp.log", "times": 2.0, "share": 1, "dry": True}) == {"result": "removed"}
-    assert ran == [("tmp.log", 2, 1, True)]
-    assert respond(kit, "remove", good | {"times": None})["result"], "as a parameter that may be None is written"
-
-
 def leave() -> None:
     raise SystemExit(3)
+
+
+def pick(path: Literal["tmp.txt", "tmp.log"], times: int = 1) -> list[object]:
+    """Pick a file."""
+    return [path, times]
 
 
 def test_every_failure_of_a_call_is_text_for_the_model() -> None:
@@ -224,6 +200,9 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
     ):
         assert error in respond(kit, name, arguments, form)["error"]
     assert respond(kit, "plain", {})["result"] == "{1, 2}" and respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
+    picked = gather(functions=[pick])
+    assert respond(picked, "pick", {"path": "/etc/passwd"})["error"].startswith("path")
+    assert respond(picked, "pick", {"path": "tmp.log", "times": None}) == {"result": ["tmp.log", None]}
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
@@ -320,44 +299,24 @@ def test_the_functions_change_with_the_request_and_a_small_model_sees_a_new_one_
     assert out.count("offered: is_prime") == 2 and "offered: square" in out
 
 
-def test_calls_are_held_to_the_schemas_unless_switched_off(said) -> None:
-    """At temperature 10 an unconstrained model writes no call that can be run."""
-    flags = ["--tools", "square", "--user", REQUEST, "--temperature", "10", "--no-run", "--max-new-tokens", "60"]
-    found = {}
-    for how in ("auto", "off"):
-        texts = [said("tools", "--ckpt", "tiny/sft", *flags, "--seed", str(s), "--constrain", how)[1] for s in range(8)]
-        found[how] = [c for text in texts for c in chat.parse_calls(text)]
-    assert all(c.form == "object" and c.name == "square" and list(c.arguments) == ["x"] for c in found["auto"])
-    assert found["auto"] and all(c.name != "square" for c in found["off"])
-
-
 # ---- the example files
 
 
 def test_schemas_come_from_hints_and_docstrings() -> None:
-    found = load_executors(EXAMPLE)
-    assert list(found) == ["get_weather", "count_words", "shipping_cost"]
-    properties = {
-        "text": {"type": "string", "description": "the text to count in"},
-        "unique": {"type": "boolean", "description": "count each word once"},
-    }
-    parameters = {"type": "object", "properties": properties, "required": ["text"]}
-    about = {"name": "count_words", "description": "Count the words in a text.", "parameters": parameters}
-    assert found["count_words"].schema == about
-    zone = found["shipping_cost"].schema["parameters"]["properties"]["zone"]
+    weather, words, shipping = load_executors(EXAMPLE).values()
+    assert words.schema["name"] == "count_words" and words.schema["description"] == "Count the words in a text."
+    parameters = words.schema["parameters"]
+    assert parameters["required"] == ["text"] and parameters["properties"]["unique"]["type"] == "boolean"
+    zone = shipping.schema["parameters"]["properties"]["zone"]
     assert zone == {"type": "string", "enum": ["home", "near", "far"], "description": "where it goes"}
-    assert found["count_words"].function(text="a A b", unique=True) == 2
+    assert words.function(text="a A b", unique=True) == 2 and weather.schema["name"] == "get_weather"
 
 
 def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function
     gives."""
-    ledger = Ledger("my_rows.jsonl", 0.0)
-    rows = list(
-        public_rows.conversation_rows(
-            local_rows(EXAMPLE.with_name("my_rows.jsonl")), "my_rows.jsonl", ledger, domain="calls"
-        )
-    )
+    given, ledger = local_rows(EXAMPLE.with_name("my_rows.jsonl")), Ledger("my_rows.jsonl", 0.0)
+    rows = list(public_rows.conversation_rows(given, "my_rows.jsonl", ledger, domain="calls"))
     kit = gather(executors=EXAMPLE)
     listed = gather(tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)
     assert len(rows) == 50 and kit.schemas == listed.schemas and "get_weather" in kit.names
