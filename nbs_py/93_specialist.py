@@ -39,13 +39,14 @@ from matplotlib.ticker import MaxNLocator
 
 from codechat import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
-from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
 from codechat.reports.comparisons import in_points, with_settings
 from codechat.reports.plots import finish_heat, write_share
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
 from codechat.runs import checkpoint
 from codechat.runs.run import ROOT
+
+SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")  # of tools/counterfactuals.py
 
 
 # %% tags=["hide-cell"]
@@ -403,8 +404,8 @@ articles.table(pd.DataFrame([dict(name=name, **{cell: in_points(i) for cell, i i
 #
 # ## Appendix
 #
-# **Parameters and runs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` and so on) and ours (recipe `ours`), the parts of v7, `codechat
-# counterfactuals` over all of them, and a count of supervised tokens (`python tools/supervised_tokens.py`). Nothing was
+# **Parameters and runs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` and so on) and ours (recipe `ours`), the parts of v7,
+# `python tools/counterfactuals.py` over all of them, and a count of supervised tokens (`python tools/supervised_tokens.py`). Nothing was
 # trained for this report. Published figures are transcribed from the original project's own reports (`reports/published`).
 
 # %% tags=["hide-input"]

@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import counterfactuals
 import pytest
 
-from codechat.core.registry import COMMANDS
-from codechat.evaluation import counterfactuals
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
 from codechat.tasks.toolbox import catalogue, problems
@@ -100,9 +99,7 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[...
         ("probes", problems.probes("test", 10, 0, ["Write `f()`."])),
     ):
         (tmp_path / f"{name}.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    COMMANDS["counterfactuals"].run(
-        ["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"]
-    )
+    counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"])
     run = Run.open("swaps")
     rows = run.evals()
     assert run.status["status"] == "finished" and list(rows["swap"]) == list(counterfactuals.SWAPS)

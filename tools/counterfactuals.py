@@ -1,6 +1,6 @@
 """Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or break?
 
-    codechat counterfactuals --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
+    python tools/counterfactuals.py --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
     tools_off       a neutral system block replaces the one with tools: a call is now wrong
     tools_on        tools are offered with a request for code: code is still right
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codechat import tasks
+from codechat.cli import guarded
+from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
@@ -240,3 +243,12 @@ def run_swaps(cfg: SwapsConfig) -> Run:
             for _, same in groupby(counted, lambda one: one[0].swap):
                 run.log_samples(step, [sample(name, *one) for one in islice(same, SHOWN)])
     return run
+
+
+def main(argv: list[str] | None = None) -> None:
+    words = sys.argv[1:] if argv is None else argv
+    run_swaps(config.parse(SwapsConfig, words, prog="python tools/counterfactuals.py", epilog=__doc__))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main, sys.argv[1:]))
