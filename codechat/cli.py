@@ -35,7 +35,7 @@ A laboratory for training small code-and-tool-calling language models."""
 
 EXAMPLES = """\
 examples:
-  codechat run nano                                   the whole story on two CPU cores
+  codechat run nano                                   every stage on two CPU cores
   codechat chat --ckpt nano/sft --user "write quicksort"
   codechat tools --ckpt nano/rl --user "What is 12 squared?"
   codechat runs compare nano/sft nano/rl

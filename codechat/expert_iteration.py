@@ -1,14 +1,14 @@
 """Expert iteration on a task's reward: sample, keep the best completions, fine-tune on them, repeat.
 
-    codechat expert --init-from my-sft --task funcall --data-dir data/nano --run-name my-expert
+    codechat expert --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-expert
     torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-expert
 
-Rejection sampling: what is not kept is never pushed away, so nothing is learned from failures, and there is no ratio, no baseline and no
-clipping. --keep correct takes every exactly right completion (STaR, arXiv:2203.14465; needs some from the start), --keep best the best ones of
-each group that disagrees (RAFT, arXiv:2304.06767; needs only that rewards differ). Each step samples with the newest policy, as REINFORCE
-(reinforce.py) does, and makes inner_epochs x minibatches updates on what it kept.
+Rejection sampling: it learns from kept completions only, never from failures, and has no ratio, baseline or clipping. --keep correct keeps
+every exactly correct completion (STaR, arXiv:2203.14465; the start needs some). --keep best keeps the best completions of each group with
+unequal rewards (RAFT, arXiv:2304.06767; rewards need only differ). Each step samples with the newest policy, like REINFORCE
+(reinforce.py), and makes inner_epochs x minibatches updates on the kept completions.
 
-20 steps in a row in which no group has variance end the run.
+Twenty steps in a row in which no group has variance end the run.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""GRPO on a task's reward: clipped ratios to the policy that sampled, over groups, and its variants Dr. GRPO, DAPO and GSPO.
+"""GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO and GSPO.
 
-    codechat grpo --init-from my-sft --task funcall --data-dir data/nano --run-name my-grpo
+    codechat grpo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an imported checkpoint
     torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-grpo
 
-What REINFORCE (reinforce.py) does, and four things more: several updates on one batch of rollouts, with the ratio to the sampling policy
-clipped; how tokens are weighed and rewards scaled; groups without variance replaced by fresh ones (--resample-rounds); a penalty on the KL
-divergence from the starting policy (--kl-coef), in the loss or in the reward. --variant sets what the papers set; any flag overrides it.
+GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with clipped ratios to the sampling policy; choices
+of loss aggregation and reward scale; new groups in place of those without variance (--resample-rounds); a penalty on the KL divergence from
+the starting policy (--kl-coef), in the loss or in the reward. --variant selects the settings of a paper; any flag overrides them.
 
     grpo     arXiv:2402.03300   reward / group's std; mean over each completion's tokens; clip 0.2
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
     dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
-    gspo     arXiv:2507.18071   one ratio for a completion; clip 0.0003 below, 0.0004 above
+    gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
 
-A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. A KL penalty alone moves a policy that nothing rewards:
-20 DEAD steps in a row end the run, and an update without any advantage is not made. Two ranks do what one does with the whole batch.
+A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards, the KL penalty alone
+would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0 makes no update. Two
+ranks give the same update as one with the whole batch.
 """
 
 from __future__ import annotations

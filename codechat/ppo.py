@@ -1,15 +1,15 @@
 """PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes in minibatches.
 
-    codechat ppo --init-from my-sft --task funcall --data-dir data/nano --run-name my-ppo
+    codechat ppo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-ppo
     torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-ppo
 
-As GRPO (grpo.py), but a token's advantage comes from a learned value instead of from the group: a linear head on the policy's own last
-states predicts the reward still to come, `advantages.estimate_gae` compares it with what came (arXiv:1506.02438), and both are trained on
-each minibatch (arXiv:1707.06347, eq. 9). The reward arrives at the last token; with --kl-coef every token pays for its distance from the
-starting policy (arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the reward itself.
+Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A linear head on the policy's last states
+predicts the future reward, `advantages.estimate_gae` compares it with the actual one (arXiv:1506.02438), and each minibatch trains both
+policy and head (arXiv:1707.06347, eq. 9). The reward arrives at the last token; with --kl-coef every token gets a KL penalty
+(arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the reward itself.
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
-20 steps in a row in which no group has variance end the run, and such a step makes no update: only the value's errors would move the policy.
+A step in which no group has variance makes no update, since only errors of the value head would change the policy; 20 in a row end the run.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO from pairs (or labelled completions) that are there before training starts.
+"""Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from my-sft --task funcall --task-data data/nano --run-name my-dpo     pairs sampled from the policy itself
+    codechat preference --init-from my-sft --task funcall --task-data data/nano/sft --run-name my-dpo     pairs sampled from the policy itself
     torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences --run-name d20-dpo
 
 Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best and the worst completion of
 groups that the starting policy samples on --task. The starting policy is the reference model; its log-probabilities are computed once, before
-the first step, and it is then let go. Where --task is set, evaluations also ask the task what the policy now earns: a margin can rise while
-answers get worse, since the loss sees only differences.
+the first step, and then it is freed. With --task, evaluations also measure the policy's reward: the margin can rise while answers get worse,
+because the loss sees only differences.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
     torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
 
-A run that was killed continues with --resume on the same curve, bitwise on a CPU. Windows are cut across documents, as in GPT-2.
+With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document boundaries, as in GPT-2.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Supervised fine-tuning on conversations: joint code, function calls and plain chat, mixed by supervised tokens.
 
-    codechat sft --init-from my-pretrain --data-dir data/nano --run-name my-sft
+    codechat sft --init-from my-pretrain --data-dir data/nano/sft --run-name my-sft
     torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft --run-name d20-sft
 
-Only assistant bodies and their closing tag carry loss. Several conversations share a row and cannot see each other. While it trains, the
-loop watches each domain's held-out loss (three rises in a row are reported) and the 2 x 2 behaviour
-probes: code or a tool asked for, tools present or absent. --eval-task gsm8k also samples a task's validation problems at each evaluation, here
-or on the server of --engine.
+Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to each other. Evaluations
+measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2 behaviour probes: request for code or for a
+tool, tools offered or not. --eval-task gsm8k also samples a task's validation problems, locally or on the server of --engine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights that an
-update changed.
+"""Is there a gradient? A verdict on groups of rewards, a sentinel for running loops, and the share of weights that an
+update changes.
 
-    codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/calls --groups 64 --group-size 8
+    codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/sft --groups 64 --group-size 8
 
-A group whose rewards are all equal has advantage exactly 0. `judge` counts those groups before reinforcement
-learning; `Sentinel` watches them step by step; `weights_changed_bf16` shows whether updates survive rounding to the
-precision of inference.
+A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before reinforcement
+learning; `Sentinel` counts them at each step; `weights_changed_bf16` shows whether updates survive rounding to
+bfloat16.
 
 Shapes: P groups (problems), G completions each.
 """

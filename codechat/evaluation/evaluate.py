@@ -5,12 +5,12 @@
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
 
-Sampling depends on the problem's id, so two checkpoints are compared under common random numbers. --all-checkpoints
-chooses by pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps
+Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
+the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps
 `per_problem.jsonl`, the counts for a paired test, and `examples.jsonl`, every completion with its score. Under torchrun
-the ranks share the problems; the result is that of one process.
+the ranks share the problems; the result equals that of one process.
 
-Before a score is printed, the problems are searched for in what the checkpoint was trained on (`contamination`).
+Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Tables of the task `natural`: 120 fixed prompts as a person types them, answered by checkpoints.
+"""Checkpoints answer the task `natural`: 120 fixed prompts as people type them.
 
     codechat natural --ckpt nano/sft nano/rl@best
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
 
-`evaluate` on this task, greedy. The run directory also gets `natural.jsonl`, a row for each answer, and `natural.md`,
-tables for people. Requests that a checkpoint was trained on are also reported apart.
+This is `evaluate` on that task, greedy. The run directory also gets `natural.jsonl`, a row per answer, and
+`natural.md`, readable tables. Requests that a checkpoint was trained on are also reported separately.
 """
 
 from __future__ import annotations

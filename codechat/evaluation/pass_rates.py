@@ -1,14 +1,14 @@
-"""How often a checkpoint solves code problems, measured before RL, and which of them are worth training on.
+"""Before RL: how often does a checkpoint solve code problems, and which are worth training on?
 
     codechat passk  --ckpt my-sft --task mbpp --data-dir mbpp/full --split train --max-new-tokens 256 --run-name rates
     codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
     codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
 
-`passk` is `evaluate` with the tiered reward and two verdicts. That by pass@1 says whether RL would stall, that of
-`diagnose` over the tiered reward whether groups have variance.
+`passk` is `evaluate` with the tiered reward and two verdicts: pass@1 says whether RL would stall, and `diagnose` on the
+tiered reward says whether groups have variance.
 
 `filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least
-0.1. The other splits are copied unchanged.
+0.1. It copies the other splits unchanged.
 """
 
 from __future__ import annotations

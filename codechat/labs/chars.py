@@ -5,12 +5,12 @@
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
     torchrun --standalone --nproc-per-node 2 -m codechat chars --objective denoise
 
-GRPO and PPO pretrain: the policy draws symbols, and each earns a reward where it is the text's own. GRPO compares the
-draws of one place with each other, PPO with a learned value. The weight of a KL term from the text's bigram rises from 0
-to --kl-coef over --kl-warmup-tokens. Supervised learning and denoising read the same windows.
+GRPO and PPO pretrain: the policy samples symbols, and each that matches the text earns a reward. GRPO compares the
+samples at one position with each other, PPO with a learned value. The weight of the KL divergence from a bigram model
+of the text rises from 0 to --kl-coef over --kl-warmup-tokens. All four objectives read the same windows.
 
-`tokens` counts places that went through a backward pass, all ranks and epochs; --max-tokens ends every objective at the
-same count. `epoch` counts the text: a policy that feeds itself spends --group-size places on one symbol of text.
+`tokens` counts positions in backward passes, over all ranks and epochs; --max-tokens ends every objective at the same
+count. `epoch` counts passes over the text: a policy that reads its own samples spends --group-size positions per symbol.
 """
 
 from __future__ import annotations
