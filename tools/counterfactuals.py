@@ -2,14 +2,14 @@
 
     python tools/counterfactuals.py --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
-    tools_off       a neutral system block replaces the one with tools: a call is now wrong
+    tools_off       a neutral system prompt replaces the one with tools: a call is now wrong
     tools_on        tools are offered with a request for code: code is still right
-    tool_swapped    a tool that cannot serve replaces the requested one: a call to it is now wrong
+    tool_swapped    an unsuitable tool replaces the requested one: a call to it is now wrong
     tool_renamed    the requested tool has another name in the list: the call must use the new name
     value_swapped   a value of the request is replaced: the call must carry the new value
 
-Each case is answered before and after its swap, greedily. It counts only if the first answer was as expected, so that a
-flip rate measures the swap and not the skill.
+Each case is answered greedily before and after its swap. It counts only if the first answer was as expected, so the flip
+rate measures the effect of the swap, not the model's skill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`codechat data KIND`: prepare what training reads: a corpus, conversations, function calls and their problems.
+"""`codechat data KIND`: prepare training data: a corpus, conversations, function calls and their problems.
 
     codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
     codechat data sft    --source embedded --out data/sft        code questions and plain chat
@@ -6,11 +6,12 @@
     codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes
     codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
 
-Sources: `embedded` needs no network; `hub` streams public data sets; a path is read by its columns. Each command prints
-how many rows it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it writes nothing.
+Sources: `embedded` needs no network; `hub` streams public data sets; the columns of a file decide how it is read. Each
+command prints how many rows it kept, skipped by a rule, and lost, with reasons. If it loses more than --max-lost, it
+writes nothing.
 
-All but corpus may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json, and removes
-those that it wrote before and does not write again. A file of another command is an error.
+All kinds except corpus may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json, and
+removes its own stale files. It never overwrites a file of another command: that is an error.
 """
 
 from __future__ import annotations

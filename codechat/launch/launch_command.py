@@ -1,18 +1,18 @@
-"""`codechat launch`: write, start, follow and stop a run; or a whole recipe in a process of its own.
+"""`codechat launch`: write, start, follow and stop a run, or a whole detached recipe.
 
     codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
     codechat launch my-sft start
     codechat launch my-sft status
     codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not the run
-    codechat launch my-sft stop                   a checkpoint, then the end
+    codechat launch my-sft stop                   saves a checkpoint, then ends
     codechat launch sft --nproc 8 --nodes 2 -- --preset 8b --data-dir data/sft --run-name big-sft
 
-    codechat launch v6                            what is not finished of a recipe, detached
+    codechat launch v6                            the unfinished stages of a recipe, detached
     codechat launch v6 --from v6-rl --scale 8b --yes
     codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop
     codechat launch v6 --force plain-calls --seed 1
 
-The options of a recipe are those of `codechat run`; its process and recipe.log lie in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at
+A recipe takes the options of `codechat run`; its process id and recipe.log are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at
 --scale 8b). status, tail and stop need the same --scale and --seed.
 """
 

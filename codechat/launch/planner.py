@@ -1,12 +1,12 @@
-"""What a configuration needs before it is launched: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
+"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
 
-Memory is that of a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead
-of their use are left. Time is FLOPs per token over a stated share of the data sheet's peak (MFU). Of RL, memory is planned for both phases,
-and no time: the policy decides how long completions are. Rollouts on a server of their own (--engine) hold the server's memory.
+Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the prefetch buffers of the
+gathers remain free. Time is FLOPs per token over an assumed share (MFU) of the data sheet's peak. For RL the plan covers the memory of
+both phases but no time, because the policy decides how long completions are. With --engine, rollouts use the server's memory instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`codechat export-scripts`: short shell scripts with their settings beside them, for the loops and for whole recipes, to run on any machine.
+"""`codechat export-scripts`: shell scripts with json settings, for the loops and for whole recipes, to run on any machine.
 
     codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and ours at 2b and 8b
     codechat export-scripts --out mine --recipes v5 --scales 8b
@@ -6,9 +6,9 @@
     SKIP_TO=7 sh scripts/v6-8b.sh
     BASE=my-base sh scripts/v6-8b.sh
 
-NAME.sh of a loop starts torchrun with NAME.json; flags after it come last. NAME-SCALE.sh of a recipe calls `codechat run` with
-NAME-SCALE.json, the settings of every stage: what is edited there counts. SKIP_TO takes a stage or a number: for v6 that of the
-original's script, else the stage's place. FORCE_STAGE=1 runs a stage again; v6 also knows the original's FORCE_PREP_CODE,
+NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe calls `codechat run` with
+NAME-SCALE.json, the settings of every stage, which you can edit. SKIP_TO takes a stage or a number: for v6 the original script's
+number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the original's FORCE_PREP_CODE,
 FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. The files hold what differs from the defaults, and no path of this machine.
 """
 

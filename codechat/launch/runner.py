@@ -1,22 +1,22 @@
 """Run a recipe: its stages in order; finished ones are skipped.
 
     codechat run nano                      every stage that is not finished
-    codechat run my.toml                   a recipe of one's own (docs/recipes.md)
+    codechat run my.toml                   your own recipe (docs/recipes.md)
     codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat recipes                       what there is
+    codechat recipes                       list all recipes
 
-The ledger `runs/NAME/stages.json` holds the hash of each finished stage, which covers its settings and the hashes of the stages
-that it needs. A killed stage resumes from its checkpoint if its settings are the same. A stage whose files are absent (GRPO for
-problems, where a filter left none) is skipped with a message.
+The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and the hashes of the stages that it
+needs. A killed stage resumes from its checkpoint if its settings are the same. A stage without input files (such as GRPO after a
+filter that kept no problem) is skipped with a message.
 
-At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. What needs no GPU, such as
-data, runs before the first of them: a machine without GPUs prepares it. An interrupted recipe leaves them running and finds them
-again when it is run again. `codechat launch v6` runs a recipe detached.
+At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU, such as data, run
+first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running and finds them again when you
+restart it. `codechat launch v6` runs a recipe detached.
 """
 
 from __future__ import annotations

@@ -6,19 +6,18 @@ llama.cpp.
     codechat export --ckpt smollm2-sft --out tools --format gguf --dtype q8_0
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
 
-Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection
-repeats the up projection: the same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes silu only;
-its transformers backend computes it:
+Squared ReLU with QK-norm (preset nano) becomes Qwen3 with hidden_act relu; its gate projection repeats the up
+projection. This is exact, but the MLP grows by half. vLLM's own Qwen3 supports only silu; use its transformers backend:
 
     vllm serve nano-rl-hf --model-impl transformers
 
---format gguf writes a file for llama.cpp (pip install "codechat[gguf]") of an imported Llama, Qwen2 or Qwen3 model. Other
-models have no class or no tokenizer there; its own converter would make a wrong file of one with relu, without an error:
+--format gguf writes an imported Llama, Qwen2 or Qwen3 model for llama.cpp (pip install "codechat[gguf]"). Other models have
+no class or tokenizer there. Do not use llama.cpp's own converter for a relu model: it writes a wrong file without an error:
 
     llama-cli -m tools/model.gguf --jinja
 
-A run of --format run has weights without optimizer states and nothing that names its machine. Every command takes it;
-training can begin from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
+--format run keeps only weights: no optimizer states and nothing that identifies the machine. Every command reads such a
+run; training can start from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`codechat import`: weights trained elsewhere become a run, which --ckpt and --init-from take like our own.
+"""`codechat import`: turn weights trained elsewhere into a run for --ckpt and --init-from.
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
     codechat import qwen --run-name qwen
@@ -9,10 +9,10 @@
 
 Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), GGUF files of
 the first three, alone or in a directory (pip install "codechat[gguf]"), and the original system's .pt files. Weights
-become float32. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as `codechat export`
-writes them. An imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags
-text, our tags are plain text. --tags reserved takes six unused padding rows of the embedding for them, which SFT must then
-teach. --tags raw is for base models: prompts are plain text without turns, and an answer ends with the end of text.
+become float32. Qwen3 with hidden_act relu and equal gate and up projections, as `codechat export` writes it, becomes our
+squared ReLU. An imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags
+text, our tags are plain text. --tags reserved puts them in six unused padding rows of the embedding, which SFT must then
+train. --tags raw is for base models: prompts are plain text without turns, and an answer ends at the end of text.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     codechat report                            list the reports
     codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
     codechat report staircase --frozen         the same from the committed rows, without any run
-    codechat report nano --out runs/nano/report    write elsewhere; the recipe does so and leaves the repository unchanged
+    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays unchanged
 
-A report is a template `nbs_py/9x_NAME.py`; papermill executes it with other parameters too. It reads run directories and nothing else, and draws
-from the rows that it froze; where none of its runs is on this machine, from the committed rows. `reports/index.html` (not committed) shows every report
+A report is a template `nbs_py/9x_NAME.py`, which papermill can run with other parameters. It reads only run directories, freezes their rows and
+draws from these; if none of its runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows every report
 on this machine: title, first sentence and picture.
 
-A report reads as an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the figure that carries them, a table "published |
+A report reads like an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the main figure, a table "published |
 ours | what it means", the argument, an appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
 """
 

@@ -1,14 +1,14 @@
-"""Interactive pages without a kernel: static HTML over rows of runs, which opens from disk and from any web server.
+"""Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or from any web server.
 
     codechat pages                          write every page into reports/pages, from the committed rows
     codechat pages completions xray --source nano --out runs/nano/pages     from the runs of this machine
 
-    calculator    pass@k from counts, and how many groups of rollouts carry a gradient
-    completions   requests with the reference call and the answers of two checkpoints, by rung
+    calculator    pass@k from counts, and the number of rollout groups that carry a gradient
+    completions   requests with the reference call and the answers of two checkpoints, by tier
     xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL
 
-A page loads nothing from the network: its rows are in it, and the charts' library (Vega-Lite) is one copy below `templates/pages`, to which every page
-refers by a relative path.
+A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite) is one shared copy below `templates/pages`, linked by a
+relative path.
 """
 
 from __future__ import annotations

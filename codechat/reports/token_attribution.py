@@ -1,11 +1,11 @@
-"""Coloured tokens: which are supervised, the advantage of each, and its share of the gradient.
+"""Coloured tokens: which are supervised, each token's advantage, and its share of the gradient.
 
     codechat xray --ckpt nano/sft                                            the loss mask of a validation row of its data
-    codechat xray --ckpt nano/sft --data data/nano/calls.train.jsonl --row 3  that of a conversation
+    codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this conversation
     codechat xray --ckpt nano/sft --gradient                                 each token's share of the gradient
 
-An `XRay` displays as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It shows what training uses: the mask is that of
-`chat.render`, the gradient that of the loss.
+An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It uses the training code: the mask comes from
+`chat.render`, the gradient from the loss.
 """
 
 from __future__ import annotations

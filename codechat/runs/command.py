@@ -1,8 +1,8 @@
 """`codechat runs`: list runs, show one, compare two.
 
 codechat runs                                     every run, with its state and last checkpoint
-codechat runs show nano/rl                        settings, where it came from, last metrics, evaluations
-codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
+codechat runs show nano/rl                        settings, origin, last metrics, evaluations
+codechat runs compare nano/sft nano/sft-s1        the settings that differ
 """
 
 from __future__ import annotations

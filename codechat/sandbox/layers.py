@@ -1,8 +1,8 @@
-"""`codechat sandbox check`: whether this machine isolates untrusted programs, and what a program tries in vain.
+"""`codechat sandbox check`: does this machine isolate untrusted programs? Tries each forbidden action.
 
     codechat sandbox check
 
-Exit code 0 where untrusted programs can run and every forbidden action was stopped.
+Exit code 0 if untrusted programs can run and every forbidden action was blocked.
 """
 
 from __future__ import annotations

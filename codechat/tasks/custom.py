@@ -1,10 +1,10 @@
-"""Custom tasks: rows and reward functions, in a Python file that --task names or as an object in a notebook.
+"""Custom tasks: rows and reward functions, in a Python file given to --task, or as an object in a notebook.
 
     class Capitals(RowsTask):
         rows = "capitals.jsonl"               # {"prompt", "gold"} a line; or a list of such rows
         rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0: logged, not trained
 
-A reward function returns a number in [0, 1], or a mapping of such numbers, of which the mean counts and each is logged. TRL's form
+A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and the mean counts. TRL's form
 (prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task.
 
     codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this folder, to start from
