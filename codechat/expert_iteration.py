@@ -29,7 +29,7 @@ class ExpertConfig(MinibatchSettings, RLSettings):
 
     run_name: str = "expert"
     keep: Literal["best", "correct"] = opt(
-        "best", "what is trained on: the best of each group that disagrees, or all that are exactly right"
+        "best", "train on the best of each group with unequal rewards, or on all exactly correct completions"
     )
 
     def __post_init__(self) -> None:

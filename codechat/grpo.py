@@ -47,7 +47,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
 
     run_name: str = "grpo"
     variant: Literal["grpo", "dr_grpo", "dapo", "gspo"] = opt(
-        "grpo", f"the paper whose settings fill those that are none: {' '.join(SET_BY_PAPER)}"
+        "grpo", f"the paper whose values fill settings left at none: {' '.join(SET_BY_PAPER)}"
     )
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = None
     loss_aggregation: Literal["sequence", "token", "constant"] | None = opt(
@@ -57,13 +57,13 @@ class GRPOConfig(RatioSettings, GroupSettings):
     clip_eps_low: float | None = None
     clip_eps_high: float | None = None
     resample_rounds: int | None = opt(
-        None, "times that groups without variance are replaced by those of further problems; 0 = never", least=0
+        None, "how often groups without variance are replaced by groups of new problems; 0 = never", least=0
     )
     kl_in: Literal["loss", "reward"] = opt(
-        "loss", "where the KL divergence enters; k1 in the loss is noise of mean zero, k1 in the reward is right"
+        "loss", "where the KL penalty enters; k1 is right in the reward, but only zero-mean noise in the loss"
     )
     old_logprobs: Literal["sampler", "trainer"] = opt(
-        "sampler", "whose log-probabilities the ratio starts from; trainer: one more pass, no mismatch in the ratio"
+        "sampler", "source of the ratio's old log-probabilities; trainer: one more pass, but no mismatch"
     )
 
     def __post_init__(self) -> None:

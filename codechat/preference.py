@@ -33,7 +33,7 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
-    sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
+    sample_groups: int = opt(256, "groups to sample if pairs come from rollouts", least=1)
     group_size: int = 8
     beta: float | None = opt(
         None, "pull towards the reference, or scale of the margin, above 0; none = the paper's", least=1e-9

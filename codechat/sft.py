@@ -29,20 +29,20 @@ class SFTConfig(EngineSettings, ChatSettings, SupervisedSettings):
 
     run_name: str = "sft"
     data_dir: str = "data/sft"
-    mix: tuple[str, ...] = opt((), "share of each domain, such as calls=0.7 code=0.2 chat=0.1; empty = as the data are")
-    mix_by: Literal["tokens", "rows"] = opt(
-        "tokens", "what the shares of --mix are of: supervised tokens, or conversations"
+    mix: tuple[str, ...] = opt(
+        (), "share of each domain, such as calls=0.7 code=0.2 chat=0.1; empty = the proportions of the data"
     )
+    mix_by: Literal["tokens", "rows"] = opt("tokens", "unit of the --mix shares: supervised tokens, or conversations")
     lr: float = 1e-3
     muon_lr: float = 0.01
     warmup_steps: int = 10
     eval_examples: int = opt(64, "held-out conversations per domain, and problems of --eval-task", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     eval_task: str | None = opt(
-        None, "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no"
+        None, "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = off"
     )
-    eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has")
-    eval_new_tokens: int = opt(256, "longest completion there, tokens", least=1)
+    eval_task_data: str | None = opt(None, "data of --eval-task: a directory, or hub; none = the task's own problems")
+    eval_new_tokens: int = opt(256, "longest completion for --eval-task, tokens", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -173,7 +173,8 @@ class TaskSettings(SamplingSettings):
 
     task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], or your own as FILE.py:CLASS")
     data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
+        None,
+        "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = the task's own problems",
     )
     tags: Literal["raw"] | None = opt(
         None, "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained"
@@ -196,9 +197,9 @@ class EvaluateConfig(TaskSettings):
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
-        ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
+        ("test",), "splits; validation = select: choose checkpoints on it, report on test"
     )
-    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
+    limit: int | None = opt(None, "problems per split; none = all", least=0)
     skip_failing_references: bool = opt(
         False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
     )
@@ -206,15 +207,13 @@ class EvaluateConfig(TaskSettings):
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
     temperatures: tuple[float, ...] = opt(
-        (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem"
+        (), "more temperatures, each with its own row; 0 = greedy, one completion per problem"
     )
-    forced_call: bool = opt(False, "a further row with the call tag given: is a gain more than calling more often?")
-    constrain: bool = opt(
-        False, "a further row in which token masks hold calls to the schemas of the functions offered"
-    )
+    forced_call: bool = opt(False, "add a row with the call tag given: is a gain more than calling more often?")
+    constrain: bool = opt(False, "add a row with calls constrained to the schemas of the offered functions")
     probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
     heldout_examples: int = opt(
-        0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", least=0
+        0, "held-out conversations per domain of data_dir, to measure the loss; 0 = none", least=0
     )
 
     def __post_init__(self) -> None:

@@ -42,12 +42,10 @@ class ServeConfig(Settings):
     port: int = opt(8000, "TCP port; 0 = any that is free", least=0, most=65535)
     name: str = opt("", "what clients call the model; empty = the run's name")
     api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
-    max_batch: int = opt(16, "completions that are sampled together", least=1)
+    max_batch: int = opt(16, "completions sampled together", least=1)
     max_queue: int = opt(64, "completions that may wait; more are rejected with status 429", least=1)
     timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds", least=0.001)
-    reload_from: Path | None = opt(
-        None, "directory of checkpoints that POST /admin/weights may load while the server runs; none = no such request"
-    )
+    reload_from: Path | None = opt(None, "directory of checkpoints that POST /admin/weights may load; none = disabled")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,8 +56,8 @@ class ChatConfig(Settings):
     )
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
-    user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
-    complete: str = opt("", "a text to continue as it stands, without turns (for pretrained checkpoints)")
+    user: str = opt("", "one request; empty = a conversation in the terminal")
+    complete: str = opt("", "a text to continue, without chat turns (for pretrained checkpoints)")
     max_new_tokens: int | None = opt(
         None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves", least=1
     )

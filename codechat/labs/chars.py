@@ -37,13 +37,11 @@ class CharsConfig(MinibatchSettings, RunSettings):
     source: str = opt("embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file")
     tokenizer: str = opt("chars", "what a symbol is: chars (the text's own), bytes, gpt2, gpt2:N, python:N")
     model: GPTConfig = GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128)
-    horizon: int = opt(70, "symbols of a window that are learned, drawn and rewarded", least=1)
+    horizon: int = opt(70, "symbols of a window that are learned, sampled and rewarded", least=1)
     device_batch_size: int = 32
-    max_tokens: int = opt(
-        1_000_000, "places that go through a backward pass in the whole run, all ranks and epochs", least=1
-    )
-    feed: Literal["own", "text"] = opt("own", "what the policy reads while it draws: its own symbols, or the text's")
-    group_size: int = opt(8, "draws of each place", least=1)
+    max_tokens: int = opt(1_000_000, "positions in backward passes over the whole run, all ranks and epochs", least=1)
+    feed: Literal["own", "text"] = opt("own", "what the policy reads while it samples: its own symbols, or the text's")
+    group_size: int = opt(8, "samples per position", least=1)
     partial_logprob: float = opt(
         0.0, "weight of partial credit: a log-probability under the policy, added to the reward"
     )

@@ -54,7 +54,7 @@ class Machines(config.Settings):
     nproc: int = opt(1, "ranks per node: one per GPU", least=1)
     nodes: int = opt(1, "machines; more than one are started by job.slurm, and shard within each (HSDP)", least=1)
     gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb")
-    max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died", least=0)
+    max_restarts: int = opt(0, "how often torchrun restarts all ranks after one died", least=0)
     slurm: bool = opt(False, "write job.slurm for one machine too; options of sbatch itself replace those in the file")
     overwrite: bool = opt(False, "replace a run of this name that has begun")
 

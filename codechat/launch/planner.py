@@ -64,11 +64,11 @@ class PlanConfig(config.Settings):
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
     mfu: float | None = opt(
-        None, f"share of the peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}", least=0.01, most=1
+        None, f"assumed share of the peak; none = {HOPPER_MFU} for H100 and later, else {MFU}", least=0.01, most=1
     )  # fmt: skip
     group_size: int = opt(16, "rl: completions per problem", least=1)
     max_new_tokens: int = opt(64, "rl: longest completion, tokens", least=1)
-    row_tokens: int = opt(512, "rl: tokens of a packed row; more where prompt and completion need it", least=1)
+    row_tokens: int = opt(512, "rl: tokens of a packed row; more if prompt and completion need it", least=1)
     rows: int = opt(8, "rl: packed rows per forward pass", least=1)
     reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")

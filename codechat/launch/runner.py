@@ -61,9 +61,7 @@ class RecipeConfig:
     )
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
-    settings: Path | None = opt(
-        None, "json file of {stage: settings} that `codechat export-scripts` wrote, in their place"
-    )
+    settings: Path | None = opt(None, "json file of {stage: settings} from `codechat export-scripts`, used instead")
 
     def __post_init__(self) -> None:
         if self.settings and self.seed:

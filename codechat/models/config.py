@@ -54,9 +54,9 @@ class GPTConfig(Settings):
     norm_eps: float = opt(1e-5, "epsilon of RMSNorm", least=0)
     causal: bool = opt(True, "attend to earlier tokens only")
     recompute: Literal["nothing", "blocks"] = opt(
-        "nothing", "in the backward pass: blocks = each block, less memory for about a third more compute"
+        "nothing", "recompute in the backward pass; blocks = each block: less memory, about a third more compute"
     )
-    bf16_residual: bool = opt(False, "where products are bfloat16, the sum that blocks add to is too: half its memory")
+    bf16_residual: bool = opt(False, "keep the residual stream in bfloat16 where products are: half its memory")
     attention_products: bool = opt(
         False, "on a CPU in bfloat16, attention as matrix products: twice as fast as the fused kernel, more memory"
     )

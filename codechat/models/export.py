@@ -61,7 +61,7 @@ class ExportConfig:
     )
     format: Literal["huggingface", "run", "gguf"] = opt(
         "huggingface",
-        "run: a run directory for CodeChat itself, of the weights alone; gguf: OUT/model.gguf, for llama.cpp",
+        "run: a run directory for CodeChat, weights only; gguf: OUT/model.gguf, for llama.cpp",
     )
     overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 

@@ -57,10 +57,10 @@ class LearningSettings(RunSettings):
         "none = the task generates its problems, or preferences are sampled on --task",
     )
     max_steps: int = opt(500, "steps: optimizer updates, RL: batches of rollouts", least=1)
-    grad_accum: int = opt(1, "microbatches (RL: batches of problems) per step, whose gradients add up", least=1)
+    grad_accum: int = opt(1, "microbatches (RL: batches of problems) per step, whose gradients are summed", least=1)
     lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
-    lora_alpha: float = opt(LORA_ALPHA, "their scale is alpha / rank")
-    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices that get one: {' '.join(LORA_TARGETS)}")
+    lora_alpha: float = opt(LORA_ALPHA, "low-rank updates are scaled by alpha / rank")
+    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}")
     shard: bool | None = opt(None, "split weights over ranks; none = where a replica does not fit", **HERE)
     shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE)
 
@@ -106,20 +106,22 @@ class EngineSettings(Settings):
 
     max_off_policy, sample_ahead = 0, False  # no settings here: the newest weights sample
     engine: Literal["local", "http", "vllm"] = opt(
-        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
+        "local", "what samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
     )
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
     engine_dir: Path | None = opt(
         None,
-        "directory through which weights reach it: its --reload-from; vLLM: the one that holds its model hf",
+        "directory for sending weights to the server: its --reload-from; vLLM: the parent of its model hf",
         **HERE,
     )
     engine_weights: Literal["checkpoint", "memory"] = opt(
         "checkpoint",
-        "how they travel: a verified checkpoint, or memory = plain tensors, with --engine-dir below its /dev/shm",
+        "how weights are sent: a verified checkpoint, or memory = plain tensors, --engine-dir below /dev/shm",
         **HERE,
     )
-    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", least=0.01, **HERE)
+    engine_patience_s: float = opt(
+        600.0, "how long the server may be away before the run stops, seconds", least=0.01, **HERE
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +159,7 @@ class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)
     max_off_policy: int = opt(
-        0, "steps by which the engine's weights may be older than the policy; 0 = pushed before every step", least=0
+        0, "how many steps the engine's weights may be behind the policy; 0 = sent before every step", least=0
     )
     sample_ahead: bool = opt(
         False, "the server samples the next batch while this process learns from the last; needs --max-off-policy 1"
@@ -165,7 +167,7 @@ class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
     eval_every: int = 25
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
-    allow_dead: bool = opt(False, "train although diagnose says DEAD")
+    allow_dead: bool = opt(False, "train even if diagnose says DEAD")
     diagnose_groups: int = opt(
         64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis", least=0
     )
@@ -195,7 +197,7 @@ class GroupSettings(RLSettings):
 
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
     importance_cap: float = opt(
-        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", least=0
+        0.0, "cap on importance weights (trainer's over sampler's probability of a token); 0 = no weights", least=0
     )
 
     def __post_init__(self) -> None:
@@ -231,7 +233,7 @@ class RatioSettings(MinibatchSettings):
         0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0
     )
     kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
-    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence; k1 is the right one in a reward")
+    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of the KL divergence; in a reward use k1")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class CallsConfig(PreparedConfig):
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
-    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", least=0, most=1)
+    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that match no line", least=0, most=1)
     problems: int = opt(4000, "training problems of the toolbox", least=0)
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
     tools_style: Literal["compact", "described", "json"] = opt(
