@@ -19,7 +19,7 @@ from rich.table import Table
 
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import DataError
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.data.sources import Ledger, digest
@@ -28,16 +28,6 @@ from codechat.text import chat, token_view, tokenizer
 
 Row = dict[str, Any]
 MANIFEST = "manifest.json"
-
-
-def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
-    """ConfigError unless each of these settings, and with `together` their sum, is in [0, 1]."""
-    shares = {name: getattr(cfg, name) for name in names}
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(f"{name} is {share}; it must be a share from 0 to 1; correct {config.flag_of(name)}")
-    if together and sum(shares.values()) > 1:
-        raise ConfigError(f"{' and '.join(f'{k} {v}' for k, v in shares.items())} add up to more than 1; lower one")
 
 
 def require_kind(out: Path, kind: str) -> None:

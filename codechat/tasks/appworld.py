@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,26 +55,22 @@ def _safe(text: Any) -> str:
 
 
 class AppWorldServer:
-    """An environment server."""
+    """An environment server. RunError where none answers."""
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
         words = dict(flag="the AppWorld server's URL", kind="AppWorld server", remedy=SETUP)
         self.link = Link(url, timeout_s=300.0, **words)  # above the server's own limit on code
-
-    def check(self) -> None:
-        """RunError unless an AppWorld environment server answers."""
         if "AppWorld" not in str(self._ask("/")):
-            raise RunError(f"{self.link.url} is no AppWorld environment server; {SETUP}")
+            raise RunError(f"{url} is no AppWorld environment server; {SETUP}")
 
-    def ask(self, endpoint: str, **body: Any) -> Any:
-        """The `output` of an endpoint. RunError where the server fails."""
+    def ask(self, endpoint: str, read: Callable[[Any], Any] = lambda output: output, **body: Any) -> Any:
+        """What `read` makes of the output of an endpoint. RunError where the server fails or says something else."""
         answer = self._ask(f"/{endpoint}", body)
-        if not isinstance(answer, dict) or "output" not in answer:
-            raise self.unreadable(endpoint, answer)
-        return answer["output"]
-
-    def unreadable(self, endpoint: str, answer: Any) -> RunError:
-        return RunError(f"{self.link.url}/{endpoint} answered {str(answer)[:200]!r}; required: appworld 0.1.3 or newer")
+        try:
+            return read(answer["output"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            said = f"{self.link.url}/{endpoint} answered {str(answer)[:200]!r}"
+            raise RunError(f"{said}; required: appworld 0.1.3 or newer") from None
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
@@ -106,13 +102,7 @@ class AppWorldEnvironment:
             )
         self.server, self.task_id = self.free.pop(), problem.id
         settings = {"experiment_name": "codechat", "max_interactions": self.max_interactions}
-        world = self.server.ask("initialize", task_id=problem.id, **settings)
-        try:
-            person = {name: _safe(value) for name, value in world["supervisor"].items()}
-            system, request = SYSTEM.format(**person, datetime=_safe(world["datetime"])), _safe(world["instruction"])
-        except (KeyError, TypeError, AttributeError):
-            raise self.server.unreadable("initialize", world) from None
-        self.opening = [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        self.opening = self.server.ask("initialize", _opening, task_id=problem.id, **settings)
         return list(self.opening)
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
@@ -136,11 +126,8 @@ class AppWorldEnvironment:
     def score(self) -> Score:
         """AppWorld's own score of the current state. This ends the episode."""
         if self.verdict is None:
-            answer = self.server.ask("evaluate", task_id=self.task_id, suppress_errors=True)
-            try:
-                verdict, self.requirements = _verdict(answer)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                raise self.server.unreadable("evaluate", answer) from None
+            body = {"task_id": self.task_id, "suppress_errors": True}
+            verdict, self.requirements = self.server.ask("evaluate", _verdict, **body)
             episode = {"interactions": self.interactions, "completed": self.completed, "opening": self.opening}
             self.verdict = replace(verdict, parts={**verdict.parts, **episode})  # the opening is for `data appworld`
             self.close()
@@ -153,6 +140,13 @@ class AppWorldEnvironment:
             with contextlib.suppress(RunError):
                 self.server.ask("close", task_id=task_id)
             self.free.append(self.server)
+
+
+def _opening(world: Any) -> list[Message]:
+    """The first messages, from an answer of /initialize."""
+    person = {name: _safe(value) for name, value in world["supervisor"].items()}
+    system = SYSTEM.format(**person, datetime=_safe(world["datetime"]))
+    return [{"role": "system", "content": system}, {"role": "user", "content": _safe(world["instruction"])}]
 
 
 def _shortened(text: str) -> str:
@@ -193,8 +187,6 @@ class AppWorldTask(BaseTask):
         self.source, self.max_turns = str(source), max_turns
         self.free = [AppWorldServer(url) for url in worlds.split("+")]
         self.episodes_at_once = len(self.free)
-        for server in self.free:
-            server.check()
 
     def read(self, split: str) -> Iterator[Problem]:
         """Ids given by name belong to any split."""
@@ -215,22 +207,19 @@ def task_ids(words: Sequence[str], split: str) -> list[str]:
     needed = "give ids such as 82e2fac_1, a file with one per line, or the directory of appworld's data"
     ids: list[str] = []
     for word in words:
-        path = Path(word)
-        if not path.exists() and re.fullmatch(r"[0-9a-z]+_\d+", word):
+        if not (path := Path(word)).exists() and re.fullmatch(r"[0-9a-z]+_\d+", word):
             ids.append(word)
             continue
         if path.is_dir():
-            name = f"{SPLIT_FILES[split]}.txt"
-            places = [path / name, path / "datasets" / name, path / "data" / "datasets" / name]
-            path = next((place for place in places if place.is_file()), path / name)
+            places = [path / folder / f"{SPLIT_FILES[split]}.txt" for folder in ("", "datasets", "data/datasets")]
+            path = next((place for place in places if place.is_file()), places[0])
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            ids += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
         except (OSError, UnicodeDecodeError):
             raise MissingFile(f"{path} is not a readable file of task ids; {needed}") from None
-        ids += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not ids:
+    if not any(ids):
         raise ConfigError(f"got 0 AppWorld tasks; {needed}")
-    return list(dict.fromkeys(ids))
+    return list(dict.fromkeys(filter(None, ids)))
 
 
 def problem_of(id: str, split: str) -> Problem:
@@ -255,10 +244,8 @@ def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         ledgers.append(ledger := Ledger("appworld"))
-        files: dict[str, list[Row]] = {f"{DOMAIN}.{split}": [] for split in SPLITS}
-        for row in _conversations(cfg, ledger):
-            files[f"{DOMAIN}.{row['meta']['split']}"].append(row)
-        return files
+        rows = list(_conversations(cfg, ledger))
+        return {f"{DOMAIN}.{split}": [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
 
     return prepare(cfg, collect)
 
@@ -294,8 +281,8 @@ def _messages(row: Row) -> list[Message]:
     """The episode as a conversation, up to its last answer."""
     messages = list(row["parts"]["opening"])
     for turn in row["turns"]:
-        messages.append({"role": "assistant", "content": turn["text"]})
-        messages += [{"role": "user", "content": text} for text in turn["told"]]
+        told = [{"role": "user", "content": text} for text in turn["told"]]
+        messages += [{"role": "assistant", "content": turn["text"]}, *told]
     while messages[-1]["role"] == "user":
         messages.pop()
     return messages

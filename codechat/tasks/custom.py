@@ -19,8 +19,9 @@ import keyword
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import util
 from pathlib import Path
@@ -64,8 +65,8 @@ class RowsTask(BaseTask):
             beside = Path(inspect.getfile(type(self))).parent if source is None else Path()
             rows = local_rows(beside / rows)
         self._problems, self._rows = _problems(self.name, rows)
-        self._rewards = _named(rewards)
-        self._terms: dict[str, tuple[str, ...]] = {}  # names of a function's terms for a reference solution
+        self._rewards = dict(zip(_names(rewards), rewards.items()))  # name -> (function, weight)
+        self._terms: list[str] = []  # names of the terms of a reference solution, which those of every score must be
         self._shown = False
 
     def read(self, split: str) -> list[Problem]:
@@ -84,18 +85,11 @@ class RowsTask(BaseTask):
 
     def score(self, problem: Problem, completion: str) -> Score:
         """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed with its row."""
-        terms: dict[str, float] = {}
-        reward = 0.0
         try:
-            for (name, function), weight in self._rewards.items():
-                parts = self._parts(name, function, completion, problem)
-                if name not in self._terms:  # all scores of a task have the same terms
-                    self._terms[name] = tuple(self._parts(name, function, self.gold(problem), problem))
-                if tuple(parts) != self._terms[name]:
-                    raise ValueError(f"{name} gives {list(parts)}; for a reference solution {list(self._terms[name])}")
-                terms |= parts
-                reward += weight * sum(parts.values()) / max(len(parts), 1)
-            reward /= sum(self._rewards.values())
+            self._terms = self._terms or list(self._rewarded(self.gold(problem), problem)[0])
+            terms, reward = self._rewarded(completion, problem)
+            if list(terms) != self._terms:
+                raise ValueError(f"the rewards are {list(terms)}; of a reference solution {self._terms}")
             correct = bool(self.correct(completion, problem, reward))
         except Exception as error:  # the functions are the user's and may raise anything
             message = f"{type(error).__name__}: {error}"[:300]
@@ -103,19 +97,22 @@ class RowsTask(BaseTask):
                 self._shown = True
                 row = f"row {self._rows.get(problem.id, ('?',))[0]} ({str(problem.messages[-1]['content'])[:60]!r})"
                 print(f"task {self.name}, {row}, completion {completion[:60]!r}: {message}", file=sys.stderr)
-            names = [term for name, _ in self._rewards for term in self._terms.get(name, (name,))]
-            return Score(0.0, "error", {"error": message}, False, dict.fromkeys(names, 0.0))
+            return Score(0.0, "error", {"error": message}, False, dict.fromkeys(self._terms or self._rewards, 0.0))
         tier = "none" if reward == 0 else "full" if reward == self.max_reward else "some"
         return Score(reward, tier, {}, correct, terms)
 
-    def _parts(self, name: str, function: Callable[..., Any], completion: str, problem: Problem) -> dict[str, float]:
-        """The terms of one reward function."""
-        if "completions" in _parameters(function):  # TRL's form
-            value = self._value_of_batch(name, function, completion, problem)
-        else:
-            value = function(completion, problem)
-        parts = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        return {key: _number(key, part) for key, part in parts.items()}
+    def _rewarded(self, completion: str, problem: Problem) -> tuple[dict[str, float], float]:
+        """(the terms of all reward functions, their weighted mean)."""
+        terms: dict[str, float] = {}
+        total = 0.0
+        for name, (function, weight) in self._rewards.items():
+            trl = "completions" in _parameters(function)
+            value = self._value_of_batch(name, function, completion, problem) if trl else function(completion, problem)
+            parts = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+            parts = {key: _number(key, part) for key, part in parts.items()}
+            terms |= parts
+            total += weight * sum(parts.values()) / max(len(parts), 1)
+        return terms, total / sum(weight for _, weight in self._rewards.values())
 
     def _value_of_batch(self, name: str, function: Callable[..., Any], completion: str, problem: Problem) -> Any:
         """The value of a function of lists, of one row each. Where the row's prompt is messages, the completion is too. None counts as 0."""
@@ -137,15 +134,14 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-def _named(rewards: Mapping[Callable[..., Any], float]) -> dict[tuple[str, Callable[..., Any]], float]:
-    """{(name, function): weight}; a name that is used twice gets a number."""
-    named: dict[tuple[str, Callable[..., Any]], float] = {}
-    for function, weight in rewards.items():
+def _names(functions: Iterable[Callable[..., Any]]) -> Iterator[str]:
+    """A name for each reward function; one that is used twice gets a number."""
+    used = Counter[str]()
+    for function in functions:
         inner = function.func if isinstance(function, partial) else function
         name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
-        same = sum(n.rpartition("_")[0] == name or n == name for n, _ in named)
-        named[f"{name}_{same + 1}" if same else name, function] = weight
-    return named
+        used[name] += 1
+        yield f"{name}_{used[name]}" if used[name] > 1 else name
 
 
 def _number(name: str, value: Any) -> float:
@@ -161,35 +157,23 @@ def _number(name: str, value: Any) -> float:
 
 def _problems(task: str, rows: Iterable[Row]) -> tuple[list[Problem], dict[str, tuple[int, Row]]]:
     """The problems of the rows, each prompt once, and {problem id: (number, row)}."""
-    unique: dict[str, tuple[int, Row]] = {}  # by the hash of the prompt
+    problems: dict[str, Problem] = {}  # by the hash of the prompt
+    origin: dict[str, tuple[int, Row]] = {}
     for number, row in enumerate(rows, 1):
-        messages = _messages(row)
-        if (
-            not isinstance(messages, list)
-            or not messages
-            or "gold" not in row
-            or row.get("split") not in (None, *SPLITS)
-        ):
-            raise DataError(
-                f"task {task}, row {number} is {str(dict(row))[:80]}; required: prompt, gold, split one of {SPLITS} or none"
-            )
-        unique.setdefault(digest(json.dumps(messages)), (number, row))
-    splits = {key: row.get("split") or split_of(key) for key, (_, row) in unique.items()}
-    if not any("split" in row for _, row in unique.values()):
-        kept = spread([{"key": key, "meta": {"split": split}} for key, split in splits.items()], lambda row: row["key"])
-        splits = {row["key"]: row["meta"]["split"] for part in kept.values() for row in part}
-    problems, origin = [], {}
-    for key, split in splits.items():
-        number, row = unique[key]
+        prompt = row.get("prompt")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        known = "gold" in row and row.get("split") in (None, *SPLITS)
+        if not known or not isinstance(messages, list) or not messages:
+            needed = f"required: prompt, gold, split one of {SPLITS} or none"
+            raise DataError(f"task {task}, row {number} is {str(dict(row))[:80]}; {needed}")
+        id, split = digest(json.dumps(messages)), row.get("split")
         meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
-        problems.append(Problem(f"{task}-{key[:12]}", _messages(row), row["gold"], split, meta))
-        origin[problems[-1].id] = number, row
-    return problems, origin
-
-
-def _messages(row: Row) -> Any:
-    prompt = row.get("prompt")
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        problems.setdefault(id, Problem(f"{task}-{id[:12]}", messages, row["gold"], split or split_of(id), meta))
+        origin.setdefault(f"{task}-{id[:12]}", (number, row))
+    if not any("split" in row for _, row in origin.values()):
+        kept = spread([{"id": id, "meta": {"split": p.split}} for id, p in problems.items()], lambda row: row["id"])
+        problems |= {row["id"]: replace(problems[row["id"]], split=s) for s, part in kept.items() for row in part}
+    return list(problems.values()), origin
 
 
 # ---------------------------------------------------------------- files and objects
@@ -244,11 +228,9 @@ def write_new(cfg: NewConfig) -> None:
     """Write the three files. ConfigError for a name that Python cannot import, and for a file that exists."""
     name, out = cfg.name, cfg.out
     cls = "".join(part.capitalize() for part in name.split("_"))
-    known = keyword.iskeyword(name) or keyword.iskeyword(cls) or name in sys.stdlib_module_names
-    if known or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or util.find_spec(name):
-        raise ConfigError(
-            f"the name {name!r}; required: small letters, digits and _, and no module or keyword of Python"
-        )
+    taken = keyword.iskeyword(name) or keyword.iskeyword(cls) or name in sys.stdlib_module_names
+    if taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or util.find_spec(name):
+        raise ConfigError(f"the name {name!r}; required: small letters, digits, _, and no module or keyword of Python")
     paths = {
         out / file.replace("my_task", name): (TEMPLATE / f"{file}.txt").read_text(encoding="utf-8") for file in FILES
     }

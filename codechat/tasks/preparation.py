@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from codechat.core.config import opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import Ledger, hub_rows, names_hub_set, read_jsonl, require_columns, row_format, rows_of
@@ -31,7 +30,7 @@ DEFAULT_LIMIT = 500  # generated problems of a split where no limit is set
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedConfig:
+class PreparedConfig(Settings):
     """Settings of every prepared directory of conversations."""
 
     out: str = opt("data/sft", "directory to write")
@@ -51,6 +50,7 @@ class GeneratedConfig(PreparedConfig):
     seed: int = opt(0, "seed of everything that is drawn")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task()
 
     def task(self) -> GeneratedTask:
@@ -58,24 +58,20 @@ class GeneratedConfig(PreparedConfig):
         return self.make(levels=self.levels)
 
 
-@contextmanager
-def checked_ledgers() -> Iterator[list[Ledger]]:
-    """A list to fill with ledgers, checked at the end of the block and printed in any case."""
+def prepare(
+    cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]], measure: Callable[..., Row] = lambda files: {}
+) -> Row:
+    """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the
+    directory, with the entries that `measure` makes of the files."""
+    require_kind(Path(cfg.out), "conversations")
     ledgers: list[Ledger] = []
     try:
-        yield ledgers
+        files = collect(ledgers)
         for ledger in ledgers:
             ledger.check()
     finally:
         print_ledgers(ledgers)
-
-
-def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -> Row:
-    """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the directory."""
-    require_kind(Path(cfg.out), "conversations")
-    with checked_ledgers() as ledgers:
-        files = collect(ledgers)
-    return write(Path(cfg.out), files, ledgers, cfg)
+    return write(Path(cfg.out), files, ledgers, cfg, **measure(files))
 
 
 WRITTEN = ("id", "messages", "gold", "split")  # columns of NAME.SPLIT.jsonl

@@ -16,8 +16,18 @@ import pytest
 from codechat.tasks import natural
 from codechat.tasks.base import SPLITS
 from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import generated, values
-from codechat.tasks.toolbox.catalogue import FAMILIES, HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, family, respond
+from codechat.tasks.toolbox import values
+from codechat.tasks.toolbox.catalogue import (
+    FAMILIES,
+    HELD_OUT,
+    SEEN,
+    SERVICES,
+    TOOLS,
+    WORDINGS,
+    composed,
+    family,
+    respond,
+)
 from codechat.tasks.toolbox.dialogues import LEVELS, tools_system
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
@@ -84,7 +94,7 @@ def test_services_and_further_wordings_fit_their_slots_and_are_told_apart():
         assert not set(map(without_slots, wordings)) & set(map(without_slots, [*tool.asks, *tool.hard_asks]))
 
 
-@pytest.mark.parametrize("tools", [SEEN, HELD_OUT, SERVICES, generated.composed()])
+@pytest.mark.parametrize("tools", [SEEN, HELD_OUT, SERVICES, composed()])
 def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
     for tool in tools:
         shared = not any(slot.unseen for slot in tool.slots.values())
@@ -113,8 +123,8 @@ def test_known_results_and_errors():
         assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (name, arguments)
     whole = check("n", 7.0, {"type": "integer"})
     assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
-    by_name = {t.name: t for t in generated.composed()}
-    assert len(by_name) == len(generated.composed()) > 150 and not by_name.keys() & TOOLS.keys()
+    by_name = {t.name: t for t in composed()}
+    assert len(by_name) == len(composed()) > 150 and not by_name.keys() & TOOLS.keys()
     assert by_name["feet_to_metres"].call({"x": 10}) == 3.048 and by_name["times_seven"].call({"x": 6}) == 42
     assert by_name["over_eight"].call({"x": 2}) == 0.25 and by_name["without_a"].call({"word": "banana"}) == "bnn"
 
@@ -275,7 +285,7 @@ def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests():
 def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():
     """But six common words, by which training names renamed and invented tools. A rare word of an unseen tool would be trained on."""
     words = words_of_names(HELD_OUT)
-    assert not words & words_of_names((*SEEN, *generated.composed(), *SERVICES))
+    assert not words & words_of_names((*SEEN, *composed(), *SERVICES))
     assert words & set(COMMON) == {"back", "body", "heart", "left", "light", "team"}
     asks = [{without_slots(ask) for t in tools for ask in (*t.asks, *t.hard_asks)} for tools in (SEEN, HELD_OUT)]
     assert not asks[0] & asks[1]

@@ -17,7 +17,7 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.data import synthetic
 from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import generated, prepare
+from codechat.tasks.toolbox import catalogue, prepare
 from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, WORDINGS, family
 from codechat.tasks.toolbox.dialogues import Mix, Sampler, informally
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
@@ -124,12 +124,12 @@ def test_strata_have_the_shares_of_their_split() -> None:
 def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
     rng = random.Random(0)
     for _ in range(300):
-        tools = generated.invented_offer(rng, "train", 4)
+        tools = catalogue.invented_offer(rng, "train", 4)
         assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == 4
         text = tools[0].ask(rng, tools[0].sample(rng, "train")).lower()
-        verb, thing = generated.words_of(tools[0])
+        verb, thing = catalogue._words_of(tools[0])
         assert verb in text and thing in text
-        assert all(generated.words_of(t) != (verb, thing) for t in tools[1:])
+        assert all(catalogue._words_of(t) != (verb, thing) for t in tools[1:])
 
 
 def test_impossible_shares_and_unknown_strata_are_errors() -> None:
@@ -176,7 +176,7 @@ def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
 
 def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:
     def words(rare: float) -> list[str]:
-        mix = Mix(invented=1.0, renamed=1.0, renamed_tools=0.0, renamed_arguments=1.0, rare_words=rare)
+        mix = Mix(invented=1.0, renamed=1.0, renamed_arguments=1.0, rare_words=rare)
         rows = draw_dialogues("train", 300, 0, mix=mix)
         lists = [r["messages"][0]["content"] for r in rows if r["meta"]["tools"]]
         return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 from codechat.core.errors import DataError, UserError, check_choice
 from codechat.data.chat_formats import schemas
 from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
+from codechat.data.synthetic import parsed
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.tasks.bfcl import rules
 from codechat.tasks.bfcl.rules import ABSENT
@@ -49,6 +49,7 @@ LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
 FORMS_READ = (*chat.READABLE, "python")
 UNREADABLE = chat.Call(None, None, "bad_python")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")  # math.gcd
 _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
@@ -65,7 +66,7 @@ class BfclTask(BaseTask):
             check_choice("category", name, [*GROUPS, *CATEGORIES])
             chosen += GROUPS.get(name, [name])
         self.ledger = Ledger(f"bfcl {Path(source).name}")
-        self._problems = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
+        self.rows = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
         self.ledger.check()
 
     def _read(self, source: str, categories: Collection[str], tools_style: str) -> Iterator[Problem | str]:
@@ -75,9 +76,6 @@ class BfclTask(BaseTask):
                 yield problem_of(row | {"category": category}, tools_style)
             else:
                 self.ledger.skip("another category")
-
-    def read(self, split: str) -> list[Problem]:
-        return self._problems
 
     def score(self, problem: Problem, completion: str) -> Score:
         calls = calls_of(completion)
@@ -139,60 +137,37 @@ def calls_of(text: str) -> list[chat.Call]:
 def _python_calls(text: str) -> list[chat.Call]:
     """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry
     (no tool)"."""
-    if not text.endswith((")", ")]")) or len(text) > LONGEST:
-        return []
-    try:
-        with warnings.catch_warnings(action="ignore"):  # an unknown escape in a string
-            tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
-        return []
-    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-    if not all(isinstance(node, ast.Call) for node in nodes):
-        return []
-    calls = [_python_call(node) for node in nodes]
-    return [] if calls == [UNREADABLE] and not isinstance(tree, ast.List) else calls
+    tree = parsed(text) if text.endswith((")", ")]")) and len(text) <= LONGEST else None
+    match tree and tree.body:
+        case [ast.Expr(ast.List(nodes))] if all(isinstance(node, ast.Call) for node in nodes):
+            return list(map(_python_call, nodes))
+        case [ast.Expr(ast.Call() as node)] if (call := _python_call(node)) != UNREADABLE:
+            return [call]
+    return []
 
 
 def _python_call(node: ast.Call) -> chat.Call:
-    name = _dotted(node.func)
-    words = [word.arg for word in node.keywords]
-    if name is None or node.args or None in words or len(set(words)) < len(words):
+    words = {word.arg: word.value for word in node.keywords}
+    if node.args or None in words or len(words) < len(node.keywords):
         return UNREADABLE
     try:
-        return chat.Call(name, {word.arg: _value(word.value) for word in node.keywords}, "python")
-    except (_NoLiteral, RecursionError):
+        if not _DOTTED.fullmatch(name := ast.unparse(node.func)):
+            return UNREADABLE
+        arguments = {key: ast.literal_eval(_JsonNames().visit(value)) for key, value in words.items()}
+        json.dumps(arguments)  # refuses sets, bytes and complex numbers
+        return chat.Call(name, arguments, "python")
+    except (TypeError, ValueError, RecursionError):  # more than a literal
         return UNREADABLE
 
 
-def _dotted(node: ast.expr) -> str | None:
-    """The name of a function such as math.gcd, or None for anything else."""
-    names = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else None
+class _JsonNames(ast.NodeTransformer):
+    """A name becomes a constant; a tuple becomes a list."""
 
+    def visit_Name(self, node: ast.Name) -> ast.Constant:
+        return ast.Constant(_JSON_NAMES.get(node.id, node.id))
 
-class _NoLiteral(Exception):
-    """An argument that is more than a literal."""
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        return node.value
-    if isinstance(node, ast.Name):
-        return _JSON_NAMES.get(node.id, node.id)
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [_value(key) if key else None for key in node.keys]
-        if all(isinstance(key, str) for key in keys):
-            return dict(zip(keys, map(_value, node.values), strict=True))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
-        number, sign = node.operand.value, {ast.USub: -1, ast.UAdd: 1}.get(type(node.op))
-        if type(number) in (int, float) and sign:
-            return sign * number
-    raise _NoLiteral
+    def visit_Tuple(self, node: ast.Tuple) -> ast.List:
+        return ast.List([self.visit(item) for item in node.elts])
 
 
 # ------------------------------------------------------------------ rows
@@ -200,17 +175,15 @@ def _value(node: ast.expr) -> Any:
 
 def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
     """Rows of the embedded cases, of the hub, or of a path."""
-    path = Path(__file__).with_name("cases.jsonl") if source == "embedded" else Path(source)
-    if source == "hub":
-        path = _download(categories)
-    files = [path]
+    embedded = Path(__file__).with_name("cases.jsonl")
+    path = embedded if source == "embedded" else _download(categories) if source == "hub" else Path(source)
+    files = {path.name: path}
     if path.is_dir():
-        named = ((_FILE.fullmatch(file.name), file) for file in sorted(path.iterdir()))
-        files = [file for name, file in named if name and name[1] in categories]
-        names = [_FILE.sub(r"\1", file.name) for file in files]
-        if len(set(names)) < len(names):
-            raise DataError(f"{path} holds a category of {names} twice; required: files of one version of the data")
-    for file in files:
+        named = [(name[1], file) for file in sorted(path.iterdir()) if (name := _FILE.fullmatch(file.name))]
+        files = {category: file for category, file in named if category in categories}
+        if len(files) < sum(category in categories for category, _ in named):
+            raise DataError(f"{path} holds a category of {[*files]} twice; required: files of one version of the data")
+    for file in files.values():
         if _FILE.fullmatch(file.name):
             yield from _joined(file, file.parent / ANSWERS / file.name)
         else:
@@ -219,10 +192,7 @@ def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
 
 def _download(categories: Collection[str]) -> Path:
     """The folder of the hub's files, as they are: `datasets` cannot read columns that differ from row to row."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError(f"the package huggingface_hub is not installed; it reads {HUB}; {REMEDY}") from None
+    import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     probe_hub(HUB, remedy=REMEDY)
@@ -236,12 +206,10 @@ def _download(categories: Collection[str]) -> Path:
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:
     """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no answers."""
     category = _FILE.sub(r"\1", questions.name)
-    rows = [] if "relevance" in category else local_rows(answers)
-    truths = {str(row.get("id")): row.get("ground_truth") for row in rows}
+    truths = {} if "relevance" in category else {row.get("id"): row.get("ground_truth") for row in local_rows(answers)}
     for row in local_rows(questions):
-        name = str(row.get("id"))
-        columns = {"question": row.get("question"), "functions": row.get("function")}
-        yield {"id": name, "category": category, "ground_truth": truths.get(name, []), **columns}
+        asked = {"question": row.get("question"), "functions": row.get("function")}
+        yield {"id": row.get("id"), "category": category, "ground_truth": truths.get(row.get("id"), []), **asked}
 
 
 # ------------------------------------------------------------------ problems

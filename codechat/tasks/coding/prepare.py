@@ -18,21 +18,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
 from codechat.core.config import opt
-from codechat.core.errors import check_choice
+from codechat.core.errors import ConfigError
 from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
-from codechat.data.prepared import check_shares
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import preparation
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
 from codechat.tasks.toolbox import dialogues
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer
 
 Row = dict[str, Any]
 DOMAIN = "programs"
@@ -46,7 +45,6 @@ HUB: dict[str, tuple[str, str | None]] = {
 SFT_HUB = ("iamtarun/python_code_instructions_18k_alpaca", "sahil2801/CodeAlpaca-20k")
 COLUMNS = [("instruction", "output"), ("problem-description", "code"), ("content",), ("task_id", "code", "test_list")]
 REASONS = ("no_request", "no_answer")
-NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
 MIN_DOC = 20  # characters of a docstring that serves as a request
 MIN_TOKENS = 8  # supervised tokens of an answer
 
@@ -89,13 +87,18 @@ class RowsConfig(preparation.PreparedConfig):
     """What both preparations share."""
 
     source: Any  # each has its own
-    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
-    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt", least=0, most=1)
+    negatives_share: float = opt(
+        0.15, "share of the code rows that offer tools, although the request is for code", least=0, most=1
+    )
+    max_lost: float = opt(
+        sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
-        check_shares(self, "max_lost")
-        check_shares(self, "neutral_share", "negatives_share", together=True)
+        super().__post_init__()
+        if self.neutral_share + self.negatives_share > 1:
+            raise ConfigError(f"neutral_share {self.neutral_share} and negatives_share {self.negatives_share} exceed 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +122,7 @@ def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
 
 
 def _public(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
-    hub, files = HUB.get(name, (name, None))
-    rows = sources.hub_rows(hub, files=files) if name in HUB else sources.local_rows(Path(name))
+    rows = sources.hub_rows(HUB[name][0], files=HUB[name][1]) if name in HUB else sources.local_rows(Path(name))
     for number, row in enumerate(reject_benchmark_rows(sources.require_columns(rows, COLUMNS, name), name), 1):
         yield program_of(row, cfg, f"{name}, row {number}")
 
@@ -128,7 +130,7 @@ def _public(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
     ledgers.append(files := Ledger("python files", cfg.max_lost))
     functions = synthetic.code_rows(files.counted(sources.embedded_python(files)), Ledger("functions"), cfg.max_chars)
-    yield from (row | {"domain": DOMAIN} for row in functions)
+    return (row | {"domain": DOMAIN} for row in functions)
 
 
 def _kept(
@@ -138,7 +140,7 @@ def _kept(
     for row in rows:
         if isinstance(row, str):
             (ledger.lose if row in REASONS else ledger.skip)(row)
-        elif rule := _rule(row, cfg, tok) or ("duplicate" if row["id"] in seen else None):
+        elif rule := _rule(row, cfg, tok) or "duplicate" * (row["id"] in seen):
             ledger.skip(rule)
         else:
             seen.add(row["id"])
@@ -146,15 +148,15 @@ def _kept(
             yield row
 
 
-def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str | None:
-    """The rule that skips a conversation, or None."""
+def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str:
+    """The rule that skips a conversation; empty where none does."""
     code = row["messages"][-1]["content"]
     if len(code) > cfg.max_chars:
         return "too_long"
     if not code or synthetic.parsed(code) is None:
         return "no_python"
     example = conversations.encode(row, tok, "reserved", 1 << 30)
-    return "few_tokens" if isinstance(example, str) or example.supervised < MIN_TOKENS else None
+    return "few_tokens" if isinstance(example, str) or example.supervised < MIN_TOKENS else ""
 
 
 def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
@@ -209,7 +211,7 @@ def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
 
 def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
     request, given, answer = (row.get(name) or "" for name in ("instruction", "input", "output"))
-    if given.strip().lower() not in NO_INPUT:
+    if given.strip().lower() not in chat_formats.NO_INPUT:
         request = f"{request.strip()}\n\n{given}"
     code = extract(answer)
     if answer.strip() and (not code or synthetic.parsed(code) is None):
@@ -238,7 +240,7 @@ class SftConfig(RowsConfig):
         "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
     )
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
-    tools_style: str = opt(
+    tools_style: Literal["compact", "described", "json"] = opt(
         "compact", "how a system prompt lists tools: compact, described (the name after its description), or json"
     )
     talk: bool = opt(False, "also the small talk of small_talk.json (domain chat)")
@@ -248,7 +250,6 @@ class SftConfig(RowsConfig):
     def __post_init__(self) -> None:
         super(SftConfig, self).__post_init__()
         sources.check_columns(self.columns)
-        check_choice("tools_style", self.tools_style, chat.STYLES)
 
 
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:

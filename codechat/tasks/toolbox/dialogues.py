@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
@@ -18,7 +18,7 @@ from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.data import synthetic
 from codechat.tasks.base import Message
-from codechat.tasks.toolbox import catalogue, generated
+from codechat.tasks.toolbox import catalogue
 from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SEEN, WORDINGS, draw_others, family, response, tools_of
 from codechat.tasks.toolbox.tool import Tool, ToolError, say
 from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
@@ -26,6 +26,7 @@ from codechat.text import chat
 
 LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
 MAX_TOOLS = 4  # on offer
+RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have another name
 KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
 
 
@@ -46,7 +47,6 @@ class Mix(Settings):
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
     composed: float = _share(0.0, "requests for composed tools")
     invented: float = _share(0.0, "requests for invented tools")
-    renamed_tools: float = _share(0.7, "the tools of a renamed conversation that have another name")
     renamed_arguments: float = _share(0.35, "its arguments that have another name")
     unserved: float = _share(0.5, "the series with a request that none of its tools serves")
     informal: float = _share(0.0, "the requests that are put as people chat")
@@ -65,11 +65,6 @@ class Mix(Settings):
         0.0,
         "the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
     )
-
-    @property
-    def declines(self) -> bool:
-        """Whether some conversations need no call."""
-        return self.unfitting + self.no_tools + self.small_talk > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,60 +85,32 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Names:
-    """The names under which one conversation offers its tools; a tool that is not in it keeps its own.
-
-    tools: own name -> name on offer. arguments: (tool's own name, argument) -> name on offer."""
-
-    tools: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)
-
-    def of(self, tool: Tool) -> str:
-        return self.tools.get(tool.name, tool.name)
-
-    def renamed(self, tool: Tool, by_argument: Mapping[str, Any]) -> dict[str, Any]:
-        """A mapping by the tool's arguments, under their names on offer."""
-        return {self.arguments.get((tool.name, key), key): value for key, value in by_argument.items()}
-
-    def schema(self, tool: Tool) -> dict[str, Any]:
-        """The tool's schema under its names on offer."""
-        parameters = tool.schema["parameters"]
-        properties = self.renamed(tool, parameters["properties"])
-        shown = parameters | {"properties": properties, "required": list(properties)}
-        return tool.schema | {"name": self.of(tool), "parameters": shown}
-
-    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """{"name", "arguments"} of a call, under the names on offer."""
-        return {"name": self.of(tool), "arguments": self.renamed(tool, arguments)}
-
-
-@dataclass(frozen=True)
 class Scene:
-    """Requests (the second one takes the first one's result), the tools on offer (the fitting ones first), and their
-    names."""
+    """Requests (the second one takes the first one's result), the tools on offer, the fitting ones first, and whether a
+    tool has another name."""
 
     requests: Sequence[Request]
     offered: list[Tool]
-    names: Names = Names()
+    renamed: bool = False
 
     def system(self, rng: random.Random) -> Message:
         order = rng.sample(self.offered, len(self.offered))
-        return message("system", chat.tools_prompt([self.names.schema(t) for t in order]))
+        return message("system", chat.tools_prompt([tool.schema for tool in order]))
 
     def calls(self) -> list[dict[str, Any]]:
-        return [self.names.call(r.tool, r.arguments) for r in self.requests]
+        return [r.tool.written(r.arguments) for r in self.requests]
 
     def meta(self, kind: str) -> dict[str, Any]:
         first = self.requests[0]
         return {
             "tools_present": bool(self.offered),
             "asked": "tool",
-            "tools": [self.names.of(t) for t in self.offered],
+            "tools": [tool.schema["name"] for tool in self.offered],
             "level": first.tool.level,
             "kind": kind,
             "hard": first.hard,
             "tool": first.tool.name,
-            "renamed": bool(self.names.tools),
+            "renamed": self.renamed,
         }
 
 
@@ -195,16 +162,11 @@ class Sampler:
     def request(self, hard: str | None = None) -> Request:
         """For a tool of the catalogue. hard: "tool" needs a held-out one, "phrasing" asks for another in new words."""
         level = self.rng.choice(LEVELS)
-        tool = self.rng.choice(
-            [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
-        )
+        tools = [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
+        tool = self.rng.choice(tools)
         arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
-        return Request(
-            tool, arguments, tool.ask(self.rng, arguments, tool.hard_asks if hard == "phrasing" else ()), hard
-        )
-
-    def others(self, tools: Sequence[Tool], k: int) -> list[Tool]:
-        return draw_others(self.rng, self.split, tools, k)
+        text = tool.ask(self.rng, arguments, tool.hard_asks if hard == "phrasing" else ())
+        return Request(tool, arguments, text, hard)
 
     def scene(self, *, fits: bool = True) -> Scene:
         """A request with 1 to 4 tools. fits: the requested tool is among them."""
@@ -216,22 +178,23 @@ class Sampler:
                 if mix.plain_answers and rng.random() < mix.plain_answers:
                     tool = catalogue.with_drawn_results(rng, tool, rng.choice(PHRASES["plain_answers"]))
             elif draw >= mix.invented + mix.composed and rng.random() < 0.5:
-                others = self.others([], len(others))
+                others = draw_others(self.rng, self.split, [], len(others))
             arguments = tool.sample(rng, self.split, mix.varied_values)
             request = Request(tool, arguments, tool.ask(rng, arguments))
         else:
             request = self.request()
             if mix.wordings and rng.random() < mix.wordings:
-                request = replace(request, text=self._in_further_words(request.tool, request.arguments))
-            others = self.others([request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
+                further = WORDINGS.get(request.tool.name, ())
+                request = replace(request, text=request.tool.ask(rng, request.arguments, further))
+            others = draw_others(self.rng, self.split, [request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
         return self.named([request], [request.tool, *others] if fits else others)
 
     def _tools_beside_the_catalogue(self, draw: float, k: int) -> list[Tool]:
         """k invented tools, composed ones or services, as a number below the sum of their shares says."""
         if draw < self.mix.invented:
-            return generated.invented_offer(self.rng, self.split, k, self.mix.rare_words)
+            return catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words)
         if draw < self.mix.invented + self.mix.composed:
-            return self.rng.sample(generated.composed(), k)
+            return self.rng.sample(catalogue.composed(), k)
         return catalogue.draw_services(self.rng, self.split, k)
 
     def tools(self, k: int) -> list[Tool]:
@@ -240,32 +203,33 @@ class Sampler:
         if draw < self.mix.invented + self.mix.composed + self.mix.services:
             return self._tools_beside_the_catalogue(draw, k)
         first = self.rng.choice(tools_of("train", self.rng.choice(LEVELS)))
-        return [first, *self.others([first], k - 1)]
+        return [first, *draw_others(self.rng, self.split, [first], k - 1)]
 
     def named(self, requests: Sequence[Request], offered: list[Tool]) -> Scene:
         """The scene, in a share of the draws under other names."""
-        known = {t.name: t for t in (*offered, requests[0].tool)}
-        return Scene(requests, offered, self.draw_names(list(known.values())))
+        scene = Scene(requests, offered)
+        return self.renamed(scene) if self.rng.random() < self.mix.renamed else scene
 
-    def draw_names(self, tools: Sequence[Tool]) -> Names:
-        return self.new_names(tools) if self.rng.random() < self.mix.renamed else Names()
+    def renamed(self, scene: Scene, every: bool = False) -> Scene:
+        known = {t.name: t for t in (*scene.offered, scene.requests[0].tool)}
+        new = dict(zip(known, self.new_names(list(known.values()), every)))
+        requests = [replace(r, tool=new[r.tool.name]) for r in scene.requests]
+        return Scene(requests, [new[t.name] for t in scene.offered], any(t.alias for t in new.values()))
 
-    def new_names(self, tools: Sequence[Tool], every: bool = False) -> Names:
-        """New names for some of the tools (all: `every`) and of their arguments: one to three words, or an invented one
-        of this split."""
-        rng, mix = self.rng, self.mix
-        names: dict[str, str] = {}
-        arguments: dict[tuple[str, str], str] = {}
-        taken = {t.name for t in tools}
+    def new_names(self, tools: Sequence[Tool], every: bool = False) -> list[Tool]:
+        """The tools, some of them (all: `every`) and of their arguments under other names: one to three words, or an
+        invented one of this split."""
+        rng, new, taken = self.rng, list[Tool](), {t.name for t in tools}
         for tool in tools:
-            words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
-            if every or rng.random() < mix.renamed_tools:
-                names[tool.name] = self._new_name(words, taken)
-                taken.add(names[tool.name])
-            new = {k: draw_word(rng, mix.rare_words) for k in tool.slots if rng.random() < mix.renamed_arguments}
-            if len({new.get(key, key) for key in tool.slots}) == len(tool.slots):  # else the tool keeps its own
-                arguments |= {(tool.name, key): word for key, word in new.items()}
-        return Names(names, arguments)
+            alias, words = "", [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
+            if every or rng.random() < RENAMED_TOOLS:
+                alias = self._new_name(words, taken)
+                taken.add(alias)
+            drawn = (k for k in tool.slots if rng.random() < self.mix.renamed_arguments)
+            keys = {k: draw_word(rng, self.mix.rare_words) for k in drawn}
+            clash = len({keys.get(key, key) for key in tool.slots}) < len(tool.slots)  # then the tool keeps its own
+            new.append(replace(tool, alias=alias, keys={} if clash else keys))
+        return new
 
     def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
         rng, rare = self.rng, self.mix.rare_words
@@ -289,7 +253,7 @@ class Sampler:
             second = self._following(first.tool, first.tool.call(first.arguments))
         text = self.rng.choice(PHRASES["chain"]).format(first=first.text, second=second.text)
         both = [first.tool, second.tool]
-        others = self.others(both, self.rng.randint(0, MAX_TOOLS - 2))
+        others = draw_others(self.rng, self.split, both, self.rng.randint(0, MAX_TOOLS - 2))
         return self.named([replace(first, text=text), second], [*both, *others])
 
     def _following(self, first: Tool, result: Any) -> Request | None:
@@ -316,17 +280,13 @@ class Sampler:
         return message("user", informally(self.rng, text) if informal else text)
 
     def ask(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        if self.mix.wordings and self.rng.random() < self.mix.wordings:
-            return self._in_further_words(tool, arguments)
-        return tool.ask(self.rng, arguments)
+        further = self.mix.wordings and self.rng.random() < self.mix.wordings
+        return tool.ask(self.rng, arguments, WORDINGS.get(tool.name, ()) if further else ())
 
-    def _in_further_words(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        return tool.ask(self.rng, arguments, WORDINGS.get(tool.name, ()))
-
-    def answer(self, scene: Scene, request: Request, result: Any) -> str:
+    def answer(self, request: Request, result: Any) -> str:
         """The tool's own sentence, or one that only states the result. After a name that says nothing the tool's own
         sentence would have to be guessed, so plain ones are twice as frequent there."""
-        share = self.mix.plain_answers if request.tool.name in scene.names.tools else self.mix.plain_answers / 2
+        share = self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2
         if share and self.rng.random() < share:
             return self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
         return request.tool.report(request.arguments, result)
@@ -337,7 +297,7 @@ class Sampler:
         for request, call in zip(scene.requests, scene.calls(), strict=True):
             result = request.tool.call(request.arguments)
             messages += [call_message(call), message("function", response(result))]
-        return [*messages, message("assistant", self.answer(scene, request, result))]
+        return [*messages, message("assistant", self.answer(request, result))]
 
 
 # ---------------------------------------------------------------- conversations
@@ -389,15 +349,15 @@ def _series(sampler: Sampler) -> Drawn:
     """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them. Only
     the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
     rng, mix = sampler.rng, sampler.mix
-    tools = sampler.tools(rng.randint(3, 5))
-    missing = tools.pop()
-    names = sampler.draw_names([*tools, missing])
+    *tools, missing = sampler.tools(rng.randint(3, 5))
+    if rng.random() < mix.renamed:
+        *tools, missing = sampler.new_names([*tools, missing])
     order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
-    scene = Scene([Request(order[0], {}, "")], tools, names)
+    scene = Scene([Request(order[0], {}, "")], tools, any(t.alias for t in (*tools, missing)))
     messages = [scene.system(rng)]
     for tool in rng.sample(order, len(order)):
         arguments = tool.sample(rng, sampler.split, mix.varied_values)
         messages.append(sampler.said(sampler.ask(tool, arguments)))
         none = message("assistant", rng.choice(PHRASES["no_function"]))
-        messages.append(none if tool is missing else call_message(names.call(tool, arguments)))
+        messages.append(none if tool is missing else call_message(tool.written(arguments)))
     return messages, scene.meta("series") | {"level": 0}

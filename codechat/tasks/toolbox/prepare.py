@@ -16,10 +16,10 @@ from typing import Any, Literal
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, require_kind, write
+from codechat.data.prepared import SPLITS
 from codechat.data.sources import Ledger
 from codechat.tasks.base import row_of
-from codechat.tasks.preparation import PreparedConfig, checked_ledgers
+from codechat.tasks.preparation import PreparedConfig, prepare
 from codechat.tasks.toolbox import dialogues, problems
 from codechat.tasks.toolbox.catalogue import PHRASES
 from codechat.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
@@ -59,6 +59,7 @@ class CallsConfig(PreparedConfig):
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sources.check_columns(self.columns)
         if self.tools_style == "json" and self.source == "embedded":
             raise ConfigError("tools_style json is for the rows of a --source; the embedded toolbox has the other two")
@@ -66,19 +67,17 @@ class CallsConfig(PreparedConfig):
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
     """Write calls, problems and probes. Returns the manifest of the directory. Raises UserError."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
-    with checked_ledgers() as ledgers:
-        files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
+    return prepare(cfg, partial(_files, cfg), lambda files: {"values": values_seen(files)})
+
+
+def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    files = (_toolbox_files if cfg.source == "embedded" else _read_files)(cfg, ledgers)
     if cfg.tools_style == "described":
         files = {name: list(map(_declining, rows)) for name, rows in files.items()}
-    seen = values_seen(files)
-    for split, counts in seen.items():
-        print(
-            f"{split}: of {counts['calls']} calls, {counts['same']} occur as they are in training, and {counts['seen']} have only values that "
-            f"also occur there; of {counts['values']} values but numbers of one or two digits, {counts['known']} do"
-        )
-    return write(out, files | _probe_files(cfg), ledgers, cfg, values=seen)
+    if cfg.probes:  # of code, for functions that training never sees
+        for split, requests in _code_requests({"select": cfg.probes, "test": cfg.probes}).items():
+            files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests)
+    return files
 
 
 def _declining(row: Row) -> Row:
@@ -102,8 +101,7 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
             calls += [{"name": c.name, "arguments": c.arguments} for c in read if c.arguments is not None]
     trained = {part for call in calls for part in _texts(call)}
     trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
-    whole = set(map(_whole, calls))
-    found = {}
+    whole, found = set(map(_whole, calls)), dict[str, dict[str, int]]()
     for split in ("select", "test", "test_hard"):
         asked = golds.get(f"funcall.{split}", [])
         long = {str(v).lower() for call in asked for v in _values(call) if not is_shared(v)}
@@ -114,6 +112,10 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
             "values": len(long),
             "known": len(long & trained),
         }
+        print(
+            "{0}: of {calls} calls, {same} occur as they are in training, and {seen} have only values that also occur there; "
+            "of {values} values but numbers of one or two digits, {known} do".format(split, **found[split])
+        )
     return found
 
 
@@ -131,9 +133,8 @@ def _whole(call: Mapping[str, Any]) -> str:
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    ledger, mix = Ledger("toolbox"), cfg.mix
-    ledgers.append(ledger)
-    held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
+    ledgers.append(ledger := Ledger("toolbox"))
+    mix, held_out = cfg.mix, dict.fromkeys(SPLITS[1:], cfg.eval_examples)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     domains = {"calls": (n_train, partial(dialogues.draw, mix=mix))}
     if cfg.copies:
@@ -167,33 +168,21 @@ def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, lis
 def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     """So many requests for code of each split, from functions of that split."""
     found: dict[str, list[str]] = {split: [] for split in counts}
-    documents = sources.embedded_python(Ledger("python files"))
-    for row in synthetic.code_rows(documents, Ledger("functions")):
-        split = row["meta"]["split"]
-        if split in found and len(found[split]) < counts[split]:
-            found[split].append(row["messages"][0]["content"])
-        if all(len(found[s]) == n for s, n in counts.items()):
+    for row in synthetic.code_rows(sources.embedded_python(Ledger("python files")), Ledger("functions")):
+        if row["meta"]["split"] in found:
+            found[row["meta"]["split"]].append(row["messages"][0]["content"])
+        if all(len(found[split]) >= n for split, n in counts.items()):
             break
-    return found
+    return {split: requests[: counts[split]] for split, requests in found.items()}
 
 
 def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    source = CALLS_HUB if cfg.source == "hub" else cfg.source
     origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
-    ledger = Ledger(origin, cfg.max_lost)
-    ledgers.append(ledger)
-    raw = sources.rows_of(CALLS_HUB if cfg.source == "hub" else cfg.source, cfg.columns)
+    ledgers.append(ledger := Ledger(origin, cfg.max_lost))
+    raw = sources.rows_of(source, cfg.columns)
     found = list(islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, "calls"), cfg.max_examples))
     parts = synthetic.spread(found, public_rows.split_key)
     problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
     files = {f"calls.{split}": rows for split, rows in parts.items()}
     return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
-
-
-def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
-    """Probes of the select and test splits. They ask for code from functions that training never sees."""
-    if not cfg.probes:
-        return {}
-    requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
-    return {
-        f"probes.{split}": problems.probes(split, 5 * cfg.probes, cfg.seed, found) for split, found in requests.items()
-    }

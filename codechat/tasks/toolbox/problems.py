@@ -22,6 +22,7 @@ from typing import Any
 
 from codechat.core.errors import check_choice
 from codechat.tasks.base import Message, Problem
+from codechat.tasks.toolbox.catalogue import draw_others
 from codechat.tasks.toolbox.dialogues import MAX_TOOLS, Mix, Sampler, Scene, message, neutral_system, tools_system
 
 SHARES = {  # of the problems of a split
@@ -62,16 +63,17 @@ def _draw(stratum: str, split: str, seed: int, number: int, mix: Mix, code_reque
     else:
         if stratum in ("tool", "phrasing"):
             request = sampler.request(stratum)
-            others = sampler.others([request.tool], rng.randint(0, MAX_TOOLS - 1))
+            others = draw_others(rng, origin, [request.tool], rng.randint(0, MAX_TOOLS - 1))
             scene = Scene([request], [request.tool, *others])
         else:
             scene = sampler.scene()
         if stratum == "unfitting":
             tool, *rest = scene.offered
-            other = next(t for t in sampler.others([tool], MAX_TOOLS) if t not in rest)
+            known = {t.description for t in rest}  # under any name
+            other = next(t for t in draw_others(rng, origin, [tool], MAX_TOOLS) if t.description not in known)
             scene = replace(scene, offered=[other, *rest])
         if stratum == "renamed":
-            scene = replace(scene, names=replace(sampler, split=split).new_names(scene.offered, every=True))
+            scene = replace(sampler, split=split).renamed(scene, every=True)
         messages = [scene.system(rng), message("user", scene.requests[0].text)]
         fits = stratum != "unfitting"
         yield stratum, messages, scene.calls()[0] if fits else None, scene.meta("call" if fits else "unsuitable")
@@ -105,8 +107,9 @@ def draw(
 
 def training_shares(mix: Mix) -> dict[str, float]:
     """Strata of the training problems that go with conversations of a mix: on calls alone where it never declines."""
+    declines = mix.unfitting + mix.no_tools + mix.small_talk > 0
     kept = {"call": True, "chain": mix.chained > 0}
-    return {k: share for k, share in SHARES["train"].items() if kept.get(k, mix.declines)}
+    return {k: share for k, share in SHARES["train"].items() if kept.get(k, declines)}
 
 
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:

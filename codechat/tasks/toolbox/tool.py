@@ -27,7 +27,8 @@ class ToolError(ValueError):
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
     know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's name; or a
-    pattern. adjust: (rng, arguments) -> arguments that depend on one another."""
+    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool and of
+    some of its arguments in one conversation."""
 
     name: str
     description: str
@@ -38,13 +39,20 @@ class Tool:
     hard_asks: Sequence[str] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
+    alias: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """{"name", "description", "parameters": JSON schema}."""
-        properties = {key: dict(slot.schema) for key, slot in self.slots.items()}
-        parameters = {"type": "object", "properties": properties, "required": list(self.slots)}
-        return {"name": self.name, "description": self.description, "parameters": parameters}
+        """{"name", "description", "parameters": JSON schema}, as the conversation offers it."""
+        properties = {self.keys.get(key, key): dict(slot.schema) for key, slot in self.slots.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        return {"name": self.alias or self.name, "description": self.description, "parameters": parameters}
+
+    def written(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """{"name", "arguments"} of a call, as the conversation names them."""
+        named = {self.keys.get(key, key): value for key, value in arguments.items()}
+        return {"name": self.alias or self.name, "arguments": named}
 
     @cached_property
     def level(self) -> int:
