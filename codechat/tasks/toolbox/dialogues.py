@@ -47,19 +47,19 @@ class Mix(Settings):
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
     composed: float = _share(0.0, "requests for composed tools")
     invented: float = _share(0.0, "requests for invented tools")
-    renamed_arguments: float = _share(0.35, "its arguments that have another name")
-    unserved: float = _share(0.5, "the series with a request that none of its tools serves")
-    informal: float = _share(0.0, "the requests that are put as people chat")
-    services: float = _share(0.0, "requests for services of everyday life")
+    renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
+    unserved: float = _share(0.5, "the series with a request that fits none of its tools")
+    informal: float = _share(0.0, "the requests in chat style")
+    services: float = _share(0.0, "requests for everyday services")
     wordings: float = _share(
-        0.0, "requests for the catalogue's tools in further wordings, and of small talk in that of small_talk.json"
+        0.0, "requests for the catalogue's tools in additional wordings, and of small talk from small_talk.json"
     )
     rare_words: float = _share(
-        0.0, "the words in names, invented tools and drills that are one of a thousand, not of 200"
+        0.0, "the words in names, invented tools and drills that come from a list of a thousand, not of 200"
     )
     varied_values: float = _share(
         0.0,
-        "the words and names in requests and copying drills that are real, compounds or letters in any order, not invented by a grammar",
+        "the words and names in requests and copying drills that are real, compounds or random letters, not invented by a grammar",
     )
     plain_answers: float = _share(
         0.0,
