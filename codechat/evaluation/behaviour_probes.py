@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
@@ -83,12 +81,8 @@ def behaviour_matrix(
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective:
     the ranks share the probes."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
-    # shown at once, and in a terminal only: the probes of a small model are one batch
-    shown = None if dist.is_main() else True
-    with tqdm(total=len(numbers), desc="behaviour probes", unit="answer", leave=False, disable=shown) as bar:
-        conversations = [probes[i]["messages"] for i in numbers]
-        how = dict(keys=numbers, max_new_tokens=48, seed=seed, progress=bar.update)
-        texts = answers(model, tokenizer, tags, conversations, **how)
+    conversations = [probes[i]["messages"] for i in numbers]
+    texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
         counts[cell_of(probes[i])][behaviour(text)] += 1

@@ -75,9 +75,9 @@ class Report:
                     raise UserError("no text was found")
             except (UserError, OSError) as error:
                 self.missing.append(f"{name}: {str(error)[:160]}")
-                continue
-            part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
-            self.read.append(f"{name}: {part}")
+            else:
+                part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
+                self.read.append(f"{name}: {part}")
 
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
@@ -198,8 +198,7 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 
 
 def _directory(name: str) -> Path:
-    path = Path(name)
-    return path if path.is_absolute() or path.exists() else ROOT / path
+    return Path(name) if Path(name).exists() else ROOT / name
 
 
 def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:

@@ -210,10 +210,11 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
     equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
-    lines = [
-        f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
-        *(f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()),
-        f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
-        f"{d.verdict}: {d.remedy}",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
+            *(f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()),
+            f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
+            f"{d.verdict}: {d.remedy}",
+        ]
+    )

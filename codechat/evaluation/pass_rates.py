@@ -74,10 +74,16 @@ def verdicts(result: TaskResult) -> dict[str, Any]:
     table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
     signal, solved = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    row = dict(parseable_frac=result.tier_share(PARSEABLE), runnable_frac=result.tier_share(RUNNABLE))
-    row |= dict(frac_zero_std_groups=signal.frac_zero_std_groups, effective_groups=signal.effective_groups)
-    row |= dict(verdict=verdict, remedy=REMEDIES[verdict])
-    return row | dict(reward_verdict=signal.verdict, reward_remedy=signal.remedy)
+    return dict(
+        parseable_frac=result.tier_share(PARSEABLE),
+        runnable_frac=result.tier_share(RUNNABLE),
+        frac_zero_std_groups=signal.frac_zero_std_groups,
+        effective_groups=signal.effective_groups,
+        verdict=verdict,
+        remedy=REMEDIES[verdict],
+        reward_verdict=signal.verdict,
+        reward_remedy=signal.remedy,
+    )
 
 
 def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:

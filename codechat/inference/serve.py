@@ -53,12 +53,6 @@ class ServeConfig(Settings):
             raise ConfigError(f"host {self.host} is open to other machines; set --api-key-file, or keep 127.0.0.1")
 
 
-def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
-    """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
-    name = paths.name_of(loaded.path.parent.parent)
-    return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
-
-
 def serve(
     cfg: ServeConfig, *, loaded: loading.LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
 ) -> None:
@@ -91,8 +85,9 @@ def serve(
             print(f"[{meaning}]", flush=True)
         dist.keep_freed_memory(dist.device())
         loaded = loading.load_model(path, dist.device())
-    name = cfg.name or name_of(loaded, cfg.ckpt)
-    served = ServedModel(loaded, name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
+    run = paths.name_of(loaded.path.parent.parent)
+    name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
+    served = ServedModel(loaded, cfg.name or name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
     # on loopback the server has its own names only, so that no web page's name can point here
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)

@@ -149,8 +149,7 @@ class LocalModel:
         needed = room_for_an_answer(self.block, self.cfg.max_new_tokens)
         kept = drop_oldest(messages, lambda m: m["role"], lambda kept: self.block - len(self.prompt(kept)) < needed)
         if dropped := len(messages) - len(kept):
-            forgotten = f"the oldest {dropped} messages are forgotten"
-            print(f"[the block holds {self.block} tokens: {forgotten}]", file=sys.stderr)
+            print(f"[{dropped} messages are forgotten: the block holds {self.block} tokens]", file=sys.stderr)
         return kept
 
 
@@ -285,11 +284,11 @@ class ToolChat:
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
         missing = [call.name for call in calls if not self.kit.can_run(call)]
-        if not self.cfg.run:
-            self._note("not run: --no-run")
-        elif missing:
-            self._note(f"not run: no implementation of {missing[0]}; give one with --executors FILE.py")
-        return self.cfg.run and not missing
+        why = f"no implementation of {missing[0]}; give one with --executors FILE.py" if missing else ""
+        why = why if self.cfg.run else "--no-run"
+        if why:
+            self._note(f"not run: {why}")
+        return not why
 
     def _note(self, text: str) -> None:
         print(f"[{visible(text).encode(errors='replace').decode()}]", flush=True)
@@ -335,8 +334,8 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
             except (UserError, KeyboardInterrupt) as error:
                 if not person:
                     raise
-                stopped = isinstance(error, KeyboardInterrupt)
-                print("\n[stopped; this turn is forgotten]" if stopped else f"error: {error}", file=sys.stderr)
+                stopped = "\n[stopped; this turn is forgotten]"
+                print(stopped if isinstance(error, KeyboardInterrupt) else f"error: {error}", file=sys.stderr)
 
 
 def main(cfg: ChatConfig) -> None:

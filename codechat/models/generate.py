@@ -81,7 +81,6 @@ def sample(
     on_overflow: OnOverflow = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
-    progress: Callable[[int], object] | None = None,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
@@ -95,7 +94,7 @@ def sample(
     batch_size: rows decoded together; default: cache and logits under a GiB, on a GPU what its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
-    grammars: one per prompt, which its completions follow, or none. progress: called with the rows of each batch."""
+    grammars: one per prompt, which its completions follow, or none."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), [list(s) for s in stop]
     budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
@@ -119,8 +118,6 @@ def sample(
             ):
                 reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
                 done[row] = Completion(ids, lp, reason)
-            if progress:
-                progress(len(some))
     return [done[row] for row in rows]
 
 
