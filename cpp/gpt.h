@@ -1,7 +1,7 @@
 // The model of codechat/models/gpt.py in libtorch, by the names of its weights in an exported directory (Arcee, Llama, Qwen2, Qwen3).
 //
 // Float32. Squared ReLU, relu with a gate, or SwiGLU; grouped heads, norms and biases of queries and keys, tied or own head.
-// Left out: latent attention, learned positions, Llama 3.1's scaled positions, packed rows, other types of weights.
+// Left out: learned positions, Llama 3.1's scaled positions, packed rows, other types of weights.
 //
 // Shapes: B sequences, T tokens, D width, H heads, K heads of keys, E width of a head.
 #pragma once

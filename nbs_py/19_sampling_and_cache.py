@@ -183,7 +183,7 @@ fig
 #
 # Memory: for every token, layer and key-value head one key and one value. In bfloat16 that is
 # $2 \cdot 2 \cdot \text{depth} \cdot K \cdot E$ bytes. Every step reads all of it, so sampling is limited by
-# memory and not by arithmetic. Grouped queries ($K < H$) and latents make it smaller.
+# memory and not by arithmetic. Grouped queries ($K < H$) make it smaller.
 
 # %%
 def bytes_per_token(cfg: GPTConfig) -> int:
@@ -193,7 +193,7 @@ def bytes_per_token(cfg: GPTConfig) -> int:
 whole_8b = GPTConfig(depth=40, n_embd=4096, n_head=32, block_size=2048)
 grouped_8b = GPTConfig(depth=40, n_embd=4096, n_head=32, n_kv_head=8, block_size=2048)
 small = kv_cache.KVCache(shape, 3, 10, dtype=torch.bfloat16)
-held = sum(x.numel() * x.element_size() for x in (small.k, small.v))
+held = small.kv.numel() * small.kv.element_size()
 assert held == 3 * 10 * bytes_per_token(shape)  # what the library allocates
 table = pd.DataFrame({"KiB per token": [bytes_per_token(c) / 1024 for c in (whole_8b, grouped_8b)]}, ["8B, 32 key-value heads", "8B, 8 key-value heads"])
 table["GiB for 64 answers of 2,048 tokens"] = table["KiB per token"] * 64 * 2048 / 2**20

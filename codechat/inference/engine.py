@@ -130,7 +130,7 @@ class SlotCache(KVCache):
         for kept, new in zip(kv, (k, v)):
             kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
         kv = kv[..., : max(self.tokens) + 1, :]
-        return kv[0], kv[-1, ..., : v.shape[-1]]
+        return kv[0], kv[1]
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         self.tokens = [n + new for n in self.tokens]

@@ -37,10 +37,6 @@ class GPTConfig(Settings):
     n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0)
     mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
     mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd", least=1)
-    attention: Literal["mha", "mla"] = opt(
-        "mha", "multi-head attention, or DeepSeek-V2's latent attention with a small cache"
-    )
-    kv_rank: int | None = opt(None, "mla: width of the latent of keys and values; none = 4 heads' width", least=1)
     head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", least=1)
     rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", least=1)
     pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
@@ -64,15 +60,11 @@ class GPTConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         heads = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
-        usual = self.kv_heads == self.n_head and not (self.qk_norm or self.qkv_bias) and self.pos == "rope"
         factor, low, high, context = self.rope_scaling or (1, 1, 2, 1)
         divide = self.n_head % self.kv_heads == 0 and (self.head_width or self.n_embd % self.n_head == 0)
         for required, fits in {
             f"{heads}; each must divide the one before": divide,
-            f"head width {self.head_dim}; an even one is required, for mla one that 4 divides": (
-                not (self.head_dim % 2 or self.rope_width % 2)
-            ),
-            "mla leaves n_kv_head, qk_norm, qkv_bias and pos at their defaults": self.attention == "mha" or usual,
+            f"head width {self.head_dim}; an even one is required": self.head_dim % 2 == 0,
             f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}": self.padded_vocab >= self.n_ids,
             f"rope_scaling {self.rope_scaling}; required factor >= 1, 0 < low < high, context >= 1": (
                 factor >= 1 and 0 < low < high and context >= 1
@@ -94,19 +86,9 @@ class GPTConfig(Settings):
         return self.mlp_width or 4 * self.n_embd
 
     @property
-    def latent_width(self) -> int:
-        """Of mla: the width of the latent that keys and values are computed from."""
-        return self.kv_rank or 4 * self.head_dim
-
-    @property
-    def rope_width(self) -> int:
-        """Columns of a query and a key that positions rotate."""
-        return self.head_dim // 2 if self.attention == "mla" else self.head_dim
-
-    @property
     def cache_width(self) -> int:
         """Numbers that sampling keeps per token and block."""
-        return self.latent_width + self.rope_width if self.attention == "mla" else 2 * self.kv_heads * self.head_dim
+        return 2 * self.kv_heads * self.head_dim
 
     @property
     def n_ids(self) -> int:
@@ -120,11 +102,8 @@ class GPTConfig(Settings):
     @property
     def block_matmul_params(self) -> int:
         """Weights of one block that take part in a matrix product."""
-        D, H, E = self.n_embd, self.n_head, self.head_dim
-        attention = 2 * D * (H + self.kv_heads) * E
-        if self.attention == "mla":  # query, compress, expand, out
-            attention = D * H * (E + self.rope_width) + D * self.cache_width + self.latent_width * H * 2 * E + H * E * D
-        return attention + (3 if self.mlp == "swiglu" else 2) * D * self.hidden_width
+        attention = 2 * (self.n_head + self.kv_heads) * self.head_dim
+        return self.n_embd * (attention + (3 if self.mlp == "swiglu" else 2) * self.hidden_width)
 
     @property
     def n_params(self) -> int:
@@ -132,14 +111,12 @@ class GPTConfig(Settings):
         embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
         embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
         gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
-        gains += self.depth * self.latent_width if self.attention == "mla" else 0
         biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
     def flops_per_token(self, length: int) -> int:
         """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the
-        embedding look-up not) plus 6 x depth x heads x (width of a key + of a value) x length for attention, uncut by
+        embedding look-up not) plus 12 x depth x heads x head width x length for attention, uncut by
         causality (PaLM, arXiv:2204.02311, appendix B)."""
         matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
-        widths = 2 * self.head_dim + (self.rope_width if self.attention == "mla" else 0)
-        return 6 * matmul + 6 * self.depth * self.n_head * widths * length
+        return 6 * matmul + 12 * self.depth * self.n_head * self.head_dim * length

@@ -82,16 +82,15 @@ class Layer:
     slots: Slots
 
     def __init__(self, prompt: Tensor, own: Tensor) -> None:
-        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are columns of the keys."""
+        """Keys, then values: (2, P, K, S, E) and (2, B, K, O, E)."""
         self.prompt, self.buffer = prompt, own
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `kv_cache.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
-        at, width = self.slots, v.shape[-1]
+        at = self.slots
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))
-        prompt = self.prompt[0], self.prompt[-1][..., :width], at.prompt_real
-        return attend_shared(q, self.own[0], self.own[-1][..., :width], mask, prompt, at.members, at.place)
+        return attend_shared(q, *self.own, mask, (*self.prompt, at.prompt_real), at.members, at.place)
 
 
 class Slots(Rows):

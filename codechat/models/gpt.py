@@ -4,8 +4,7 @@ squared ReLU, no biases and a tied head.
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
 `token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
 
-Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary;
-of latent attention R rotated width, C latent width.
+Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
 """
 
 from __future__ import annotations
@@ -56,50 +55,6 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
-class LatentAttention(nn.Module):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads come from
-    one low-rank latent per token.
-
-        c = norm(W_c x)                     the latent of a token, for all heads                    eq. 9
-        k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and a part for all heads eq. 10, 15, 17
-        v_h = W_vh c                        a head's value                                          eq. 11
-        q_h = [W_qh x ; rotate(W_qrh x)]    a head's query, not compressed                          eq. 14, 16
-
-    A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c
-    and the rotated part (section 2.1.2): q . W_kh c = (W_kh^T q) . c."""
-
-    def __init__(self, cfg: GPTConfig) -> None:
-        super().__init__()
-        self.cfg, heads = cfg, cfg.n_head
-        self.query = nn.Linear(cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
-        self.compress = nn.Linear(cfg.n_embd, cfg.cache_width, bias=False)
-        self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
-        self.expand = nn.Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
-        self.out = nn.Linear(heads * cfg.head_dim, cfg.n_embd, bias=False)
-
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
-        cfg, (B, T, _) = self.cfg, x.shape
-        E, R, C, H = cfg.head_dim, cfg.rope_width, cfg.latent_width, cfg.n_head
-        q, q_rotated = self.query(x).view(B, T, H, E + R).transpose(1, 2).split((E, R), dim=-1)  # (B, H, T, E), R
-        latent, k_rotated = self.compress(x)[:, None].split((C, R), dim=-1)  # (B, 1, T, C), (B, 1, T, R)
-        latent = self.kv_norm(latent)
-        q_rotated, k_rotated = rotate(torch.cat((q_rotated, k_rotated), dim=1), *rope).split((H, 1), dim=1)
-        kept = torch.cat((latent, k_rotated), dim=-1)
-        if cached is not None and not cached[0].empty:  # attention in the latent's columns
-            from_key, to_value = self.expand.weight.to(q.dtype).view(H, 2 * E, C).split(E, dim=1)  # (H, E, C) each
-            q = torch.cat((q @ from_key, q_rotated), dim=-1)
-            # a cache divides scores by the root of the width that it sees; they are those of a query of E + R columns
-            q = q * ((C + R) / (E + R)) ** 0.5
-            y = cached[0].attend(cached[1], q, kept, latent, mask) @ to_value.mT
-        else:
-            if cached is not None:
-                cached[0].store(cached[1], kept, latent)
-            k, v = self.expand(latent[:, 0]).view(B, T, H, 2 * E).transpose(1, 2).split(E, dim=-1)
-            q, k = torch.cat((q, q_rotated), dim=-1), torch.cat((k, k_rotated.expand(B, H, T, R)), dim=-1)
-            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1))
-
-
 class MLP(nn.Module):
     """Feed-forward: squared ReLU (Primer, arXiv:2109.08668), GELU, or SwiGLU (arXiv:2002.05202)."""
 
@@ -123,7 +78,7 @@ class Block(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
-        self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
+        self.attn = Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 

@@ -50,7 +50,7 @@ FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM", "swiglu", qk_norm=True),
     Family("qwen3", "Qwen3ForCausalLM", "relu2", qk_norm=True, act="relu"),
 )
-REQUIRED = dict(pos="rope", causal=True, attention="mha")  # of every class
+REQUIRED = dict(pos="rope", causal=True)  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
     "mlp_bias": (None, False),

@@ -1,8 +1,5 @@
 """Keys and values that sampling keeps: one cache per batch, or rows that continue the cache of shared prefixes.
 
-Of latent attention a token has one vector, the latent and the rotary key: the key of a single head, and its first
-columns are the value.
-
 Shapes: B sequences, T new tokens, S cached tokens, H heads, K key-value heads, E head width.
 """
 
@@ -15,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.core.errors import ConfigError
 from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 
@@ -29,28 +25,13 @@ class KVCache:
     def __init__(
         self, cfg: GPTConfig, batch: int, length: int, device: Any = "cpu", dtype: Any = torch.float32
     ) -> None:
-        self.latent_width = cfg.latent_width if cfg.attention == "mla" else None
-        heads, width = (1, cfg.cache_width) if self.latent_width else (cfg.kv_heads, cfg.head_dim)
-        shape = (cfg.depth, 1 if self.latent_width else 2, batch, heads, length, width)
-        self._fill(torch.zeros(shape, device=device, dtype=dtype))
-
-    def _fill(self, kv: Tensor) -> None:
-        """Begin with an empty kv (depth, 1|2, B, K, S, E): keys, then values unless they are columns of the keys."""
-        _, _, batch, _, length, _ = kv.shape
-        self.kv = kv
-        self.lengths = torch.zeros(batch, device=kv.device, dtype=torch.long)  # (B,) real tokens
-        self.real = torch.ones(batch, length, device=kv.device, dtype=torch.bool)  # (B, S) false = padding
+        self.cfg = cfg
+        # (depth, 2, B, K, S, E) keys, then values
+        self.kv = torch.zeros(cfg.depth, 2, batch, cfg.kv_heads, length, cfg.head_dim, device=device, dtype=dtype)
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
+        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
         self.padded = False
         self.extent = 0  # columns in use; on the host, so no step waits for the device
-
-    @property
-    def k(self) -> Tensor:
-        """(depth, B, K, S, E)."""
-        return self.kv[:, 0]
-
-    @property
-    def v(self) -> Tensor:
-        return self.kv[:, -1, ..., : self.latent_width]
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
@@ -69,13 +50,11 @@ class KVCache:
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, K, T, E) of T new tokens; return those of all tokens so far."""
-        kv, end = self.kv[layer], self.extent + k.shape[2]
-        if end > kv.shape[3]:  # a slice would drop the token silently
-            raise ConfigError(f"token {end} in a cache for {kv.shape[3]}; make the cache longer")
-        kv[0, :, :, self.extent : end] = k
-        if len(kv) == 2:
-            kv[1, :, :, self.extent : end] = v
-        return kv[0, :, :, :end], kv[-1, :, :, :end, : v.shape[-1]]
+        end = self.extent + k.shape[2]
+        assert end <= self.kv.shape[4], "the cache is too short, and a slice would drop the token silently"
+        for kept, new in zip(self.kv[layer], (k, v)):
+            kept[:, :, self.extent : end] = new
+        return tuple(self.kv[layer, :, :, :, :end])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
@@ -110,24 +89,19 @@ class SharedCache(KVCache):
     empty = False  # there is a prefix
 
     def __init__(self, prefix: KVCache, owner: Tensor, room: int) -> None:
-        depth, n, _, K, _, E = prefix.kv.shape
-        self.prefix, self.owner, self.latent_width = prefix, owner, prefix.latent_width
-        self._fill(prefix.kv.new_zeros(depth, n, len(owner), K, room, E))
+        super().__init__(prefix.cfg, len(owner), room, prefix.kv.device, prefix.kv.dtype)
+        self.prefix, self.owner, self.lengths = prefix, owner, prefix.lengths[owner]  # positions go on from there
         self._group()
 
     def _group(self) -> None:
         prefix = self.prefix
         self.members, self.place = group_members(self.owner, len(prefix.lengths))
         self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
-        self.base = prefix.lengths[self.owner]  # (B,)
-
-    def positions(self, new: int) -> Tensor:
-        return (self.base + self.lengths)[:, None] + torch.arange(new, device=self.base.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         k, v = self.store(layer, k, v)
-        prefix = *(x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v)), self.prefix_mask
-        return attend_shared(q, k, v, mask, prefix, self.members, self.place)
+        prefix = self.prefix.kv[layer, :, :, :, : self.prefix.extent]
+        return attend_shared(q, k, v, mask, (*prefix, self.prefix_mask), self.members, self.place)
 
     def select(self, rows: Tensor | slice) -> SharedCache:
         """The cache of `rows`, and of the prefixes that they still need."""
@@ -140,9 +114,9 @@ class SharedCache(KVCache):
 
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
-    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W), under a mask (B|1, 1, T, S),
-    causal or over everything. torch's kernels want values as wide as keys, and off the CPU no mask."""
-    if v.shape[-1] == k.shape[-1] and (mask is None or packed_attention.dense(q.device)):
+    """Attention (B, H, T, E) of q over k and v (B, K, S, E), under a mask (B|1, 1, T, S), causal or over everything.
+    torch's kernels want no mask off the CPU."""
+    if mask is None or packed_attention.dense(q.device):
         grouped = k.shape[1] != q.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
     y, _ = _partial(*_by_key_head(q, k, mask), k, v)

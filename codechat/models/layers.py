@@ -1,7 +1,7 @@
 """RMSNorm, squared ReLU, rotary positions, the dtype of the residual stream.
 
 On a CPU RMSNorm and squared ReLU have hand-written gradients, in half the passes over memory of autograd's; a GPU
-compiles its blocks. Shapes: B sequences, H heads, T tokens, E rotated width.
+compiles its blocks. Shapes: B sequences, H heads, T tokens, E head width.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: to
 def rope_frequencies(cfg: GPTConfig, device: torch.device) -> Tensor:
     """(E/2,) angles per token. With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the
     original context keeps its angle for n >= high, is slowed by the factor for n <= low, and mixed between."""
-    half = torch.arange(0, cfg.rope_width, 2, device=device, dtype=torch.float32)
-    frequency = 1.0 / cfg.rope_theta ** (half / cfg.rope_width)
+    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
+    frequency = 1.0 / cfg.rope_theta ** (half / cfg.head_dim)
     if cfg.rope_scaling is None:
         return frequency
     factor, low, high, context = cfg.rope_scaling

@@ -71,7 +71,7 @@ def attach(
                 if isinstance(base := getattr(parent, name, None), nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):
-        got = f"lora_targets {' '.join(targets)} with attention {model.cfg.attention} and mlp {model.cfg.mlp}"
+        got = f"lora_targets {' '.join(targets)} with mlp {model.cfg.mlp}"
         raise ConfigError(f"{got}; required is a matrix of this model, such as out, up or down")
     return model
 

@@ -293,7 +293,7 @@ def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
 def test_the_command(home: Path) -> None:
     source = settings(home, "ppo").source
     words = f"--objective ppo --source {source} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2"
-    words += " --max-tokens 64 --model.depth 1 --model.n-embd 16 --model.n-head 2 --model.attention mla --run-name cli"
+    words += " --max-tokens 64 --model.depth 1 --model.n-embd 16 --model.n-head 2 --run-name cli"
     COMMANDS["chars"].run(words.split())
     assert run.Run.open("cli").evals()["val_loss"].iloc[-1] > 0
 

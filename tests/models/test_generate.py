@@ -26,7 +26,6 @@ ARCHITECTURES = [
     dict(pos="learned", mlp="gelu"),
     dict(n_kv_head=2),
     dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False),
-    dict(attention="mla", kv_rank=16),
 ]
 
 
@@ -82,7 +81,7 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
     own, tails = torch.randint(90, (4, 10), generator=rng), torch.tensor([5, 1, 3, 5])
     prefilled = KVCache(model.cfg, 2, 7)
     model(prefix, cache=prefilled, n_new=heads)
-    shared, rows = SharedCache(prefilled, owner, 10), torch.arange(4)
+    shared, rows, begin = SharedCache(prefilled, owner, 10), torch.arange(4), heads[owner]
     whole = (torch.cat((prefix[p, : heads[p]], own[row])) for row, p in enumerate(owner.tolist()))
     full = [model(ids[None])[0, heads[p] :] for ids, p in zip(whole, owner.tolist())]
     got = model(own[:, :5], cache=shared, n_new=tails)
@@ -90,7 +89,7 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
         torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
     for keep, new in (([0, 1, 2, 3], 1), ([3, 1, 2], 3), ([0, 1], 1)):
         shared, rows = shared.select(torch.tensor(keep)), rows[keep]
-        at = shared.lengths[:, None] + torch.arange(new)
+        at = (shared.lengths - begin[rows])[:, None] + torch.arange(new)
         got = model(own[rows[:, None], at], cache=shared)
         for i, row in enumerate(rows.tolist()):
             torch.testing.assert_close(got[i], full[row][at[i]], atol=1e-5, rtol=1e-5)
@@ -340,7 +339,7 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
 def test_transposed_copies_give_the_products_of_the_weights(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a head that oneDNN packs."""
     monkeypatch.setattr(generate, "PACKED_HEAD", large)
-    for options in ({}, dict(qkv_bias=True, mlp="swiglu"), dict(attention="mla")):
+    for options in ({}, dict(qkv_bias=True, mlp="swiglu")):
         for rows in (1, generate.FEW_ROWS, generate.FEW_ROWS + 1):
             model, ids = random_model(**options), torch.arange(rows)[:, None]
             expected = model(ids)[:, 0]

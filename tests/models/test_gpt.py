@@ -14,7 +14,6 @@ from codechat.data.conversations import packed_mask
 from codechat.launch.step_memory import Tape
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache
 
 OPTIONS = [
     dict(),
@@ -22,8 +21,6 @@ OPTIONS = [
     dict(n_kv_head=2, qkv_bias=True),
     dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
     dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
-    dict(attention="mla"),
-    dict(attention="mla", kv_rank=6, head_width=12, mlp="swiglu", tied=False),
     dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_scaling=(4.0, 1.0, 4.0, 16)),
 ]
 
@@ -60,26 +57,10 @@ def test_flops_against_a_count_by_hand() -> None:
     assert cfg.flops_per_token(10) == 3 * forward
 
 
-def test_latent_attention_counts_rotated_columns_and_caches_a_latent_and_a_rotary_key() -> None:
-    # query, compress, expand, out, up and down; ten tokens, four heads: keys of 8 + 4 columns, values of 8
-    by_hand = 32 * 4 * (8 + 4) + 32 * (32 + 4) + 32 * 4 * 16 + 32 * 32 + 2 * 32 * 128
-    cfg = config(attention="mla")
-    assert cfg.block_matmul_params == by_hand
-    assert cfg.flops_per_token(10) == 6 * (2 * (by_hand + 10 * 4 * (12 + 8)) + 128 * 32)
-    cache = KVCache(config(attention="mla", kv_rank=16), 3, 10)
-    assert cache.kv.numel() == 3 * 10 * 2 * (16 + 4) and cache.v.data_ptr() == cache.k.data_ptr(), "one memory"
-    assert SharedCache(cache, torch.tensor([0, 0, 1]), room=5).kv.numel() == 3 * 5 * 2 * 20
-    paper = dict(n_embd=5120, n_head=128, head_width=128)  # DeepSeek-V2's widths
-    mla = GPTConfig(**paper, attention="mla")
-    assert mla.cache_width == 512 + 64 and GPTConfig(**paper).cache_width == 2 * 128 * 128
-
-
 def test_impossible_shapes_raise() -> None:
-    latent = [dict(n_kv_head=2), dict(qk_norm=True), dict(qkv_bias=True), dict(pos="learned"), dict(head_width=6)]
     for change in (
-        *(dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95), dict(kv_rank=-1)),
+        *(dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95), dict(head_width=7)),
         *(dict(rope_scaling=(0.5, 1.0, 4.0, 8192)), dict(rope_scaling=(2.0, 4.0, 4.0, 8192))),
-        *(dict(attention="mla") | change for change in latent),
     ):
         with pytest.raises(ConfigError):
             config(**change)
@@ -149,21 +130,6 @@ def test_attention_by_hand() -> None:
 
 
 @torch.no_grad()
-def test_latent_attention_by_hand() -> None:
-    """Eq. 9-18 of DeepSeek-V2 with a loop over heads and positions as complex numbers."""
-    model, x = random_model(attention="mla", kv_rank=6), torch.randn(7, 32, generator=torch.Generator().manual_seed(2))
-    attn, (H, E, R, C) = model.blocks[0].attn, (4, 8, 4, 6)
-    down = x @ attn.compress.weight.T
-    c = down[:, :C] / (down[:, :C].square().mean(-1, keepdim=True) + 1e-5).sqrt() * attn.kv_norm.weight
-    query, kv = (x @ attn.query.weight.T).view(7, H, E + R), (c @ attn.expand.weight.T).view(7, H, 2 * E)
-    heads = []
-    for h in range(H):
-        scores = query[:, h, :E] @ kv[:, h, :E].T + rotated(query[:, h, E:]) @ rotated(down[:, C:]).T
-        heads.append(causal_softmax(scores / math.sqrt(E + R)) @ kv[:, h, E:])
-    torch.testing.assert_close(attended(model, x), torch.cat(heads, dim=-1), atol=2e-5, rtol=1e-4)
-
-
-@torch.no_grad()
 def test_feed_forward_by_hand() -> None:
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     for kind in ("relu2", "gelu", "swiglu"):
@@ -200,9 +166,8 @@ def held(model: GPT, ids: torch.Tensor) -> int:
         return tape.now if loss.requires_grad else 0
 
 
-@pytest.mark.parametrize("more", [{}, {"attention": "mla"}])
-def test_recomputing_gives_the_same_gradients_for_less_memory(more: dict[str, Any]) -> None:
-    more = more | dict(depth=4, block_size=128)
+def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
+    more = dict(depth=4, block_size=128)
     plain, ids = random_model(**more), random_ids(2, 100)
     blocks = GPT(config(recompute="blocks", **more))
     blocks.load_state_dict(plain.state_dict())

@@ -178,17 +178,16 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
     assert ids(turns(("tool", "7"))) == ids(turns(("function", "7")))
 
 
-# Fields that config.json need not know: tags are in the tokenizer's files, and the last needs attention mla.
-ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products", "kv_rank"}
-NEEDED = {"attention": {"qk_norm": False}}
+# Fields that config.json need not know: tags are in the tokenizer's files.
+ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products"}
 
 
 def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
     """A field that is added to GPTConfig and forgotten here would be dropped in silence."""
-    values = dict(mlp="swiglu", pos="learned", attention="mla", head_width=62, n_kv_head=1, mlp_width=100, rows=4200)
+    values = dict(mlp="swiglu", pos="learned", head_width=62, n_kv_head=1, mlp_width=100, rows=4200)
     values |= dict(rope_scaling=(2.0, 1.0, 4.0, 8192), recompute="blocks")
     for field in (f.name for f in fields(GPTConfig)):
-        base = GPTConfig(**PRESETS["nano"] | NEEDED.get(field, {}))
+        base = GPTConfig(**PRESETS["nano"])
         value = getattr(base, field)
         other = values.get(field, not value if isinstance(value, bool) else (value or 4) * 2)
 

@@ -61,7 +61,7 @@ def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2), dict(attention="mla")], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2)], ids=str)
 def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
     """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
     model = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300, **options))
@@ -149,7 +149,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         return found + jobs
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    for options in ({}, dict(n_kv_head=2), dict(attention="mla")):
+    for options in ({}, dict(n_kv_head=2)):
         model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
@@ -176,9 +176,9 @@ def assert_as_masked(seen: packed_attention.Documents, *shapes: tuple[int, ...],
 
 
 def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces that do not divide the documents; values of another width than keys, as latent attention has them."""
+    """In pieces that do not divide the documents."""
     monkeypatch.setattr(packed_attention, "QUERIES", 16)
-    for groups, width, padding in ((1, 8, 0), (3, 8, 5), (1, 12, 4)):
+    for groups, padding in ((1, 0), (3, 5)):
         lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
         docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
         T = docs.shape[1]
@@ -186,7 +186,7 @@ def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytes
         assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
         assert len(seen.pieces) == 11 + (padding > 0)
         rng = torch.Generator().manual_seed(0)
-        assert_as_masked(seen, (2, 6, T, 8), (2, 6 // groups, T, 8), (2, 6 // groups, T, width), rng=rng)
+        assert_as_masked(seen, (2, 6, T, 8), (2, 6 // groups, T, 8), (2, 6 // groups, T, 8), rng=rng)
 
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
