@@ -41,7 +41,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, PRESETS, corpus, frozen_rows, hardware, optim, plots, pretrain, tokenizer
+from codechat import GPT, GPTConfig, PRESETS, corpus, frozen_rows, gpu_specs, hardware, optim, plots, pretrain, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs import paths
 
@@ -278,7 +278,7 @@ pd.Series({
 # (Chinchilla); at this run's speed in FLOPs a preset takes:
 
 # %%
-speed, gpus = metrics["tok_per_s"].median() * flops, 8 * 0.4 * hardware.STATED_PEAK["H200"]  # FLOP/s
+speed, gpus = metrics["tok_per_s"].median() * flops, 8 * 0.4 * gpu_specs.find("h200-141gb").bf16_flops  # FLOP/s
 budget = {}
 for name in ("nano", "d12", "d20", "8b"):
     shape = GPTConfig(**PRESETS[name])

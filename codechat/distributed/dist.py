@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from codechat.distributed import desync
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 TIMEOUT_S = 600.0  # longest that a rank waits for another
-BUCKET = 1 << 24  # numbers that `sum_gradients` adds at once
+BUCKET = 1 << 24  # numbers, about, that `sum_gradients` adds at once
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,6 @@ def explained(error: BaseException | None) -> BaseException | None:
 # ---- collectives
 
 
-def barrier() -> None:
-    if _grouped():
-        td.barrier()
-
-
 def sum_(tensor: Tensor) -> Tensor:
     """All-reduce in place; returns its argument."""
     if _grouped():
@@ -199,33 +195,27 @@ def sum_gradients(model: nn.Module) -> None:
     rank. `fully_shard` adds those of sharded weights itself."""
     if world_size() == 1:
         return
-    bucket: list[Tensor] = []
     params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
-    for i, p in enumerate(params):
-        bucket.append(p)
-        if sum(p.numel() for p in bucket) < BUCKET and i + 1 < len(params):
-            continue
+    ends = accumulate(p.numel() for p in params)
+    for _, some in groupby(zip(ends, params), lambda one: one[0] // BUCKET):
+        bucket = [p for _, p in some]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        total = sum_(torch.cat([grad.reshape(-1) for grad in grads]))
+        total = sum_(torch.cat([grad.flatten() for grad in grads]))
         for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
             p.grad = grad.copy_(part.view_as(p))
-        bucket = []
 
 
 def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
     """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before.
 
     A collective where some are sharded."""
-    weights, limit = [p for p in weights if p.grad is not None], max_norm or math.inf
-    sharded = [p for p in weights if is_sharded_tensor(p)]
-    kinds = [part for part in (sharded, [p for p in weights if not is_sharded_tensor(p)]) if part]
-    if len(kinds) < 2:
-        norm = nn.utils.clip_grad_norm_(weights, limit)
-        return float(gathered(norm))
-    norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]  # torch takes no norm of both together
-    total = torch.stack([gathered(norm) for norm in norms]).norm()
+    learned = [p for p in weights if p.grad is not None]
+    kinds = [[p for p in learned if is_sharded_tensor(p) == sharded] for sharded in (True, False)]
+    kinds = [part for part in kinds if part] or [learned]  # torch takes no norm of both together
+    norms = [gathered(nn.utils.get_total_norm([p.grad for p in part])) for part in kinds]
+    total = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
     for part in kinds:
-        nn.utils.clip_grads_with_norm_(part, limit, total)
+        nn.utils.clip_grads_with_norm_(part, max_norm or math.inf, total)
     return float(total)
 
 
@@ -250,19 +240,17 @@ def gathered(tensor: Tensor) -> Tensor:
 
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
-    try:
-        words = Path("/proc/cpuinfo").read_text(errors="replace").split()
-    except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+    about = Path("/proc/cpuinfo")  # of Linux
+    return about.exists() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(
+        about.read_text(errors="replace").split()
+    )
 
 
 @cache
 def _dtype(kind: str, requested: str) -> torch.dtype:
     if requested not in ("", "float32", "bfloat16"):
         raise ConfigError(f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16")
-    gpu = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    native = _cpu_has_bf16() if kind == "cpu" else gpu
+    native = _cpu_has_bf16() if kind == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
     name = requested or ("bfloat16" if native else "float32")
     why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():

@@ -6,15 +6,11 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from codechat.distributed import gpu_specs, sharding
-
-T = TypeVar("T")
-
-STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
 
 
 @cache
@@ -48,19 +44,11 @@ def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -
     return device.type == "cuda" or dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
-def eager(method: Callable[..., T]) -> Callable[..., T]:
-    """Marks a method that torch.compile leaves out; `leave_out_eager` applies it: `torch.compiler.disable` imports the
-    compiler, which takes longer than torch."""
-    method.eager = True  # type: ignore[attr-defined]
-    return method
-
-
-def leave_out_eager(kind: type) -> None:
-    """Apply the marks of `eager` to a class of modules. Its callers keep the arguments until it returns."""
-    for base in kind.__mro__:
-        for name, method in list(vars(base).items()):
-            if getattr(method, "eager", False) and not hasattr(method, "_torchdynamo_disable"):
-                setattr(base, name, torch.compiler.disable(method))
+@cache
+def leave_out_head(kind: Any) -> None:
+    """Let torch.compile leave out a model's head, whose work depends on the data, and whose caller keeps the last hidden
+    states until it returns. Not a decorator of the method: it imports the compiler, which takes longer than torch."""
+    kind._nats = torch.compiler.disable(kind._nats)
 
 
 def compile_blocks(model: Any, **how: Any) -> None:
@@ -79,5 +67,5 @@ def maybe_compile(
     if sharding.is_sharded(model) or device.type == "cuda":
         compile_blocks(model)
         return fn
-    leave_out_eager(type(model))
+    leave_out_head(type(model))
     return torch.compile(fn)

@@ -107,13 +107,11 @@ def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
 @torch.no_grad()
 def fill(p: Tensor, value: Tensor) -> None:
     """Copy the whole `value`, equal on all ranks, into p, or into this rank's part of it. No communication."""
-    if not dist.is_sharded_tensor(p):
-        p.copy_(value)
-        return
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    if dist.is_sharded_tensor(p):
+        from torch.distributed.tensor import distribute_tensor
 
-    shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
-    p.to_local().copy_(value[tuple(slice(at, at + n) for at, n in zip(offset, shape))])
+        value = distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
+    p.copy_(value)
 
 
 @torch.no_grad()
@@ -136,12 +134,12 @@ def for_products(name: str, p: Tensor, dtype: torch.dtype) -> Tensor:
 def whole(model: M) -> Iterator[M]:
     """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once, which
     needs no other rank. Entering is a collective."""
-    if not is_sharded(model):
+    if is_sharded(model):
+        model.reshard()  # after a forward pass the root's weights are still gathered
+        yield plain_copy(model, dist.compute_dtype())
+    else:
         was_training = model.training
         try:
             yield model.eval()
         finally:
             model.train(was_training)
-        return
-    model.reshard()  # after a forward pass the root's weights are still gathered
-    yield plain_copy(model, dist.compute_dtype())

@@ -93,8 +93,6 @@ class SlotCache(KVCache):
 
     Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that leaves."""
 
-    empty = False  # rows join with their prompts
-
     def __init__(self, cfg: GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, slots, cfg.block_size, device, dtype)
         self.tokens: list[int] = []  # of each row in use

@@ -142,7 +142,7 @@ def _run(step: Step) -> Bytes:
     beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
     with _as_on_a_gpu(step.dtype, step.gpu_bytes), FakeTensorMode(), Tape() as tape:
         model = GPT(step.model)
-        hardware.leave_out_eager(GPT)  # as in training, where these calls keep the last hidden states alive
+        hardware.leave_out_head(GPT)  # as in training, where these calls keep the last hidden states alive
         one = {"weights": tape.now}
         optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
         _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first

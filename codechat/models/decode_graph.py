@@ -77,7 +77,6 @@ def rows_in_memory(
 class Layer:
     """One block's keys and values: what `gpt.Attention` calls as its cache."""
 
-    empty = False  # there is a prompt
     own: Tensor  # the part of the buffer that steps read
     slots: Slots
 

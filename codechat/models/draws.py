@@ -113,41 +113,30 @@ def take_allowed(states: States, ids: Tensor, logprobs: Tensor, room: Sequence[i
     return torch.tensor(taken, device=ids.device), logprobs * same
 
 
-def stopped_by(stopped: Tensor, states: States) -> Tensor:
-    """(B,) bool: a stop sequence inside a call is part of it, and the end of a grammar is an end."""
-    inside = torch.tensor([state is not None and state.inside for state in states], device=stopped.device)
-    ended = torch.tensor([state is not None and state.ended for state in states], device=stopped.device)
-    return stopped & ~inside | ended
-
-
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# constants of SplitMix64 as int64
+GOLDEN, MIX_1, MIX_2 = (x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
     """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, (1,) or (B,).
 
     SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
-    x = keys + (position + 1) * _signed(_GOLDEN)
-    x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
+    x = keys + (position + 1) * GOLDEN
+    x = (x ^ _shift(x, 30)) * MIX_1
+    x = (x ^ _shift(x, 27)) * MIX_2
     return _shift(x ^ _shift(x, 31), 11).double() * 2.0**-53
 
 
 def row_key(seed: int, key: int | str, sample_index: int) -> int:
     """Signed 64-bit key of one row's random numbers."""
-    kind = "name" if isinstance(key, str) else "number"
-    digest = blake2b(f"{seed}\n{sample_index}\n{kind}\n{key}".encode(), digest_size=8).digest()
+    text = f"{seed}\n{sample_index}\n{'name' if isinstance(key, str) else 'number'}\n{key}"
+    digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64; torch's own copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    """The int64 with the low 64 bits of x."""
-    return (x + 2**63) % 2**64 - 2**63
 
 
 # ---- the rows of a batch
@@ -193,8 +182,9 @@ class Rows:
         """Append a token to every row (B,), and note which end with it. What is done stays as it is."""
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
         hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
-        if states is not None:
-            hit = stopped_by(hit, states)
+        if states is not None:  # a stop sequence inside a call is part of it, and the end of a grammar is an end
+            inside, ended = ([s is not None and getattr(s, kind) for s in states] for kind in ("inside", "ended"))
+            hit = hit & ~torch.tensor(inside, device=hit.device) | torch.tensor(ended, device=hit.device)
         first = hit & ~self.done
         self.ids.index_copy_(1, self.t, ids[:, None])
         self.logprobs.index_copy_(1, self.t, logprobs[:, None])

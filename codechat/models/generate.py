@@ -38,7 +38,6 @@ PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN
 
 StopReason = Literal["stop", "length", "context", "turns"]
 CUT_OFF: tuple[StopReason, ...] = ("length", "context")
-OnOverflow = Literal["raise", "stop"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def sample(
     keys: Sequence[int | str] | None = None,
     prefix_tokens: Sequence[int] | None = None,
     batch_size: int | None = None,
-    on_overflow: OnOverflow = "raise",
+    on_overflow: Literal["raise", "stop"] = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
 ) -> list[Completion]:
@@ -101,21 +100,20 @@ def sample(
     names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
-    if not rows or not max(budgets):
-        return [Completion([], [], "context") for _ in rows]
+    done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
+    if len(done) == len(rows):
+        return [*done.values()]
     # similar lengths together need little padding
-    order = sorted(rows, key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
+    order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
-    done: dict[tuple[int, int], Completion] = {}
     with reading(model, graph if grammars is None else False, len(rows) * max(budgets)) as reader:
         for start in range(0, len(order), width):
             some = order[start : start + width]
             texts, starts, most = ([values[i] for i, _ in some] for values in (prompts, cuts, budgets))
             draws = [row_key(seed, names[i], n) for i, n in some]
             states = grammars and [(grammar := grammars[i]) and grammar.begin() for i, _ in some]
-            for row, (ids, lp, hit) in zip(
-                some, _complete(reader, Batch(texts, starts, most, draws, how, stops, states))
-            ):
+            batch = Batch(texts, starts, most, draws, how, stops, states)
+            for row, (ids, lp, hit) in zip(some, _complete(reader, batch)):
                 reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
                 done[row] = Completion(ids, lp, reason)
     return [done[row] for row in rows]
@@ -160,59 +158,46 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
 
     graph: none = on a GPU. new_tokens: so many are to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
-    on_cpu = packed_attention.dense(device)
+    on_cpu, head, dtype = packed_attention.dense(device), model.head_weight().detach(), compute_dtype(model.wte.weight)
     if on_cpu and not graph:
-        with transposed(model) as logits_of:
-            yield Reader(model, logits_of, model.head_weight())
-        return
-    dtype, head = compute_dtype(model.wte.weight), model.head_weight().detach()
-    copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
-    compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
-    yield Reader(copy, lambda hidden: F.linear(hidden, head), head, not on_cpu if graph is None else graph, compiled)
-
-
-@contextmanager
-def transposed(model: GPT) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Copy the weights of the blocks and of the head on a CPU; yields hidden (B, D) -> logits (B, V).
-
-    A product of few rows waits for the weight from memory, and torch packs a weight (out, in) again in every such
-    product. Gradients and inputs of more than FEW_ROWS rows take the weights themselves."""
-    head, layers = model.head_weight(), [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
-    dtype = compute_dtype(head)
-    with torch.no_grad():
-        logits_of = _head(head, dtype)
+        layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
         for layer in layers:
-            layer.forward = _forward(layer, dtype)  # hides the method of the class
-    try:
-        yield logits_of
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
+            layer.forward = _few_rows(layer.weight, layer.bias, dtype)  # hides the method of the class
+        try:
+            yield Reader(model, _head(head, dtype), head)
+        finally:
+            for layer in layers:
+                vars(layer).pop("forward", None)  # another reader may have been closed before
+    else:
+        copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
+        compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
+        static = not on_cpu if graph is None else graph
+        yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static, compiled)
 
 
-def _forward(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    bias, weight = layer.bias, layer.weight.to(dtype).t().contiguous()
+def _few_rows(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A linear layer with a transposed copy of its weight: a product of few rows waits for the weight from memory, and
+    torch packs a weight (out, in) again in every such product. With gradients and from FEW_ROWS rows on the weight."""
+    copy = weight.detach().to(dtype).t().contiguous()
 
     def forward(x: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.numel() > FEW_ROWS * x.shape[-1]:
-            return nn.Linear.forward(layer, x)
-        return x @ weight if bias is None else x @ weight + bias
+            return F.linear(x, weight, bias)
+        return x @ copy if bias is None else x @ copy + bias
 
     return forward
 
 
 def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    if weight.numel() >= PACKED_HEAD and dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # private, but torch's compiler calls these two
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    copy = weight.to(dtype).t().contiguous()
-    return lambda x: x @ copy if len(x) <= FEW_ROWS else F.linear(x, weight)
+    """hidden (B, D) -> logits (B, V) on a CPU."""
+    if weight.numel() < PACKED_HEAD or dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return _few_rows(weight, None, dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # private, but torch's compiler calls these two
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 def _complete(reader: Reader, batch: Batch) -> list[Ended]:
     """Decode one batch to its end."""
-    if not max(batch.budgets):
-        return [([], [], False)] * len(batch.prompts)
     if reader.graph:
         return decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
     for rows in _steps(reader, batch):  # noqa: B007
@@ -226,7 +211,7 @@ def _steps(reader: Reader, batch: Batch) -> Iterator[Rows]:
     cache, hidden = _prefill(model, batch, max(batch.budgets))
     rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another token
-    full = {max(b, 1) for b in batch.budgets}
+    full = set(batch.budgets)
     for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
@@ -298,7 +283,7 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 
 
-def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
+def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow: str) -> int:
     """Tokens that this prompt's completion may have."""
     cfg, room = model.cfg, model.cfg.block_size - len(prompt)
     got = f"a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"

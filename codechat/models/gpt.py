@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import hardware, sharding
+from codechat.distributed import sharding
 from codechat.models import head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache
@@ -175,7 +175,7 @@ class GPT(nn.Module):
         every: no target is -100; places: indices of those that are not, into (B T): a GPU waits to look them up."""
         return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
-    @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
+    # not compiled (`hardware.leave_out_head`): the number of targets depends on the data, and a loop does not gain
     def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool, places: Tensor | None) -> Tensor:
         hidden, flat = hidden.flatten(0, 1), targets.flatten()
         if not every or reduction == "none":  # the head skips tokens without a target

@@ -128,7 +128,7 @@ def in_step(world):
 attempt("in step", in_step)
 
 def out_of_step(world):
-    dist.barrier()
+    torch.distributed.barrier()
     if rank == 1:
         dist.mean({"a": 1.0})  # one collective more than rank 0
     dist.sum_(torch.ones(1, dtype=torch.long))
@@ -151,10 +151,10 @@ def no_space(world):
 attempt("no space", no_space)
 
 def missing(world):
-    dist.barrier()
+    torch.distributed.barrier()
     if rank == 0:
         (paths.runs_dir() / "full/checkpoints/step_000001/shards/__1_0.distcp").unlink()
-    dist.barrier()
+    torch.distributed.barrier()
     checkpoint.load("full")
 attempt("missing shard", missing)
 
@@ -163,7 +163,7 @@ def slow_reward():
 
 desync.SIGN_OF_LIFE_S = 1.0
 def hangs(world):
-    dist.barrier()
+    torch.distributed.barrier()
     if rank == 1:
         slow_reward()
     dist.sum_(torch.ones(1, dtype=torch.long))

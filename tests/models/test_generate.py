@@ -343,8 +343,8 @@ def test_transposed_copies_give_the_products_of_the_weights(large: int, monkeypa
         for rows in (1, generate.FEW_ROWS, generate.FEW_ROWS + 1):
             model, ids = random_model(**options), torch.arange(rows)[:, None]
             expected = model(ids)[:, 0]
-            with generate.transposed(model) as logits_of:
-                logits = logits_of(model.hidden(ids)[:, 0])
+            with generate.reading(model, None) as reader:
+                logits = reader.logits_of(model.hidden(ids)[:, 0])
             torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -353,7 +353,7 @@ def test_only_few_rows_without_gradient_read_a_copy_while_the_context_is_open() 
     layer = model.blocks[0].mlp.up
     few, many = torch.randn(1, 32), torch.randn(generate.FEW_ROWS + 1, 32)
     old = layer.weight.detach().clone()
-    with pytest.raises(KeyError), generate.transposed(model):
+    with pytest.raises(KeyError), generate.reading(model, None):
         layer.weight.data.mul_(2)  # shows which of the two is read
         with torch.no_grad():
             torch.testing.assert_close(layer(few), few @ old.T)

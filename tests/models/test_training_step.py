@@ -106,7 +106,7 @@ def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(mo
     seen: list[Any] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: seen.append(self))
     monkeypatch.setattr(torch, "compile", lambda fn: seen.append(fn) or fn)
-    monkeypatch.setattr(hardware, "leave_out_eager", lambda kind: None)
+    monkeypatch.setattr(hardware, "leave_out_head", lambda kind: None)
     model = GPT(SHAPE)
     for requested, kind, dtype, expected in (
         (True, "cuda", torch.bfloat16, list(model.blocks)),
