@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
@@ -49,47 +51,10 @@ LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
 SPLITS = {"gpt-2": GPT2, "default": GPT2, "smollm": GPT2, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
 
 
-def deinterleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows (heads x half x 2) of llama.cpp in Hugging Face's order (heads x 2 x half)."""
-    return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
 def file_in(source: Path) -> Path | None:
     """The GGUF file that `source` is, or the first of a directory without config.json; None where there is none."""
     inside = sorted(source.glob("*.gguf")) if not (source / "config.json").exists() else []
     return source if source.suffix == ".gguf" else next(iter(inside), None)
-
-
-def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """(config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer) of a file.
-
-    MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
-    another architecture, quantization or vocabulary."""
-    fields, tensors = _opened(path)
-    family = fields.get("general.architecture")
-    if family not in FAMILIES:
-        raise ConfigError(f"{path} holds architecture {family!r}; required is one of {', '.join(FAMILIES)}")
-    if unread := sorted({t.tensor_type.name for t in tensors.values()} - set(READ)):
-        raise ConfigError(f"{path} holds tensors in {', '.join(unread)}; required are {', '.join(READ)}")
-    about = _config(path, family, fields, tensors)
-    return about, _weights(tensors, _interleaved_heads(about)), _tokenizer(path, fields)
-
-
-def _interleaved_heads(about: Mapping[str, Any]) -> dict[str, int]:
-    """Projections whose rows are in llama.cpp's order, and their heads."""
-    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
-    return heads if about["model_type"] == "llama" else {}
-
-
-def _weights(tensors: Mapping[str, Any], interleaved: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    from gguf import quants
-
-    for theirs, found in tensors.items():
-        values = np.array(quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
-        weight = torch.from_numpy(values.reshape(tuple(map(int, reversed(found.shape)))))
-        name = _renamed(theirs, NAMES)
-        heads = next((n for part, n in interleaved.items() if f".{part}." in name), None)
-        yield name, deinterleaved(weight, heads) if heads else weight
 
 
 def _package() -> Any:
@@ -100,14 +65,14 @@ def _package() -> Any:
     return gguf
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    gguf = _package()
-    try:
-        reader = gguf.GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        return fields, {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as error:
-        raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
+def _reordered(name: str, weight: Tensor, about: Mapping[str, Any], order: tuple[int, int]) -> Tensor:
+    """A tensor of Hugging Face's name with the rows of a Llama's query and key heads in the other order: 2 x half in
+    Hugging Face's files, half x 2 in llama.cpp's. order: the one that it has."""
+    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
+    part = next((part for part in heads if f".{part}." in name), None)
+    if about["model_type"] != "llama" or part is None:
+        return weight
+    return weight.view(heads[part], *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
@@ -118,18 +83,46 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return f"{known.format(layer)}.{kind}" if known else name
 
 
-def _config(path: Path, family: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """(config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer) of a file.
+
+    MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
+    another architecture, quantization or vocabulary."""
+    gguf = _package()
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
+    if unread := sorted({t.tensor_type.name for t in tensors.values()} - set(READ)):
+        raise ConfigError(f"{path} holds tensors in {', '.join(unread)}; required are {', '.join(READ)}")
+    about = _config(path, fields, tensors)
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for theirs, found in tensors.items():
+            values = np.array(gguf.quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
+            name, shape = _renamed(theirs, NAMES), tuple(map(int, reversed(found.shape)))
+            yield name, _reordered(name, torch.from_numpy(values.reshape(shape)), about, (-1, 2))
+
+    return about, weights(), _tokenizer(path, fields)
+
+
+def _config(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    family = fields.get("general.architecture")
+    if family not in FAMILIES:
+        raise ConfigError(f"{path} holds architecture {family!r}; required is one of {', '.join(FAMILIES)}")
     scaling = fields.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in tensors:
         raise ConfigError(f"{path} scales its positions ({scaling}); import the model's Hugging Face directory instead")
-    found = {ours: fields[f"{family}.{key}"] for key, ours in KEYS.items() if f"{family}.{key}" in fields}
+    found = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
     try:
         heads, width = found["num_attention_heads"], found["hidden_size"]
-        defaults = dict(num_key_value_heads=heads, head_dim=width // heads, rope_theta=10000.0)
-        about = {ours: found.get(ours, defaults.get(ours)) for ours in KEYS.values()}
+        usual = dict(num_key_value_heads=heads, head_dim=width // heads, rope_theta=10000.0)
         rows = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}; download another conversion of the model") from None
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path} lacks a size ({error}); download another conversion of the model") from None
+    about = usual | {name: value for name, value in found.items() if value is not None}
     # 1e-6, not 9.99999997e-07
     about = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
     tied = "output.weight" not in tensors
@@ -141,77 +134,55 @@ def _config(path: Path, family: str, fields: Mapping[str, Any], tensors: Mapping
 
 def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
-    kind, split = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    if kind == "gpt2" and split in SPLITS:
-        tokenizer = _byte_level(fields, split)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(fields)
-    else:
+    parts = {name.removeprefix("tokenizer.ggml."): value for name, value in fields.items()}
+    kind, split = parts.get("model"), parts.get("pre", "default")
+    if not (kind == "llama" or (kind == "gpt2" and split in SPLITS)):
         raise ConfigError(f"{path} has tokenizer {kind} ({split}); required is llama, or gpt2 with {', '.join(SPLITS)}")
-    tokens = fields["tokenizer.ggml.tokens"]
-    ids = {name: fields.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in SPECIAL.items()}
+    tokens = parts["tokens"]
+    kinds = parts.get("token_type") or [1] * len(tokens)
+    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
+    made = _byte_level(parts, vocabulary, split) if kind == "gpt2" else _sentencepiece(parts, vocabulary)
+    added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
+    made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
+    ids = {name: parts.get(f"{theirs}_token_id") for name, theirs in SPECIAL.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
+    if parts.get("add_bos_token") and (first := special.get("bos_token")):
+        template = tokenizers.processors.TemplateProcessing
+        made.post_processor = template(f"{first} $A", f"{first} $A $B", [(first, ids["bos_token"])])
     template = fields.get("tokenizer.chat_template")
-    return {"spec": f"hf:{path.stem}", "json": tokenizer.to_str(), "special": special, "template": template}
+    return {"spec": f"hf:{path.stem}", "json": made.to_str(), "special": special, "template": template}
 
 
-def _byte_level(fields: Mapping[str, Any], split: str) -> Any:
-    from tokenizers import decoders, models
-
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    made = _made(models.BPE(_vocabulary(fields), merges, ignore_merges=split == "llama-bpe"), fields)
+def _byte_level(parts: Mapping[str, Any], vocabulary: dict[str, int], split: str) -> tokenizers.Tokenizer:
+    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
     made.pre_tokenizer, made.decoder = _splitter(split), decoders.ByteLevel()
     return made
 
 
 def _splitter(split: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    pieces = pre_tokenizers.Split(Regex(SPLITS[split]), "isolated")
+    pieces = pre_tokenizers.Split(tokenizers.Regex(SPLITS[split]), "isolated")
     digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*digits, pieces, letters])
 
 
-def _sentencepiece(fields: Mapping[str, Any]) -> Any:
+def _sentencepiece(parts: Mapping[str, Any], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
     """Merges are every way to split a token into two others, the likeliest token first, as transformers derives them."""
-    from tokenizers import decoders, models, normalizers
-
-    vocabulary, scores = _vocabulary(fields), fields["tokenizer.ggml.scores"]
-    merges = []
+    scores, merges = parts["scores"], []
     for token, i in vocabulary.items():
         halves = [(token[:at], token[at:]) for at in range(1, len(token))]
         ways = [(a, b) for a, b in halves if a in vocabulary and b in vocabulary]
         ways.sort(key=lambda way: (scores[vocabulary[way[0]]], scores[vocabulary[way[1]]]), reverse=True)
         merges += [(scores[i], way) for way in ways]
     merges.sort(key=lambda merge: merge[0], reverse=True)
-    unknown = fields["tokenizer.ggml.tokens"][fields.get("tokenizer.ggml.unknown_token_id", 0)]
-    model = models.BPE(vocabulary, [way for _, way in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    made, leads = _made(model, fields), fields.get("tokenizer.ggml.add_space_prefix", True)
-    first = [normalizers.Prepend(SPACE)] if leads else []
+    unknown = parts["tokens"][parts.get("unknown_token_id", 0)]
+    how = dict(unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, [way for _, way in merges], **how))
+    leads = parts.get("add_space_prefix", True)
+    first, last = ([normalizers.Prepend(SPACE)], [decoders.Strip(" ", 1, 0)]) if leads else ([], [])
     made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", SPACE)])
-    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if leads else [])])
-    return made
-
-
-def _vocabulary(fields: Mapping[str, Any]) -> dict[str, int]:
-    kinds = fields.get("tokenizer.ggml.token_type") or [1] * len(fields["tokenizer.ggml.tokens"])
-    return {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"]) if kinds[i] != UNUSED}
-
-
-def _made(model: Any, fields: Mapping[str, Any]) -> Any:
-    """A tokenizer of this model with the file's special and added tokens."""
-    from tokenizers import AddedToken, Tokenizer, processors
-
-    made, tokens = Tokenizer(model), fields["tokenizer.ggml.tokens"]
-    kinds = zip(tokens, fields.get("tokenizer.ggml.token_type") or [1] * len(tokens))
-    added = [(token, kind) for token, kind in kinds if kind in (CONTROL, USER_DEFINED)]
-    made.add_tokens([AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
-    bos = fields.get("tokenizer.ggml.bos_token_id")
-    if fields.get("tokenizer.ggml.add_bos_token") and bos is not None:
-        first = tokens[bos]
-        made.post_processor = processors.TemplateProcessing(f"{first} $A", f"{first} $A $B", [(first, bos)])
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
     return made
 
 
@@ -233,10 +204,9 @@ def write(
     for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():
         (writer.add_float32 if name in hf_format.KINDS else writer.add_uint32)(f"{family}.{key}", about[name])
     _add_tokenizer(writer, saved, rows=about["vocab_size"])
-    heads, theirs = _interleaved_heads(about), {ours: theirs for theirs, ours in NAMES.items()}
+    theirs = {ours: theirs for theirs, ours in NAMES.items()}
     for name, weight in tensors.items():
-        if part := next((part for part in heads if f".{part}." in name), None):
-            weight = interleaved(weight, heads[part])
+        weight = _reordered(name, weight, about, (2, -1))
         kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
         try:
             data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
@@ -250,18 +220,11 @@ def write(
     return path.stat().st_size
 
 
-def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows (heads x 2 x half) of Hugging Face in the order of llama.cpp (heads x half x 2)."""
-    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
 def _add_tokenizer(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     """Tokens, their kinds, merges, template, and the name of the way texts are split, found by trying the known ones.
     llama.cpp wants as many tokens as the embedding has rows."""
-    from tokenizers import Tokenizer
-
     probe = "it's  WE'LL 12345 x=1\n\n\t caf\u00e9 \u6f22\u5b57 \r\n"
-    file, pre = json.loads(saved["json"]), Tokenizer.from_str(saved["json"]).pre_tokenizer
+    file, pre = json.loads(saved["json"]), tokenizers.Tokenizer.from_str(saved["json"]).pre_tokenizer
     pieces = pre and pre.pre_tokenize_str(probe)
     split = next((name for name in SPLITS if _splitter(name).pre_tokenize_str(probe) == pieces), None)
     if file["model"]["type"] != "BPE" or split is None:

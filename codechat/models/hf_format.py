@@ -57,17 +57,17 @@ UNSUPPORTED = {
     "use_sliding_window": (None, False),
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1.0),
+    "rope_type": ("default", "llama3"),
 }
 # Of config.json: our fields; sizes are integers, but for KINDS.
-KEYS = dict(vocab_size="rows", hidden_size="n_embd", intermediate_size="mlp_width", num_hidden_layers="depth")
-KEYS |= dict(
-    num_attention_heads="n_head", num_key_value_heads="n_kv_head", head_dim="head_width", rms_norm_eps="norm_eps"
-)
-KEYS |= dict(max_position_embeddings="block_size", rope_theta="rope_theta", tie_word_embeddings="tied")
+KEYS = dict(
+    vocab_size="rows", hidden_size="n_embd", intermediate_size="mlp_width", num_hidden_layers="depth",
+    num_attention_heads="n_head", num_key_value_heads="n_kv_head", head_dim="head_width", rms_norm_eps="norm_eps",
+    max_position_embeddings="block_size", rope_theta="rope_theta", tie_word_embeddings="tied",
+)  # fmt: skip
 KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
-RESOLVED = dict(
-    rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim"
-)  # never none
+# never none
+RESOLVED = dict(rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim")
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
 OUT_BIAS = "self_attn.o_proj.bias"
@@ -164,11 +164,10 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: It
     absent = {p.theirs: p for p in (pieces(cfg) if places is None else places)}
     first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
     for name, tensor in weights:
-        if name not in absent:
-            if _ignored(cfg, name, tensor):
+        if (place := absent.pop(name, None)) is None:
+            if name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any()):
                 continue
             raise CheckpointError(f"{name} is no weight of such a model; use the files of one model")
-        place = absent.pop(name)
         rows = model.get_parameter(place.ours)[place.start : place.stop]
         if rows.shape != tensor.shape:
             got = f"{name} is {tuple(tensor.shape)}, required is {tuple(rows.shape)}"
@@ -181,10 +180,6 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: It
     if absent:
         raise CheckpointError(f"{len(absent)} weights are missing, as {min(absent)}; use the files of one model")
     return model.eval()
-
-
-def _ignored(cfg: GPTConfig, name: str, tensor: Tensor) -> bool:
-    return name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any())
 
 
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
@@ -208,13 +203,25 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}  # of transformers 5, and of 4
     positions = positions if isinstance(positions, dict) else {"rope_type": positions}
     scaled = positions.get("rope_type", positions.get("type", "default"))
-    family = _family_in(config, scaled, positions)
-    given = {"rms_norm_eps": family.eps, "tie_word_embeddings": False, "rope_theta": 10000.0, **config, **positions}
+    given = {"tie_word_embeddings": False, "rope_theta": 10000.0, **config, **positions, "rope_type": scaled}
+    families = [f for f in FAMILIES if f.model_type == config.get("model_type")]
+    given.setdefault("hidden_act", families[0].act if families else None)
+    wrong = {name: given[name] for name, harmless in UNSUPPORTED.items() if given.get(name) not in harmless}
+    if set(config.get("layer_types") or ()) - {"full_attention"}:
+        wrong["layer_types"] = config["layer_types"]
+    key = given["hidden_act"], bool(given.get("attention_bias"))
+    family = next((f for f in families if (f.act, f.attention_bias) == key), None)
+    if wrong or family is None:
+        about = wrong or {name: given.get(name) for name in ("model_type", "hidden_act", "attention_bias")}
+        got = ", ".join(f"{k}={str(v)[:60]}" for k, v in about.items())
+        known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
+        raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
     try:
         heads = given["num_attention_heads"]
-        given["num_key_value_heads"] = given.get("num_key_value_heads") or heads
         width = 128 if family.model_type == "qwen3" else given["hidden_size"] // heads
-        given["head_dim"] = given.get("head_dim") or width
+        for name, usual in dict(num_key_value_heads=heads, head_dim=width).items():
+            given[name] = given.get(name) or usual
+        given.setdefault("rms_norm_eps", family.eps)
         shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -226,33 +233,12 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     return GPTConfig(**shape, **options, vocab_size=vocab_size, n_tags=n_tags)
 
 
-def _family_in(config: Mapping[str, Any], scaled: str, positions: Mapping[str, Any]) -> Family:
-    """The entry of a config.json's class, activation and biases; ConfigError names what has none."""
-    kind, biased = config.get("model_type"), bool(config.get("attention_bias"))
-    default = next((f.act for f in FAMILIES if f.model_type == kind), None)
-    key = dict(model_type=kind, hidden_act=config.get("hidden_act", default), attention_bias=biased)
-    wrong = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
-    if set(config.get("layer_types") or ()) - {"full_attention"}:
-        wrong["layer_types"] = config["layer_types"]
-    if scaled not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
-        wrong["positions"] = positions
-    for family in FAMILIES:
-        if not wrong and all(getattr(family, {"hidden_act": "act"}.get(k, k)) == v for k, v in key.items()):
-            return family
-    got = ", ".join(f"{k}={str(v)[:60]}" for k, v in (wrong or key).items())
-    known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
-    raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
-
-
 # ---- the original system's .pt files
 
 SIZES = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
-NAME = re.compile(r"(?:_orig_mod\.|module\.|transformer\.)*(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
-# theirs -> ours; every second line has GPT-2's spelling
-OURS = dict(tok_emb="wte", pos_emb="wpe", ln_f="norm", head="head", ln1="attn_norm", ln2="mlp_norm")
-OURS |= dict(wte="wte", wpe="wpe", lm_head="head", ln_1="attn_norm", ln_2="mlp_norm")
-OURS |= {"attn.qkv": "attn.qkv", "attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down"}
-OURS |= {"attn.c_attn": "attn.qkv", "attn.c_proj": "attn.out", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+OURS = {"tok_emb": "wte", "pos_emb": "wpe", "ln_f": "norm", "ln1": "attn_norm", "ln2": "mlp_norm"}  # parts of names
+OURS |= {"attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down", "_orig_mod.": ""}  # the last: compiled
+PART = re.compile("|".join(map(re.escape, OURS)))
 
 
 def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
@@ -260,26 +246,20 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     the file is executed. n_vocab: ids of its tokenizer."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        cfg = {key: int(saved["cfg"][key]) for key in SIZES}
-        state, step = dict(saved["model"]), int(saved.get("step") or 0)
+        cfg, step = {key: int(saved["cfg"][key]) for key in SIZES}, int(saved.get("step") or 0)
+        weights = {PART.sub(lambda part: OURS[part[0]], name): p for name, p in saved["model"].items()}
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         needed = f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, 'step': int}} of tensors and plain values"
         got = f"{path} is no checkpoint of the original system ({str(error)[:200]})"
         raise CheckpointError(f"{got}; required is {needed}") from None
-    rows = cfg.pop("vocab_size")
+    rows, head = cfg.pop("vocab_size"), weights.pop("head.weight", None)
     if rows < n_vocab:
         raise ConfigError(f"{path} has {rows} embedding rows, the tokenizer {n_vocab} ids; set its own by --tokenizer")
+    if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
+        raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
     eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
     about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
     shape = GPTConfig(**cfg, **about, mlp="gelu", pos="learned")
-    weights: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        match = NAME.fullmatch(name)
-        ours = (f"blocks.{match[1]}." if match[1] else "") + OURS.get(match[2], match[2]) + ".weight" if match else name
-        weights[ours] = tensor
-    head = weights.pop("head.weight", None)
-    if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
-        raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
     with torch.device("meta"):
         names = [name for name, _ in GPT(shape).named_parameters()]
     places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in names]

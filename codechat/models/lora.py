@@ -29,9 +29,11 @@ from codechat.runs import checkpoint
 WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
 ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
 # Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off, or PLAIN.
-HARMLESS = {"r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "task_type"}
-HARMLESS |= {"base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version"}
-HARMLESS |= {"layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size"}
+HARMLESS = {
+    "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "task_type",
+    "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version",
+    "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size",
+}  # fmt: skip
 PLAIN = {"peft_type": ("LORA",), "init_lora_weights": (True, "gaussian", "orthogonal"), "bias": ("none",)}
 
 
@@ -102,13 +104,11 @@ def adapters(model: GPT) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in _factors(model).items()}  # training may continue meanwhile
 
 
-@torch.no_grad()
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
     live = _factors(model)
-    if wrong := live.keys() ^ saved.keys() or {n for n in live if live[n].shape != saved[n].shape}:
-        got = f"the checkpoint's adapter {min(wrong)} does not fit"
-        raise CheckpointError(f"{got}; set its --lora-rank and --lora-targets")
+    if {n: p.shape for n, p in live.items()} != {n: p.shape for n, p in saved.items()}:
+        raise CheckpointError("the checkpoint's adapters do not fit; set its --lora-rank and --lora-targets")
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
@@ -143,9 +143,11 @@ def save_peft(
             tensors[f"{name}.lora_B.weight"] = factors[f"{layer}.b"][place.start : place.stop]
     if not tensors:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
-    about: dict[str, Any] = dict(peft_type="LORA", task_type="CAUSAL_LM", bias="none", base_model_name_or_path=base)
-    about |= dict(r=len(next(iter(tensors.values()))), lora_alpha=alpha, lora_dropout=0.0, fan_in_fan_out=False)
-    about |= dict(inference_mode=True, target_modules=sorted({name.split(".")[-3] for name in tensors}))
+    about: dict[str, Any] = dict(
+        peft_type="LORA", task_type="CAUSAL_LM", bias="none", base_model_name_or_path=base, inference_mode=True,
+        r=len(next(iter(tensors.values()))), lora_alpha=alpha, lora_dropout=0.0, fan_in_fan_out=False,
+        target_modules=sorted({name.split(".")[-3] for name in tensors}),
+    )  # fmt: skip
     directory.mkdir(parents=True, exist_ok=True)
     hf_format.save(directory / ADAPTER, tensors, "float32")
     write_json(directory / ABOUT, about)
@@ -155,9 +157,9 @@ def _peft_settings(path: Path) -> tuple[int, float]:
     """(rank, factor of the product) of an adapter_config.json; CheckpointError for what is no plain LoRA."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        rank, alpha = int(about["r"]), float(about["lora_alpha"])
-        scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        rank = int(about["r"])
+        scale = float(about["lora_alpha"]) / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path} is no description of an adapter with r and lora_alpha ({error!r})") from None
     for key in sorted(about.keys() - HARMLESS):
         if about[key] and about[key] not in PLAIN.get(key, ()):
@@ -172,23 +174,19 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
 
     CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
     that repeats the up projection) need equal adapters."""
-    directory, state = Path(directory), model.state_dict()
-    if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
-        raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")
+    directory, state, none = Path(directory), model.state_dict(), torch.empty(0)
+    if not (directory / ADAPTER).is_file():
+        raise MissingFile(f"{directory} holds no {ADAPTER}; give a directory that peft or save_peft wrote")
     (rank, scale), factors = _peft_settings(directory / ABOUT), load_file(directory / ADAPTER)
-    first: dict[tuple[Any, ...], list[Tensor | None]] = {}  # the factors of each range of rows
+    first: dict[tuple[Any, ...], list[Tensor]] = {}  # the factors of each range of rows
     for name, place in _places(model.cfg).items():
-        pair = [factors.pop(f"{name}.lora_{part}.weight", None) for part in "AB"]
+        pair = [factors.pop(f"{name}.lora_{part}.weight", none) for part in "AB"]
         rows = state[place.ours][place.start : place.stop]
-        shapes = [x if x is None else tuple(x.shape) for x in pair]
-        if shapes not in ([None, None], [(rank, *rows.shape[1:]), (len(rows), rank)]):
-            raise CheckpointError(
-                f"{directory}: {name} is no adapter of rank {rank} of this matrix; use its own base model"
-            )
-        if (other := first.setdefault(place[1:], pair)) is not pair:
-            if not all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(pair, other)):
-                raise CheckpointError(f"{directory}: {name} repeats another matrix, and its adapter differs")
-        elif None not in shapes:
+        if [x.shape for x in pair] not in ([none.shape] * 2, [(rank, *rows.shape[1:]), (len(rows), rank)]):
+            raise CheckpointError(f"{directory}: {name} is no adapter of rank {rank}; use its own base model")
+        if (other := first.setdefault(place[1:], pair)) is not pair and not all(map(torch.equal, pair, other)):
+            raise CheckpointError(f"{directory}: {name} repeats another matrix, and its adapter differs")
+        if other is pair and len(pair[0]):
             a, b = pair
             rows += (scale * b.float() @ a.float()).to(rows.device)
     if factors:
