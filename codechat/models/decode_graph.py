@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +26,6 @@ from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_members
 from codechat.models.layers import residual, rope_table
 
-if TYPE_CHECKING:
-    from codechat.models.generate import Reader
-
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
 COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds in a process, pays
@@ -36,6 +34,18 @@ SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
 SMALLEST = 4  # slots of a batch: a shape of 1 would be compiled apart
 COLUMNS = 16  # the cache's room is a multiple of it, and one multiple longer than what is used
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Who decodes (`generate.reading`): the model, or on a GPU a copy in the compute dtype; its head; whether with
+    static shapes, and by which compiler."""
+
+    model: GPT
+    logits_of: Callable[[Tensor], Tensor]
+    head: Tensor
+    graph: bool = False
+    compiled: str | None = None
 
 
 def bucket(rows: int) -> int:

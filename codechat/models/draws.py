@@ -9,19 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
+from codechat.text.call_grammar import GrammarState
 
-if TYPE_CHECKING:
-    from codechat.text.call_grammar import GrammarState
-
-    States = Sequence[GrammarState | None]  # none: the row follows no grammar
-
+States = Sequence[GrammarState | None]  # none: the row follows no grammar
 Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a stop sequence ended it
 
 BLOCK = 64  # our padded vocabulary is a multiple of it

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import decode_graph, lora, packed_attention
+from codechat.models.decode_graph import Reader
 from codechat.models.draws import Batch, Ended, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.layers import compute_dtype
-
-if TYPE_CHECKING:
-    from codechat.text.call_grammar import CallGrammar
+from codechat.text.call_grammar import CallGrammar
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
@@ -139,17 +138,6 @@ def stream(
     with reading(model, False, budget) as reader:
         steps = _steps(reader, Batch([prompt], [len(prompt)], [budget], draws, how, stops, states))
         yield from (int(rows.ids[0, t]) for t, rows in enumerate(steps))
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; whether with static shapes."""
-
-    model: GPT
-    logits_of: Callable[[Tensor], Tensor]
-    head: Tensor
-    graph: bool = False
-    compiled: str | None = None
 
 
 @contextmanager
@@ -300,9 +288,9 @@ def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, sam
     if device.type == "cuda":
         dtype = compute_dtype(model.wte.weight)
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
-        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
         # what nobody uses, and what torch keeps for itself
-        free = torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_allocated(device)
-        return decode_graph.rows_in_memory(cfg, free + torch.cuda.memory_reserved(device), dtype.itemsize, **how)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
+        return decode_graph.rows_in_memory(cfg, torch.cuda.mem_get_info(device)[0] + kept, dtype.itemsize, **how)
     cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))

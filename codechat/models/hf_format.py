@@ -237,7 +237,7 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
 
 SIZES = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
 OURS = {"tok_emb": "wte", "pos_emb": "wpe", "ln_f": "norm", "ln1": "attn_norm", "ln2": "mlp_norm"}  # parts of names
-OURS |= {"attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down", "_orig_mod.": ""}  # the last: compiled
+OURS |= {"attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down", "_orig_mod.": "", "module.": ""}
 PART = re.compile("|".join(map(re.escape, OURS)))
 
 

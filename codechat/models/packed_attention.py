@@ -120,47 +120,39 @@ def _flex() -> Callable[..., Tensor]:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
     """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of
     `flex_mask`, else causal or of everything. products: on a CPU in bfloat16, causal attention as matrix products."""
-    grouped, compiling = k.shape[1] != q.shape[1], torch.compiler.is_compiling()
-    if isinstance(mask, Documents):
-        if not compiling:
-            return _by_documents(q, k, v, mask)
-        return _causal_products(q, k, v, mask.mask)  # a graph for all batches cannot have the places of one
-    if products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        return _causal_products(q, k, v)
+    group, compiling = q.shape[1] // k.shape[1], torch.compiler.is_compiling()
+    products = products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16
+    if products or isinstance(mask, Documents):
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        q = q * q.shape[-1] ** -0.5
+        if products or compiling:  # a graph for all batches cannot have the places of one
+            return _causal_products(q, k, v, None if products else mask.mask)
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # (B T, H, E) each
+        return _Pieces.apply(*flat, mask.pieces).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None or isinstance(mask, Tensor):
         is_causal = mask is None and causal
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=group > 1)
     flex = torch.nn.attention.flex_attention.flex_attention if compiling else _flex()  # compiled: a part of the block
-    return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return flex(q, k, v, block_mask=mask, enable_gqa=group > 1)
 
 
-def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over the keys that they may see: all
     earlier ones, or those of a mask (B, 1, T, T). The fused kernel's tiles are slow in bfloat16, and compiled for one
     length its backward pass fails at the next (torch 2.13); `_Pieces`, row by row, takes an eighth more of a step."""
-    T, group = q.shape[2], q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    q, parts = q * q.shape[-1] ** -0.5, []
-    for at in range(0, T, QUERIES):
-        end = min(at + QUERIES, T)
+    parts = []
+    for at in range(0, q.shape[2], QUERIES):
+        end = min(at + QUERIES, q.shape[2])
         scores = (q[:, :, at:end] @ k[:, :, :end].mT).float()
         later = torch.arange(end) > torch.arange(at, end)[:, None] if mask is None else ~mask[:, :, at:end, :end]
         parts.append(scores.masked_fill(later, -torch.inf).softmax(-1).to(q.dtype) @ v[:, :, :end])
     return torch.cat(parts, dim=2)
 
 
-def _by_documents(q: Tensor, k: Tensor, v: Tensor, seen: Documents) -> Tensor:
-    """`attend` by the pieces of each document, whose scores are all that is computed."""
-    B, H, T, _ = q.shape
-    if (group := H // k.shape[1]) > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1] ** -0.5, k, v)]  # (B T, H, E) each
-    return _Pieces.apply(*flat, seen.pieces).view(B, T, H, -1).transpose(1, 2)
-
-
 class _Pieces(torch.autograd.Function):
-    """Attention of each piece of queries over what it sees; all tensors (N, H, E), queries already scaled."""
+    """Attention of each piece of queries over what it sees, whose scores are all that is computed; all tensors
+    (N, H, E), queries already scaled."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
