@@ -76,11 +76,8 @@ def export(cfg: ExportConfig) -> str:
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
-    try:
-        with atomic_directory(out) as folder:
-            line = (_write_run if cfg.format == "run" else _write_model)(cfg, ckpt, folder)
-    except OSError as error:
-        raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
+    with atomic_directory(out) as folder:
+        line = (_write_run if cfg.format == "run" else _write_model)(cfg, ckpt, folder)
     return f"{cfg.out}: {line} of {cfg.dtype}, from {ckpt.path}"
 
 
@@ -91,8 +88,8 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     imported = isinstance(tokenizer, ImportedTokenizer)
     family = hf_format.family_of(shape, imported=imported)
     tensors = hf_format.tensors(shape, ckpt.model_state, family)
-    eos = end_ids(tokenizer, tags)
-    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
+    ends = dict(bos_id=tokenizer.eot_id, eos_ids=end_ids(tokenizer, tags))
+    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, **ends)
     line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
     if family.act == "relu":
         line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
@@ -121,13 +118,13 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     size = hf_format.save(weights, ckpt.model_state, cfg.dtype)
     changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
     write_json(weights.with_name("meta.json"), ckpt.meta | changed)
-    env, status = read_json(run / "env.json"), read_json(run / "status.json")
+    config, env, status = (read_json(run / f"{name}.json") for name in ("config", "env", "status"))
     env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
-    env["hardware"] = {key: value for key, value in env.get("hardware", {}).items() if key != "system"}
-    state: dict[str, Any] = {"status": "finished", "reason": None, "summary": {}, "pid": None}
-    write_json(folder / "config.json", read_json(run / "config.json"))
-    write_json(folder / "env.json", env)
-    write_json(folder / "status.json", {"kind": status.get("kind"), "ended": status.get("ended"), **state})
+    env.get("hardware", {}).pop("system", None)
+    kept = {"kind": status.get("kind"), "ended": status.get("ended")}
+    status = kept | {"status": "finished", "reason": None, "summary": {}, "pid": None}
+    for name, value in dict(config=config, env=env, status=status).items():
+        write_json(folder / f"{name}.json", value)
     return f"{sum(v.numel() for v in ckpt.model_state.values()):,} parameters, {size / 2**20:.1f} MiB"
 
 

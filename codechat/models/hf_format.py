@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from codechat.core.atomic_files import read_json
-from codechat.core.errors import CheckpointError, ConfigError
+from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -132,7 +132,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) ->
     try:
         save_file(copies, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+        raise RunError(f"{path} cannot be written ({error}); free space or change permissions") from error
     return path.stat().st_size
 
 

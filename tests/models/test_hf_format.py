@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
+from safetensors import SafetensorError
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, RunError, UserError
@@ -213,11 +214,11 @@ def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypa
     out = exported(tmp_path)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hf_format, "save", full)
+        patch.setattr(hf_format, "save_file", full)
         for place in (out, tmp_path / "other"):
             with pytest.raises(RunError):
                 exported(tmp_path, overwrite=True, out=place)
