@@ -67,10 +67,10 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]
 
 def export(model: GPT, directory: Path) -> Path:
     directory.mkdir()
-    family = hf_format.family_of(model.cfg)
+    family = hf_format.family_of(model.cfg, imported=True)
     found = hf_format.to_hf(model.cfg, family, dtype="float32", bos_id=0, eos_ids=[0])
     (directory / "config.json").write_text(json.dumps(found))
-    tensors = hf_format.tensors(model.cfg, model.state_dict(), family)
+    tensors = hf_format.tensors(model.cfg, model.state_dict())
     hf_format.save(directory / "model.safetensors", tensors, "float32")
     return directory
 
@@ -90,8 +90,8 @@ def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_((p + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3).bfloat16())
-    directory, family = export(model, tmp_path / "hf"), hf_format.family_of(SMALL)
-    tensors = hf_format.tensors(model.cfg, model.state_dict(), family)
+    directory = export(model, tmp_path / "hf")
+    tensors = hf_format.tensors(model.cfg, model.state_dict())
     hf_format.save(directory / "model.safetensors", tensors, "bfloat16")
     (done,) = generate.sample(model, [[7, 8]], max_new_tokens=20, temperature=0)
     found = run(programs / "generate", directory, 20, "7,8", "--ids", SMALL.n_ids).splitlines()[0]

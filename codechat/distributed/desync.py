@@ -1,6 +1,6 @@
 """Collective desync detection: ranks that differ or diverge are named, with the rank and the line of code.
 
-- `agree` compares code and settings before the first collective, through the store.
+- `agree` compares code and settings of all ranks before anything else.
 - `Watch` records every few seconds where each rank is; `explained` names ranks and lines when a collective fails. With
   TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose operation or shapes differ over ranks.
 """
@@ -58,18 +58,15 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any]) -> None:
-    """RunError on every rank where `mine` differs; names the first rank that differs, and the values. No collective."""
-    store.set(f"{what}/{rank}", json.dumps([platform.node(), mine], sort_keys=True))
-    try:
-        (first_host, first), *others = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
-    except td.DistError as e:
-        raise RunError(f"rank {rank} did not receive the {what} of all ranks ({e}); see the first error above") from e
+def agree(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    """RunError where the ranks' code and settings (of `dist.gather`) differ: the first rank that differs, its host, and
+    the values."""
+    (first_host, first), *others = rows
     for r, (host, other) in enumerate(others, 1):
         if other != first:
             listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
-            raise RunError(f"rank 0 on {first_host} and rank {r} on {host} have different {what}: {listed}; start all ranks from the same "
-                           "checkout and environment, with the same command and config file")  # fmt: skip
+            raise RunError(f"rank 0 on {first_host} and rank {r} on {host} have different code or settings: {listed}; start all "
+                           "ranks from the same checkout and environment, with the same command and config file")  # fmt: skip
 
 
 def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -13,6 +13,7 @@ import ctypes
 import gc
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -126,8 +127,6 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
     store, me, size = desync.join_store(TIMEOUT_S)
-    desync.agree(store, me, size, "code", {"sources and torch": desync.code_digest()})
-    desync.agree(store, me, size, "settings", plain(settings or {}))
     gpu = where.type == "cuda"
     kinds = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # objects and agreements travel without the GPU
     how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=TIMEOUT_S))
@@ -135,6 +134,8 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
     _watch = desync.Watch(store, me, size)
     _watch.start()
     try:
+        mine = {"sources and torch": desync.code_digest(), **plain(settings or {})}
+        desync.agree(gather((platform.node(), mine)))
         yield
         td.barrier()  # without it a rank may tear down while another still reads from it
     except RuntimeError as e:

@@ -87,7 +87,7 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> str:
     shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
     imported = isinstance(tokenizer, ImportedTokenizer)
     family = hf_format.family_of(shape, imported=imported)
-    tensors = hf_format.tensors(shape, ckpt.model_state, family)
+    tensors = hf_format.tensors(shape, ckpt.model_state)
     ends = dict(bos_id=tokenizer.eot_id, eos_ids=end_ids(tokenizer, tags))
     about = hf_format.to_hf(shape, family, dtype=cfg.dtype, **ends)
     line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"

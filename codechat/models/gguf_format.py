@@ -196,9 +196,9 @@ def write(
     bytes. Matrices are in `dtype` (a key of WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
     gguf = _package()
     family, scaling = about["model_type"], about.get("rope_scaling")
-    got = f"{family} with {about['hidden_act']}, attention_bias {about['attention_bias']}, rope_scaling {scaling}"
-    if family not in FAMILIES or about["hidden_act"] != "silu" or about["attention_bias"] or scaling:
-        raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu and none of the others")
+    if family not in FAMILIES or about["hidden_act"] != "silu" or scaling:
+        got = f"{family} with {about['hidden_act']} and rope_scaling {scaling}"
+        raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu, without rope_scaling")
     writer = gguf.GGUFWriter(path, family)
     writer.add_name(saved["spec"].removeprefix("hf:"))
     for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():

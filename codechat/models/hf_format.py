@@ -2,7 +2,7 @@
 original system's .pt files. transformers is never imported.
 
     Arcee    squared ReLU (our default)
-    Llama    swiglu; with qkv_bias attention_bias, where the output projection's bias is zero
+    Llama    swiglu
     Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen does
     Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up
              projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
@@ -39,13 +39,11 @@ class Family(NamedTuple):
     qk_norm: bool = False
     act: str = "silu"
     eps: float = 1e-6
-    attention_bias: bool = False  # also on the output projection, where it must be zero
 
 
 FAMILIES = (
     Family("arcee", "ArceeForCausalLM", "relu2", act="relu2", eps=1e-5),
     Family("llama", "LlamaForCausalLM", "swiglu"),
-    Family("llama", "LlamaForCausalLM", "swiglu", qkv_bias=True, attention_bias=True),
     Family("qwen2", "Qwen2ForCausalLM", "swiglu", qkv_bias=True),
     Family("qwen3", "Qwen3ForCausalLM", "swiglu", qk_norm=True),
     Family("qwen3", "Qwen3ForCausalLM", "relu2", qk_norm=True, act="relu"),
@@ -53,6 +51,7 @@ FAMILIES = (
 REQUIRED = dict(pos="rope", causal=True)  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
+    "attention_bias": (None, False),
     "mlp_bias": (None, False),
     "use_sliding_window": (None, False),
     "quantization_config": (None,),
@@ -70,21 +69,20 @@ KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
 RESOLVED = dict(rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim")
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
-OUT_BIAS = "self_attn.o_proj.bias"
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
-    fitting = [f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)]
+    family = next((f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)), None)
     wrong = [name for name, value in REQUIRED.items() if getattr(cfg, name) != value]
-    if not fitting:
+    if family is None or (cfg.qkv_bias and not imported):
         wrong.append("mlp" if cfg.mlp == "gelu" else "qkv_bias")
     elif not cfg.qk_norm and cfg.n_embd % cfg.n_head:
         wrong.append("n_embd")
     if wrong:
         words = ", ".join(f"model.{name} {getattr(cfg, name)}" for name in wrong)
         raise ConfigError(f"no Hugging Face class computes {words}; train such a model, or use this one through --ckpt")
-    return fitting[-1 if imported else 0]
+    return family
 
 
 class Piece(NamedTuple):
@@ -116,12 +114,9 @@ def pieces(cfg: GPTConfig) -> Iterator[Piece]:
         yield Piece("lm_head.weight", "head.weight")
 
 
-def tensors(cfg: GPTConfig, state: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under their names; views of ours."""
-    out = {p.theirs: state[p.ours][p.start : p.stop] for p in pieces(cfg)}
-    for layer in range(cfg.depth if family.attention_bias else 0):
-        out[f"model.layers.{layer}.{OUT_BIAS}"] = torch.zeros(cfg.n_embd)
-    return out
+    return {p.theirs: state[p.ours][p.start : p.stop] for p in pieces(cfg)}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) -> int:
@@ -165,7 +160,7 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: It
     first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
     for name, tensor in weights:
         if (place := absent.pop(name, None)) is None:
-            if name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not tensor.any()):
+            if name.endswith(IGNORED):
                 continue
             raise CheckpointError(f"{name} is no weight of such a model; use the files of one model")
         rows = model.get_parameter(place.ours)[place.start : place.stop]
@@ -186,7 +181,7 @@ def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: l
     """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
     about = dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act)
     about |= {theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()}
-    about |= dict(attention_bias=family.attention_bias, attention_dropout=0.0, initializer_range=0.02, use_cache=True)
+    about |= dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True)
     about |= {"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}
     about |= dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None)
     about |= dict(rope_scaling=None, torch_dtype=dtype)
@@ -209,10 +204,9 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     wrong = {name: given[name] for name, harmless in UNSUPPORTED.items() if given.get(name) not in harmless}
     if set(config.get("layer_types") or ()) - {"full_attention"}:
         wrong["layer_types"] = config["layer_types"]
-    key = given["hidden_act"], bool(given.get("attention_bias"))
-    family = next((f for f in families if (f.act, f.attention_bias) == key), None)
+    family = next((f for f in families if f.act == given["hidden_act"]), None)
     if wrong or family is None:
-        about = wrong or {name: given.get(name) for name in ("model_type", "hidden_act", "attention_bias")}
+        about = wrong or {name: given.get(name) for name in ("model_type", "hidden_act")}
         got = ", ".join(f"{k}={str(v)[:60]}" for k, v in about.items())
         known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
         raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
