@@ -84,32 +84,6 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretraining, SFT and RL as on a GPU: the calls are recorded."""
-    calls: list[tuple[str, bool]] = []
-    sdpa = F.scaled_dot_product_attention
-
-    def recorded(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
-        calls.append(("mask" if attn_mask is not None else "flash", how["is_causal"]))
-        return sdpa(q, k, v, attn_mask=attn_mask, **how)
-
-    def flex(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, enable_gqa: bool) -> Tensor:
-        calls.append(("flex", isinstance(block_mask, Tensor)))
-        return q + k + v
-
-    assert not packed_attention.dense(torch.device("cuda", 1)) and packed_attention.dense(torch.device("cpu"))
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    monkeypatch.setattr(packed_attention, "_flex", lambda: flex)
-    model, ids, packed = GPT(SHAPE), torch.zeros(2, 256, dtype=torch.long), packed_rollouts()
-    model.loss(ids, ids).backward()
-    assert calls == [("flash", True)] * 2, "pretraining is causal"
-    calls.clear()
-    model.loss(ids, ids, positions=ids, mask=conversations.packed_mask(DOCS)).backward()
-    model.token_logprobs(packed.ids, packed.targets, **packed.where())[0].sum().backward()
-    assert calls == [("flex", False)] * 4
-
-
 def test_a_model_with_products_learns_as_one_without() -> None:
     """Under bfloat16 autocast the gradients point the same way; in float32 the option changes nothing."""
     shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, qk_norm=True)

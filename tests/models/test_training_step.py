@@ -1,89 +1,20 @@
-"""A training step as a GPU runs it: blocks share one compiled graph, rows have one shape, the host waits at most
-twice."""
+"""What of a training step is compiled, and that compiling breaks on no batch; `tests/gpu` counts graphs and waits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sync_count import SyncCount
-from test_packed_attention import DOCS, rollouts
 from torch._dynamo.utils import counters
 
-from codechat.distributed import dist, hardware
-from codechat.models import head, optim, packed_attention
+from codechat.distributed import hardware
+from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import losses, rollout
-from codechat.rl.rollout import RolloutBatch
 
 SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
-RL = SimpleNamespace(temperature=1.0, row_tokens=64, rows=2, grad_clip=1.0)
-
-
-def random_rollouts(seed: int) -> RolloutBatch:
-    """Three groups of four completions of random lengths."""
-    rng = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 20, (12,), generator=rng).tolist()
-    return rollouts(rng, [5, 6, 7], lengths, torch.rand(12, generator=rng).tolist())
-
-
-def pretrain_step(model: GPT, optimizers: list[Any], accum: int = 1) -> None:
-    for i in range(accum):
-        ids = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(i))
-        (model.loss(ids, ids, reduction="sum", every=True) / ids.numel()).backward()
-    take_step(optimizers, model)
-
-
-def sft_step(model: GPT, optimizers: list[Any]) -> None:
-    ids = torch.zeros(2, 256, dtype=torch.long)
-    targets = ids.masked_fill(DOCS != 1, -100)
-    mask = packed_attention.Documents(DOCS).mask  # the mask of a GPU reaches no operator that waits
-    model.loss(ids, targets, reduction="sum", positions=ids, mask=mask).backward()
-    take_step(optimizers, model)
-
-
-def take_step(optimizers: list[Any], model: GPT) -> None:
-    dist.clip_gradients(model.parameters(), RL.grad_clip)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-
-def rl_step(model: GPT, optimizers: list[Any], seed: int) -> int:
-    batch = random_rollouts(seed)
-    n = 0
-    shapes = rollout.row_shapes(batch, RL.row_tokens, RL.rows, dist.device())
-    for n, packed in enumerate(rollout.pack(batch, batch.rewards != 0.5, **shapes), 1):
-        assert packed.ids.shape == (2, 64)
-        with torch.enable_grad():
-            mask = packed_attention.Documents(packed.docs).mask
-            logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=mask)
-            advantages = (batch.rewards - 0.5).view(-1, 1)[packed.numbers]
-            losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), 100).backward()
-    take_step(optimizers, model)
-    return n
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["pretrain", "recomputing", "rl"])
-def test_twelve_blocks_are_one_graph_and_stay_it(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    torch._dynamo.reset()
-    model = GPT(replace(SHAPE, recompute="blocks" if loop == "recomputing" else "nothing"))
-    optimizers = optim.build(model, lr=1e-3, optimizer="muon")
-    hardware.compile_blocks(model, backend="eager")
-    counters.clear()
-    for step in range(5):
-        rl_step(model, optimizers, step) if loop == "rl" else pretrain_step(model, optimizers)
-        assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
-    eager, compiled = GPT(SHAPE), GPT(SHAPE)
-    hardware.compile_blocks(compiled, backend="eager")
-    ids = torch.arange(64)[None]
-    torch.testing.assert_close(eager.loss(ids, ids), compiled.loss(ids, ids))
 
 
 @pytest.mark.slow
@@ -136,23 +67,6 @@ def test_stages_of_one_process_compile_rows_of_every_length() -> None:
             losses_of[compiled].backward()
             assert all(torch.isfinite(p.grad).all() for p in model.parameters())
         torch.testing.assert_close(losses_of[True], losses_of[False], rtol=1e-2, atol=0)
-
-
-def test_the_host_waits_at_most_twice_in_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norm of the gradients, and in SFT where the targets are; however many chunks the head has."""
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    monkeypatch.setattr(head, "CHUNK_BYTES", 32 * 4 * 320)
-    model = GPT(replace(SHAPE, depth=2, block_size=256))
-    optimizers = optim.build(model, lr=1e-3, optimizer="muon")
-    for step, most in (
-        (lambda: pretrain_step(model, optimizers), 1),
-        (lambda: pretrain_step(model, optimizers, accum=3), 1),
-        (lambda: sft_step(model, optimizers), 2),
-    ):
-        step()  # the first step makes the states of the optimizer
-        with SyncCount() as syncs:
-            step()
-        assert syncs.calls.total() == most <= 2, syncs.calls
 
 
 def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_same() -> None:
