@@ -23,7 +23,7 @@ from torch import Tensor
 from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch, Ended, Rows, Truncation, draw, uniform
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_members
+from codechat.models.kv_cache import SharedCache, attend_shared, group_members
 from codechat.models.layers import residual, rope_table
 
 CHUNK = 16  # tokens between two questions to the device
@@ -107,14 +107,11 @@ class Slots(Rows):
 
     KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
 
-    def __init__(self, batch: Batch, cache: KVCache, last: Tensor) -> None:
+    def __init__(self, batch: Batch, cache: SharedCache, last: Tensor) -> None:
         count = len(batch.budgets)
         super().__init__(batch, bucket(count), last.device)
-        shared = isinstance(cache, SharedCache)
-        prompts, self.extent = (cache.prefix, cache.extent) if shared else (cache, 0)
-        owner = cache.owner if shared else torch.arange(count, device=last.device)
-        padding = 0, len(self.row) - count
-        self.owner = F.pad(owner, padding)  # (B,) prompt of each slot
+        prompts, padding, self.extent = cache.prefix, (0, len(self.row) - count), cache.extent
+        self.owner = F.pad(cache.owner, padding)  # (B,) prompt of each slot
         self.base = F.pad(cache.positions(1)[:, 0], padding)  # (B,) position of the first new token
         self.hidden = F.pad(last, (0, 0, *padding))  # (B, D) last states
         self.prompt_real = prompts.real[:, None, None, : prompts.extent]  # (P, 1, 1, S) false = padding
@@ -185,11 +182,11 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 class Decoder:
     """A batch that is decoded to its end. cache, last (B, D): of `generate._prefill` without room."""
 
-    def __init__(self, reader: Reader, cache: KVCache, last: Tensor, batch: Batch) -> None:
+    def __init__(self, reader: Reader, cache: SharedCache, last: Tensor, batch: Batch) -> None:
         self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
         self.regions = [compiled_region(f, reader.compiled) for f in (_sample, _run_block, _advance)]
         self.slots, count = Slots(batch, cache, last), len(batch.budgets)
-        prompts, extent, B = getattr(cache, "prefix", cache), self.slots.extent, len(self.slots.row)
+        prompts, extent, B = cache.prefix, cache.extent, len(self.slots.row)
         self.most = max(batch.budgets)
         self.room = room_for(extent + self.most)
         self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)

@@ -222,8 +222,8 @@ def _steps(reader: Reader, batch: Batch) -> Iterator[Rows]:
 
 
 def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
-    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens,
-    and last states (B, D).
+    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens
+    (none = the caller has its own), and last states (B, D).
 
     Rows that share nothing are run whole, a few at a time, so that little is padding and a CPU's caches suffice."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
@@ -241,7 +241,7 @@ def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     cache.advance(S, lengths)
     owner = torch.tensor([place[head] for head in heads], device=device)
     last, rest = torch.cat(states)[owner], [p[len(head) :] for p, head in zip(batch.prompts, heads)]
-    if alone:
+    if alone and room:
         return cache, last
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):

@@ -19,12 +19,7 @@ DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
 
 
 def lr_scale(
-    step: int,
-    *,
-    max_steps: int,
-    warmup_steps: int = 0,
-    schedule: Schedule = "cosine",
-    final: float = 0.0,
+    step: int, *, max_steps: int, warmup_steps: int = 0, schedule: Schedule = "cosine", final: float = 0.0
 ) -> float:
     """Factor on the base learning rate at `step` (0-based), in [final, 1].
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hf_format import foreign, ids_below, imported, transformers  # noqa: F401
+from test_hf_format import foreign, ids_below, imported
 
 from codechat.core.errors import UserError
 from codechat.models import export, gguf_format
@@ -23,8 +23,7 @@ BACK = {theirs: name for name, theirs in gguf_format.NAMES.items()}  # Hugging F
 
 def gguf_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
-    parts = stem.split(".")
-    layer = parts[2] if parts[1:2] == ["layers"] else ""
+    layer = "".join(part for part in stem.split(".") if part.isdigit())
     return BACK[stem.replace(f".{layer}.", ".{}.", 1) if layer else stem].format(layer) + f".{kind}"
 
 
@@ -33,18 +32,15 @@ def written(directory: Path, model: Any, kind: str = "F32", architecture: str = 
     cfg, path = model.config, directory.with_suffix(".gguf")
     family = architecture or cfg.model_type
     writer = gguf.GGUFWriter(path, family)
-    for name, value in dict(
-        context_length=cfg.max_position_embeddings,
-        embedding_length=cfg.hidden_size,
-        block_count=cfg.num_hidden_layers,
-        feed_forward_length=cfg.intermediate_size,
-        **{"attention.head_count": cfg.num_attention_heads, "attention.head_count_kv": cfg.num_key_value_heads},
-    ).items():
-        writer.add_uint32(f"{family}.{name}", value)
-    head_width = getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads
-    writer.add_uint32(f"{family}.attention.key_length", head_width)
-    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", cfg.rms_norm_eps)
-    writer.add_float32(f"{family}.rope.freq_base", cfg.rope_parameters["rope_theta"])
+    writer.add_context_length(cfg.max_position_embeddings)
+    writer.add_embedding_length(cfg.hidden_size)
+    writer.add_block_count(cfg.num_hidden_layers)
+    writer.add_feed_forward_length(cfg.intermediate_size)
+    writer.add_head_count(cfg.num_attention_heads)
+    writer.add_head_count_kv(cfg.num_key_value_heads)
+    writer.add_key_length(getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads)
+    writer.add_layer_norm_rms_eps(cfg.rms_norm_eps)
+    writer.add_rope_freq_base(cfg.rope_parameters["rope_theta"])
     write_tokenizer(writer, directory, fields)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and cfg.tie_word_embeddings:
@@ -84,9 +80,7 @@ TEXTS += ["".join(random.Random(i).choices(ALPHABET, k=40)) for i in range(200)]
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen2-grouped", "qwen3", "qwen3-tied"])
 @torch.no_grad()
 def test_a_file_gives_the_logits_ids_and_template_of_its_directory(
-    transformers: Any,  # noqa: F811
-    tmp_path: Path,
-    name: str,
+    transformers: Any, tmp_path: Path, name: str
 ) -> None:
     theirs = foreign(transformers, tmp_path / "in", name)
     ours, other = imported(written(tmp_path / "in", theirs), "file"), imported(tmp_path / "in", "directory")
@@ -100,12 +94,7 @@ def test_a_file_gives_the_logits_ids_and_template_of_its_directory(
 
 
 @pytest.mark.parametrize("kind, error", [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.2), ("Q4_1", 0.2)])
-def test_quantized_weights_are_what_the_file_says(
-    transformers: Any,  # noqa: F811
-    tmp_path: Path,
-    kind: str,
-    error: float,
-) -> None:
+def test_quantized_weights_are_what_the_file_says(transformers: Any, tmp_path: Path, kind: str, error: float) -> None:
     theirs = foreign(transformers, tmp_path / "in", "llama", intermediate_size=64)
     path = written(tmp_path / "in", theirs, kind)
     weights = dict(gguf_format.read(path)[1])
@@ -119,7 +108,7 @@ def test_quantized_weights_are_what_the_file_says(
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-grouped", "qwen3-tied"])
 @torch.no_grad()
-def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Path, name: str) -> None:  # noqa: F811
+def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Path, name: str) -> None:
     foreign(transformers, tmp_path / "in", name)
     ours, ids = imported(tmp_path / "in", "ours"), ids_below(400, 2, 64)
     for dtype, cast in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
@@ -133,7 +122,7 @@ def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Pa
         assert all(back.tokenizer.encode(text) == ours.tokenizer.encode(text) for text in TEXTS)
 
 
-def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "arcee", "arcee")
     imported(tmp_path / "arcee", "arcee")
     wide = foreign(transformers, tmp_path / "wide", "llama", intermediate_size=72)
@@ -145,10 +134,7 @@ def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path
         assert not (tmp_path / "out").exists()
 
 
-def test_files_that_cannot_be_imported_are_one_line(
-    transformers: Any,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_files_that_cannot_be_imported_are_one_line(transformers: Any, tmp_path: Path) -> None:
     theirs = foreign(transformers, tmp_path / "in", "llama", intermediate_size=64)
     whole = written(tmp_path / "in", theirs).read_bytes()
     for i, text in enumerate((b"", b"GGUF", whole[:200], whole[: len(whole) // 2], b"\0" * 500)):

@@ -29,10 +29,7 @@ SPEC = "gpt2:400"
 LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
-    "LlamaForCausalLM": [
-        dict(mlp="swiglu", n_kv_head=1, mlp_width=40),
-        dict(mlp="swiglu", **LLAMA3),
-    ],
+    "LlamaForCausalLM": [dict(mlp="swiglu", n_kv_head=1, mlp_width=40), dict(mlp="swiglu", **LLAMA3)],
     "Qwen3ForCausalLM": [
         dict(mlp="swiglu", qk_norm=True, tied=False),
         dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
@@ -41,14 +38,6 @@ ARCHITECTURES = {
     ],
 }
 CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    found = pytest.importorskip("transformers", reason="parity is measured against it: pip install -e '.[bench]'")
-    found.utils.logging.set_verbosity_error()
-    found.utils.logging.disable_progress_bar()
-    return found
 
 
 def randomise(model: torch.nn.Module, scale: float = 0.2) -> torch.nn.Module:
