@@ -14,25 +14,28 @@ what they hold (`weights_only`), after their hashes are verified. `meta["lineage
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import pickle
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as td
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codechat.core import config
@@ -40,9 +43,6 @@ from codechat.core.atomic_files import atomic_directory, file_record, read_json,
 from codechat.core.errors import CheckpointError, RunError
 from codechat.distributed import dist, sharding
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
-
-if TYPE_CHECKING:  # imported where it is used: it loads torch.distributed.checkpoint, which chatting does not need
-    from codechat.runs import sharded_checkpoint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
@@ -57,7 +57,7 @@ class Checkpoint:
     step: int
     meta: dict[str, Any]
     model_state: Mapping[str, Tensor]
-    optim_state: list[dict[str, Any]] | sharded_checkpoint.Shards | None
+    optim_state: Mapping[str, Tensor] | None  # by NAME.KEY, as `optimizer_states` names them
     extra: dict[str, Any]
     rng: dict[str, Any] | None
 
@@ -94,6 +94,21 @@ def on_host(value: Any) -> Any:
     return type(value)(map(on_host, value)) if isinstance(value, (list, tuple)) else value
 
 
+def _parameters(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
+    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered in the order of the optimizers."""
+    every = [(o, p) for o in optimizers for group in o.param_groups for p in group["params"]]
+    names, beside = {p: name for name, p in model.named_parameters()}, itertools.count()
+    return {names[p] if p in names else f"beside.{next(beside)}": (o, p) for o, p in every}
+
+
+def optimizer_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on the order of parameters."""
+    states = {name: o.state.get(p, {}) for name, (o, p) in _parameters(model, optimizers).items()}
+    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+
+
 def _describe(
     run_path: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -120,30 +135,23 @@ def fingerprint(meta: Mapping[str, Any]) -> str:
 # ---- files
 
 
-def _write_file(path: Path, value: Any) -> dict[str, Any]:
-    """torch.save, synced; returns {bytes, sha256}."""
-    with open(path, "wb") as out:
-        torch.save(value, out)
-        out.flush()
-        os.fsync(out.fileno())
-    return file_record(path)
-
-
 def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name}.tmp")
 
 
-def write_step(
-    final: Path, contents: Mapping[str, Any], meta: dict[str, Any], shards: Mapping[str, Any] | None = None
-) -> None:
+def write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any], shards: Mapping[str, Any]) -> None:
     """Create the directory `final` of a step, complete or not at all, and point `latest` at it.
 
     contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already."""
-    if shards is None:
-        shutil.rmtree(_temporary(final), ignore_errors=True)
+    records = dict(shards)
     with atomic_directory(final, _temporary(final)) as fresh:
-        records = {name: _write_file(fresh / name, value) for name, value in contents.items()}
-        write_json(fresh / "meta.json", meta | {"files": records | dict(shards or {})})
+        for name, value in contents.items():
+            with open(fresh / name, "wb") as out:
+                torch.save(value, out)
+                out.flush()
+                os.fsync(out.fileno())
+            records[name] = file_record(fresh / name)
+        write_json(fresh / "meta.json", meta | {"files": records})
     write_atomic(final.parent / "latest", final.name + "\n")
 
 
@@ -160,12 +168,11 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
 
 
 def _advice(folder: Path) -> str:
-    """What to do about a damaged step: which one to use instead, and how a run continues from there."""
-    run_path = folder.parent.parent
-    others = [step for step, path in checkpoint_paths(run_path).items() if path != folder]
+    """What to do about a damaged step."""
+    others = [step for step, path in checkpoint_paths(folder.parent.parent).items() if path != folder]
     if not others:
         return "the run has no other step: train it again with --overwrite"
-    instead = f"{name_of(run_path.resolve())}@{others[-1]}"
+    instead = f"{name_of(folder.parent.parent.resolve())}@{others[-1]}"
     return f"use {instead}; to continue the run from there, delete {folder}, then set --resume"
 
 
@@ -180,22 +187,13 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
-    """torch.load, on the CPU, of a verified file; executes nothing in it."""
+    """The content, on the CPU, of a verified file; executes nothing in it. Released weights as float32, which training goes on from."""
     try:
+        if path.name == RELEASED_WEIGHTS:
+            return {name: tensor.float() for name, tensor in load_file(path).items()}
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (RuntimeError, pickle.UnpicklingError) as e:
+    except (RuntimeError, pickle.UnpicklingError, SafetensorError) as e:
         raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
-
-
-def _read_released(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint without optimizer states (`models.export`), as float32, which training goes on from."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return {name: tensor.float() for name, tensor in load_file(path).items()}
-    except SafetensorError as e:
-        raise CheckpointError(f"{path} cannot be read ({e})") from e
 
 
 # ---- writing
@@ -205,14 +203,6 @@ def _low_priority() -> None:
     """Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU run."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
-
-
-def _write(job: Callable[[], None], final: Path) -> None:
-    try:
-        job()
-    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-        remedy = "free space, then continue with --resume; earlier checkpoints are intact"
-        raise CheckpointError(f"checkpoint {final} cannot be written ({e}); {remedy}") from e
 
 
 _writer = futures.ThreadPoolExecutor(1, "checkpoint", _low_priority)
@@ -228,7 +218,7 @@ def settle() -> None:
             write.result()
 
 
-@contextmanager
+@contextlib.contextmanager
 def settled() -> Iterator[None]:
     """At the end of the block no checkpoint is being written."""
     try:
@@ -264,37 +254,36 @@ def save(
     CheckpointError where the disk fails: no partial checkpoint stays, and the former ones are untouched."""
     global _under_way
     settle()
-    run_path = Path(run_path)
-    final = run_path / "checkpoints" / f"step_{step:06d}"
+    final = Path(run_path) / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
-    about = _describe(run_path, step, model, optimizers, meta or {})
-    sharded, contents, tensors = sharding.is_sharded(model), {}, {}
-    if sharded:
+    about = _describe(Path(run_path), step, model, optimizers, meta or {})
+    states = {"model": model.state_dict()} | ({"optim": optimizer_states(model, optimizers)} if optimizers else {})
+    if sharded := sharding.is_sharded(model):
         from codechat.runs import sharded_checkpoint
 
-        tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
-    elif dist.is_main():
-        contents["model.pt"] = model.state_dict()
-        if optimizers:
-            contents["optim.pt"] = [o.state_dict() for o in optimizers]
-    if not wait:
-        contents, tensors = on_host(contents), on_host(tensors)
+        group = _group_for_writing(td.group.WORLD)
+    if not wait and (sharded or dist.is_main()):
+        states = on_host(states)
 
     def job() -> None:
-        shards = sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
-        if not dist.is_main():
-            return
-        write_step(final, contents | {"ranks.pt": ranks}, about, shards)
         try:
-            prune(run_path, step, keep_last)
-        except OSError as e:
-            print(f"old checkpoints in {final.parent} cannot be removed ({e})", file=sys.stderr)
+            if dist.is_main():
+                shutil.rmtree(_temporary(final), ignore_errors=True)
+            shards = sharded_checkpoint.write(_temporary(final), states, group) if sharded else {}
+            if dist.is_main():
+                whole = {} if sharded else {f"{name}.pt": value for name, value in states.items()}
+                write_step(final, whole | {"ranks.pt": ranks}, about, shards)
+                with contextlib.suppress(OSError):  # the next save tries again
+                    prune(final.parent.parent, step, keep_last)
+        except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+            remedy = "free space, then continue with --resume; earlier checkpoints are intact"
+            raise CheckpointError(f"checkpoint {final} cannot be written ({e}); {remedy}") from e
 
     if wait:
         with dist.together():
-            _write(job, final)
+            job()
     else:
-        _under_way = _writer.submit(_write, job, final)
+        _under_way = _writer.submit(job)
     return final
 
 
@@ -330,7 +319,7 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     files, step = meta["files"], meta["step"]
     _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
     if RELEASED_WEIGHTS in files:
-        return Checkpoint(path, step, meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
+        return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
     optimizer = optimizer and bool(meta.get("optimizers"))
     if meta.get("sharded"):
         from codechat.runs.sharded_checkpoint import Shards
@@ -345,46 +334,44 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     return Checkpoint(path, step, meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
 
-def _check_fit(path: Path, there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple[int, ...]]) -> None:
-    """CheckpointError where the shapes of the saved tensors are not those of the model."""
-    differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    if differ:
-        listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])
-        remedy = "use the settings of the run that saved it"
-        raise CheckpointError(f"{path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}")
+def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into whole or sharded ones. No communication."""
+    if hasattr(saved, "read_into"):
+        return saved.read_into(targets)
+    for name, target in targets.items():
+        sharding.fill(target, saved[name])
 
 
 def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    names, state = [type(o).__name__ for o in optimizers], ckpt.optim_state
-    saved = ckpt.meta["optimizers"] if state is not None else []
-    if len(saved) != len(names):
-        held = f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required"
+    """The state of each parameter by its name, sharded as the parameter is; none before the first update."""
+    names, params, saved, targets = ckpt.meta["optimizers"], _parameters(model, optimizers), ckpt.optim_state, {}
+    if len(names) != len(optimizers):
+        held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
         raise CheckpointError(f"{held}; use the same --optimizer")
-    try:
-        if hasattr(state, "restore_optimizers"):
-            state.restore_optimizers(model, optimizers)
-            return
-        sharded = sharding.is_sharded(model)
-        if sharded:
-            from codechat.runs import sharded_checkpoint
-        for optimizer, part in zip(optimizers, state):
-            sharded_checkpoint.restore_whole(optimizer, part) if sharded else optimizer.load_state_dict(part)
-    except ValueError as e:
-        raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit ({e})") from e
+    for key, tensor in getattr(saved, "about", saved).items():
+        name, _, kind = key.rpartition(".")
+        if name not in params:
+            raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit: no parameter {name}")
+        optimizer, p = params[name]
+        like = dict(dtype=tensor.dtype, device=p.device)
+        targets[key] = torch.zeros_like(p, **like) if tensor.shape == p.shape else torch.zeros(tensor.shape, **like)
+        optimizer.state[p][kind] = targets[key]
+    _fill(targets, saved)
 
 
 def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
     """Put the saved state into `model`; with optimizers, where a run continues from the checkpoint, also into them and the global random
     states. CheckpointError, with both shapes, where they do not fit."""
-    state = ckpt.model_state
-    targets, sharded = model.state_dict(), hasattr(state, "shapes")
-    shapes = state.shapes() if sharded else {name: tuple(tensor.shape) for name, tensor in state.items()}
-    _check_fit(ckpt.path, shapes, {name: tuple(tensor.shape) for name, tensor in targets.items()})
-    if sharded:
-        state.read_into(targets)
-    else:
-        for name, target in targets.items():
-            sharding.fill(target, state[name])
+    saved, targets = ckpt.model_state, model.state_dict()
+    there, here = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for tensors in (getattr(saved, "about", saved), targets)
+    )
+    if differ := [name for name in {**there, **here} if there.get(name) != here.get(name)]:
+        listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])
+        remedy = "use the settings of the run that saved it"
+        raise CheckpointError(f"{ckpt.path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}")
+    _fill(targets, saved)
     if optimizers:
         _restore_optimizers(ckpt, model, optimizers)
         if ckpt.rng is not None:

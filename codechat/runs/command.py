@@ -7,12 +7,10 @@ codechat runs compare nano/sft nano/sft-s1        the settings that differ
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core import config
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError

@@ -12,59 +12,37 @@ from __future__ import annotations
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as td
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from codechat.core.atomic_files import file_record
 from codechat.core.errors import CheckpointError
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist
 
 FOLDER = "shards"
 
 # ---- writing
 
 
-def named_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Every tensor of the model and its optimizers under its name in the checkpoint."""
-    states = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    names = parameter_names(model, optimizers)
-    for optimizer in optimizers:
-        for p, state in optimizer.state.items():
-            states |= {f"optim.{names[p]}.{key}": value for key, value in state.items()}
-    return states
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def parameter_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, str]:
-    """The name of every parameter; those that the model does not have, such as a value head's, are numbered in the order of the optimizers."""
-    names = {p: name for name, p in model.named_parameters()}
-    beside = [p for optimizer in optimizers for p in parameters_of(optimizer) if p not in names]
-    return names | {p: f"beside.{i}" for i, p in enumerate(beside)}
-
-
-def write(temp: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
-    """Write this rank's shard below the temporary directory of a step; {file: record} of all ranks' files.
+def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.ProcessGroup) -> dict[str, Any]:
+    """Write this rank's shard of {model, optim: {name: tensor}} below the temporary directory of a step; {file: record} of all ranks' files.
 
     A collective over `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
-    if dist.is_main():
-        shutil.rmtree(temp, ignore_errors=True)
     td.barrier(group)
     problem, mine = None, {}
+    tensors = {f"{kind}.{name}": tensor for kind, some in states.items() for name, tensor in some.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one about its own use of a deprecated function
-            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
+            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
         patterns = [f"__{dist.rank()}_*.distcp", *([".metadata"] if dist.is_main() else [])]
         paths = [path for pattern in patterns for path in (temp / FOLDER).glob(pattern)]
         mine = {f"{FOLDER}/{path.name}": file_record(path) for path in paths}
@@ -124,26 +102,22 @@ class Shards(Mapping[str, Tensor]):
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder / FOLDER, prefix
         table = _Reader(self.folder).read_metadata().state_dict_metadata
-        self._about = {
-            name.removeprefix(prefix): about
+        self.about = {  # shapes and dtypes
+            name.removeprefix(prefix): torch.empty(about.size, dtype=about.properties.dtype, device="meta")
             for name, about in table.items()
             if name.startswith(prefix) and isinstance(about, TensorStorageMetadata)
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        about = self._about[name]
-        target = torch.empty(about.size, dtype=about.properties.dtype)
+        target = torch.empty_like(self.about[name], device="cpu")
         self.read_into({name: target})
         return target
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._about)
+        return iter(self.about)
 
     def __len__(self) -> int:
-        return len(self._about)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(about.size) for name, about in self._about.items()}
+        return len(self.about)
 
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
         """Fill the targets, whole or sharded tensors, in place; a rank reads its own shard. No communication."""
@@ -151,38 +125,3 @@ class Shards(Mapping[str, Tensor]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(tensors, storage_reader=_Reader(self.folder), no_dist=True)
-
-    def restore_optimizers(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Read the optimizer states of each parameter, by its name, sharded as it is. Before the first update there are none. ValueError where
-        a parameter has none and others have."""
-        if not len(self):
-            return
-        names, targets = parameter_names(model, optimizers), {}
-        for optimizer in optimizers:
-            for p in parameters_of(optimizer):
-                keys = [key for key in self if key.rpartition(".")[0] == names[p]]
-                if not keys:
-                    raise ValueError(f"nothing is saved for {names[p]}")
-                empty = {key: _empty(p, self._about[key].size, self._about[key].properties.dtype) for key in keys}
-                optimizer.state[p] = {key.rpartition(".")[2]: tensor for key, tensor in empty.items()}
-                targets |= empty
-        self.read_into(targets)
-
-
-def _empty(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor to fill: sharded as p is where it has p's shape, else whole on p's device."""
-    same = tuple(shape) == tuple(p.shape)
-    return torch.zeros_like(p, dtype=dtype) if same else torch.zeros(tuple(shape), dtype=dtype, device=p.device)
-
-
-def restore_whole(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Put a `state_dict` that was saved whole into an optimizer of sharded parameters. ValueError where their numbers differ."""
-    numbers, params = [n for group in saved["param_groups"] for n in group["params"]], parameters_of(optimizer)
-    if len(numbers) != len(params):
-        raise ValueError(f"{len(numbers)} parameters there, {len(params)} here")
-    for n, p in zip(numbers, params):
-        optimizer.state[p] = {}
-        for key, value in saved["state"].get(n, {}).items():
-            dtype = p.dtype if value.shape == p.shape else value.dtype
-            optimizer.state[p][key] = _empty(p, value.shape, dtype)
-            sharding.fill(optimizer.state[p][key], value)
