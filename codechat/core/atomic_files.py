@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -103,10 +104,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise RunError(f"{path} line {number} is not a json object; delete that line to read the rest")
 
 
-def trim_cut_line(path: Path) -> None:
-    """Remove a last line that was cut: a row appended to it would be lost."""
-    with open(path, "rb+") as f:
-        f.truncate(sum(len(line) for line in f if line.endswith(b"\n")))
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they do not fit on the disk."""
+    data = json_lines(rows).encode()
+    with open(path, "ab+", buffering=0) as f:
+        if f.tell():
+            f.seek(-1, os.SEEK_END)
+            if f.read(1) != b"\n":
+                f.seek(0)
+                f.truncate(sum(len(line) for line in f if line.endswith(b"\n")))
+        if f.write(data) != len(data):  # a full disk takes a part
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def drop_rows_after(path: Path, step: int) -> None:

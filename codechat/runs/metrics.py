@@ -61,14 +61,3 @@ def plain_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, An
     if bad:
         row["nonfinite"] = " ".join(bad)
     return row
-
-
-def metric_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, flat and with declared names only."""
-    for name in values:
-        metric(name)
-    row = plain_row(step, time, values)
-    for name, value in row.items():
-        if isinstance(value, (list, dict)):
-            raise ValueError(f"metric {name!r} is a {type(value).__name__}; log scalars (log_eval takes more)")
-    return row

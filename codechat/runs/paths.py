@@ -39,7 +39,6 @@ SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
-COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins
 
 
 def runs_dir() -> Path:
@@ -201,12 +200,7 @@ def hold(run_path: Path) -> None:
         raise RunError(f"{writer}; stop it, or choose another --run-name")
 
 
-# ---- planned and resumed runs
-
-
-def is_planned(path: Path) -> bool:
-    """Whether the run was written by `launch` and has not begun."""
-    return (path / "status.json").is_file() and read_json(path / "status.json").get("status") == PLANNED
+# ---- resumed runs
 
 
 def _ranks() -> int:
@@ -214,22 +208,19 @@ def _ranks() -> int:
 
 
 def check_same(name: str, config: Any) -> None:
-    """RunError where a run that is resumed, or was planned, would compute something else than its config.json says. Fields marked identity=False may
+    """RunError where a run that is resumed would compute something else than its config.json says. Fields marked identity=False may
     differ, and so may the way in which ranks share the rows of a step."""
     path = runs_dir() / name
-    stored, now, planned = read_json(path / "config.json"), config, is_planned(path)
+    stored, now = read_json(path / "config.json"), config
     if dataclasses.is_dataclass(config):
         begun = configs.from_dict(type(config), stored, f"run {name}")
         stored, now = (configs.identity(c.resolved() if hasattr(c, "resolved") else c) for c in (begun, config))
     if "device_batch_size" in now:
-        ranks = _ranks() if planned else read_json(path / "env.json").get("world_size", 1)
-        for c, n in ((stored, ranks), (now, _ranks())):
-            c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * n
-    ignored = COMPLETED if planned else ()
-    changes = {k: v for k, v in configs.differences(stored, now).items() if k.partition(".")[0] not in ignored}
-    if changes:
+        for c, ranks in ((stored, read_json(path / "env.json")["world_size"]), (now, _ranks())):
+            c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * ranks
+    if changes := configs.differences(stored, now):
         listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
-        raise RunError(f"run {name} was begun or planned with other settings: {listed}; use the same, or choose another --run-name")  # fmt: skip
+        raise RunError(f"run {name} was begun with other settings: {listed}; use the same, or choose another --run-name")  # fmt: skip
 
 
 def same_launch(name: str) -> bool:
@@ -248,10 +239,7 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
         return None
     path = find_checkpoint(ref)
     owner, m = path.parent.parent, STEP.fullmatch(path.name)
-    record = {"ref": str(ref), "path": os.path.relpath(path, ROOT.resolve()), "step": int(m[1]) if m else None}
-    if is_run(owner):
-        record |= {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
-    return record
+    return {"ref": str(ref), "run": name_of(owner) if is_run(owner) else None, "step": int(m[1]) if m else None}
 
 
 def prepare(
@@ -269,17 +257,18 @@ def prepare(
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
     path, there = runs_dir() / name, exists(name)
-    planned = there and is_planned(path) and not overwrite
+    state = read_status(path)["status"] if there else ""
+    planned = state == PLANNED and not overwrite
     if resume and not there:
         raise no_such_run(name)
     if there and not (resume or overwrite or planned):
         continued = "--resume to continue it, " if hasattr(config, "resume") else ""
-        raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); "
+        raise RunError(f"run name {name!r} is in use ({state}); "
                        f"set {continued}--overwrite to replace it, or another --run-name")  # fmt: skip
     if there:
         hold(path)
     origin = _parent_record(parent)
-    if overwrite and origin and origin.get("run") == name:
+    if overwrite and origin and origin["run"] == name:
         raise ConfigError(
             f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
         )

@@ -13,30 +13,29 @@ A step's number counts the optimizer updates done: the row of the first update i
 holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
 flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
 
-A configuration with wandb=True also sends the rows to Weights & Biases (`tracker`).
+A configuration with wandb=True also sends the rows to Weights & Biases, under the run's name as id. The rows of another run are sent
+later by `wandb sync runs/NAME/tb`, which reads TensorBoard's files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import importlib
 import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from codechat.core import provenance
-from codechat.core.atomic_files import drop_rows_after, json_lines, read_json, read_rows, trim_cut_line, write_json
+from codechat.core.atomic_files import append_rows, drop_rows_after, read_json, read_rows, write_json
 from codechat.core.errors import RunError, UserError
 from codechat.core.processes import unlock
 from codechat.runs import paths
-from codechat.runs.metrics import is_declared, metric_row, plain, plain_row
-from codechat.runs.paths import ROOT as ROOT
+from codechat.runs.metrics import is_declared, metric, plain, plain_row
 from codechat.runs.paths import find_run, runs_dir
-from codechat.runs.tracker import Tracker, check_installed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +91,13 @@ def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
+def _wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError:
+        raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
+
+
 class Run:
     """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it).
 
@@ -105,8 +111,7 @@ class Run:
         self._begins: int | None = None  # step from which a resumed run continues
         self._rewind = False  # whether the next row drops those behind that step
         self._board: Any = None
-        self._tracker: Tracker | None = None
-        self._files: dict[str, IO[bytes]] = {}
+        self._tracked: Any = None  # the run of wandb
 
     @classmethod
     def create(
@@ -127,15 +132,13 @@ class Run:
         if _restarted(name):
             resume, overwrite = True, False
         run = cls(runs_dir() / name)
-        tracked = getattr(config, "wandb", False)
         with _ranks().together():
             if _ranks().is_main():
                 try:
-                    if tracked:
-                        check_installed()
+                    wandb = _wandb() if getattr(config, "wandb", False) else None
                     paths.prepare(name, config, kind, parent, resume, overwrite)
-                    if tracked:
-                        run._tracker = Tracker(name, run.config, kind, run.path, continued=resume)
+                    if wandb:
+                        run._track(wandb, kind, resume)
                 except UserError:  # of which MissingFile is an OSError too
                     raise
                 except OSError as e:
@@ -185,7 +188,9 @@ class Run:
 
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
-        row = metric_row(step, time.time(), {**(values or {}), **metrics})
+        row = plain_row(step, time.time(), {**(values or {}), **metrics})
+        for name in row.keys() - {"step", "time", "nonfinite"}:
+            metric(name)
         if _ranks().is_main():
             self._append("metrics.jsonl", [row])
             self._show(row)
@@ -196,17 +201,28 @@ class Run:
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
             shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}
-            self._show(shown, evaluation=True)
+            self._show(shown, "eval/" + (f"{row['split']}/" if "split" in row else ""))
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
         if _ranks().is_main():
             self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
 
-    def _show(self, row: Mapping[str, Any], evaluation: bool = False) -> None:
-        """Send a row to the tracker and to TensorBoard."""
-        if self._tracker:
-            self._tracker.log(row, evaluation)
+    def _track(self, wandb: Any, kind: str, continued: bool) -> None:
+        about = dict(name=self.name, id=self.name.replace("/", "--"), config=self.config, job_type=kind)
+        about |= dict(project=os.environ.get("WANDB_PROJECT", "codechat"), dir=str(self.path))
+        try:
+            self._tracked = wandb.init(**about, resume="allow" if continued else None)
+        except wandb.Error as error:
+            remedy = "run `wandb login`, or set WANDB_MODE=offline and `wandb sync` later"
+            raise RunError(f"wandb failed ({error}); {remedy}") from error
+        self._tracked.define_metric("*", step_metric="step")
+
+    def _show(self, row: Mapping[str, Any], where: str = "") -> None:
+        """Send a row to TensorBoard, and to the tracker, there under `where`/NAME."""
+        if self._tracked:
+            values = {where + k: v for k, v in row.items() if is_declared(k) and v is not None}
+            self._tracked.log({"step": row["step"]} | values)
         if not self._writing:
             return
         if self._board is None:  # at the first row, since the import takes longer than a step
@@ -223,25 +239,14 @@ class Run:
         return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        data = json_lines(rows).encode()
         try:
-            f = self._files.get(file) or self._open_for_append(file)
-            if f.write(data) != len(data):  # a full disk takes a part
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._rewind:
+                for name in ROWS:
+                    drop_rows_after(self.path / name, self._begins)
+                self._rewind = False
+            append_rows(self.path / file, rows)
         except OSError as e:
-            self._files.pop(file, None)  # the next row opens it again, which removes a partial row
             raise self._unwritable(file, e) from e
-
-    def _open_for_append(self, file: str) -> IO[bytes]:
-        if self._rewind and self._begins is not None:
-            for name in ROWS:
-                drop_rows_after(self.path / name, self._begins)
-            self._rewind = False
-        path = self.path / file
-        if path.is_file():
-            trim_cut_line(path)
-        self._files[file] = open(path, "ab", buffering=0)
-        return self._files[file]
 
     # the end
 
@@ -259,14 +264,12 @@ class Run:
         self._end("failed", reason, {})
 
     def _end(self, state: str, reason: str | None, more: Mapping[str, Any]) -> None:
-        for f in self._files.values():
-            f.close()
         if self._board:
             with contextlib.suppress(OSError):
                 self._board.close()
-        if self._tracker:
-            self._tracker.finish(failed=state == "failed")
-        self._files, self._board, self._tracker, self._writing = {}, None, None, False
+        if self._tracked:
+            self._tracked.finish(exit_code=int(state == "failed"))
+        self._board, self._tracked, self._writing = None, None, False
         if _ranks().is_main():
             unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")

@@ -174,8 +174,8 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
         Run.create("toy", resolved, kind="reinforce")
     with pytest.raises(RunError, match="toy"):
         launcher.write(toy)
-    assert paths.is_planned(launcher.write(toy, overwrite=True).path)
-    assert paths.is_planned(launcher.write(dataclasses.replace(toy, lr=1e-5)).path), (
+    assert paths.read_status(launcher.write(toy, overwrite=True).path)["status"] == "planned"
+    assert paths.read_status(launcher.write(dataclasses.replace(toy, lr=1e-5)).path)["status"] == "planned", (
         "what has not begun may be written again"
     )
 

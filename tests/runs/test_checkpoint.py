@@ -230,7 +230,9 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs
 
 def test_another_shape_is_an_error_with_both(run: Run) -> None:
     model = tiny(3)
-    save(run, 1, model, optimizers=[adamw(model)])
+    optimizer = adamw(model)
+    learn(model, optimizer, 1)
+    save(run, 1, model, optimizers=[optimizer])
     wide = tiny(5)
     before = wide[0].weight.clone()
     with pytest.raises(CheckpointError, match=r"0.weight.*\(3, 2\).*\(5, 2\).*0.bias.*\(3,\)"):
