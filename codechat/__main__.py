@@ -1,7 +1,5 @@
 """`python -m codechat`, and `torchrun -m codechat`: the same as the `codechat` command."""
 
-from __future__ import annotations
-
 import sys
 
 from codechat.cli import main

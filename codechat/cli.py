@@ -6,8 +6,6 @@ Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130
 a defect and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.abc
 import importlib.util

@@ -11,16 +11,12 @@ unequal rewards (RAFT, arXiv:2304.06767; rewards need only differ). Each step sa
 Twenty steps in a row in which no group has variance end the run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from codechat.core.config import opt
+from codechat.runs.run import Run
 from codechat.training.settings import TOY_ONE_UPDATE, MinibatchSettings, RLSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,17 +18,13 @@ would still change the policy. So 20 DEAD steps in a row end the run, and a mini
 ranks give the same update as one with the whole batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.runs.run import Run
 from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.runs.run import Run
 
 # what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
 PAPERS = {
@@ -72,7 +68,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
             at = f"importance_cap {self.importance_cap}: the ratio starts from the sampler's probabilities"
             raise ConfigError(f"{at}; leave --importance-cap out, or set --old-logprobs trainer")
 
-    def resolved(self) -> GRPOConfig:
+    def resolved(self) -> Self:
         """With what is none filled in from the variant."""
         missing = {name: value for name, value in VARIANTS[self.variant].items() if getattr(self, name) is None}
         return replace(self, **missing)

@@ -12,16 +12,12 @@ A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. T
 A step in which no group has variance makes no update, since only errors of the value head would change the policy; 20 in a row end the run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from codechat.core.config import opt
+from codechat.runs.run import Run
 from codechat.training.settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

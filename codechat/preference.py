@@ -10,19 +10,14 @@ the first step, and then it is freed. With --task, evaluations also measure the 
 because the loss sees only differences.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.runs.run import Run
 from codechat.tasks import NAMES
 from codechat.training.settings import TOY_RUN, LearningSettings, SamplingSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +52,7 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
         """Of evaluations on the task: one completion of each problem."""
         return (1,)
 
-    def resolved(self) -> PreferenceConfig:
+    def resolved(self) -> Self:
         """With what is none filled in from the paper."""
         from codechat.rl.preference_losses import BETA
 
@@ -70,7 +65,6 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
     from codechat import tasks
-    from codechat.core.processes import StopSignal
     from codechat.distributed import dist, hardware
     from codechat.models import lora
     from codechat.training import opening
@@ -78,7 +72,7 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.session import Session
 
-    with dist.session(cfg) as world, StopSignal() as interrupt:
+    with dist.session(cfg) as world:
         cfg, parent, tok = opening.load_parent(cfg.resolved())
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
@@ -89,14 +83,12 @@ def train(cfg: PreferenceConfig) -> Run:
         if world.device.type == "cuda":  # packed rows have one shape there
             hardware.compile_blocks(model)
 
-        def evaluate(model: GPT, step: int) -> dict[str, Any]:
+        def evaluate(model: Any, step: int) -> dict[str, Any]:
             row = held_out_means(cfg, loss_of, held_out) if held_out is not None else {}
             return row | (opening.evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
         trained_on = dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data)
-        session = Session(
-            "preference", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, trained_on=trained_on
-        )
+        session = Session("preference", cfg, model, tok, parent=parent, evaluate=evaluate, trained_on=trained_on)
         size, count = len(pairs.prompts), cfg.device_batch_size * cfg.grad_accum * world.size
         with session.running():
             for step in session.steps():

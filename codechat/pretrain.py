@@ -6,20 +6,15 @@
 With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document boundaries, as in GPT-2.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import PRESETS
+from codechat.runs.run import Run
 from codechat.training.settings import SupervisedSettings
-
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,7 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
 
 
-def bits_per_byte(model: GPT, cfg: PretrainConfig) -> dict[str, float]:
+def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
     """Validation loss in nats per token, and in bits per byte of text: total nats / ln 2 / bytes, which different tokenizers share.
 
     Sums, token and byte counts are added over ranks, each of which reads its share."""
@@ -68,7 +63,6 @@ def bits_per_byte(model: GPT, cfg: PretrainConfig) -> dict[str, float]:
 
 def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.core.processes import StopSignal
     from codechat.data import corpus, prefetch
     from codechat.distributed import dist, hardware
     from codechat.text import tokenizer
@@ -76,14 +70,14 @@ def train(cfg: PretrainConfig) -> Run:
     from codechat.training.session import Session
 
     manifest = corpus.read_manifest(cfg.data_dir)
-    with dist.session(cfg) as world, StopSignal() as interrupt:
+    with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         loader = prefetch.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)
         how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
-        session = Session("pretrain", cfg, model, tok, interrupt, **how)
+        session = Session("pretrain", cfg, model, tok, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
         with session.running():

@@ -11,16 +11,11 @@ needs --allow-dead. Twenty DEAD steps in a row end the run. --engine http or vll
 Shapes: P problems with G completions each; B completions per microbatch, C tokens of the longest one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from codechat.core.config import opt
+from codechat.runs.run import Run
 from codechat.training.settings import TOY_ONE_UPDATE, GroupSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

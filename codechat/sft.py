@@ -8,19 +8,14 @@ measure each domain's held-out loss (three rises in a row are reported) and run 
 tool, tools offered or not. --eval-task gsm8k also samples a task's validation problems, locally or on the server of --engine.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.runs.run import Run
 from codechat.training.settings import ChatSettings, EngineSettings, SupervisedSettings, run_presets
-
-if TYPE_CHECKING:
-    from codechat.models.gpt import GPT
-    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +63,12 @@ RUN_PRESETS = run_presets()
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.core.processes import StopSignal
     from codechat.data import conversations, prefetch, prepared
     from codechat.distributed import dist, hardware
     from codechat.training import opening
     from codechat.training.session import Session, totals
 
-    with dist.session(cfg) as world, StopSignal() as interrupt:
+    with dist.session(cfg) as world:
         cfg, parent, tok = opening.load_parent(cfg, keep_tags=True)
         opening.check_tags(cfg, tok, parent)
         length = min(cfg.length, cfg.model.block_size)
@@ -87,15 +81,15 @@ def train(cfg: SFTConfig) -> Run:
         rows = conversations.PackedLoader(examples, shares, *shape)
         loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = opening.build_policy(cfg, parent)
-        sample_task = opening.open_eval_task(cfg, tok, interrupt)
+        sample_task = opening.open_eval_task(cfg, tok)
         style = prepared.tools_style(cfg.data_dir)
 
-        def evaluate(model: GPT, step: int) -> dict[str, float]:
+        def evaluate(model: Any, step: int) -> dict[str, float]:
             return held_out.evaluate(model, step) | sample_task(model, step)
 
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=evaluate, trained_on=trained_on)
-        session = Session("sft", cfg, model, tok, interrupt, kept={"loader": loader, "history": held_out}, **how)
+        session = Session("sft", cfg, model, tok, kept={"loader": loader, "history": held_out}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
         with session.running():

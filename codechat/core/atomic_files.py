@@ -1,7 +1,5 @@
 """Files that are replaced as a whole, and row files (jsonl) that survive a kill."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

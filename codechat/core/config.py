@@ -12,8 +12,6 @@ tuple, Any, unions of them, and dataclasses. The word none is None where the typ
 words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks need one line as an exception.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -3,8 +3,6 @@
 The command line prints it and exits with 2. Anything else is a defect, and its traceback is shown.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

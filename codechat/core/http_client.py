@@ -4,8 +4,6 @@ link = Link("http://127.0.0.1:8000", flag="--server")
 link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -3,15 +3,14 @@
 The lock is a POSIX record lock rather than `filelock`, which takes 0.2 s to import and offers nothing more here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -74,30 +73,24 @@ def unlock(path: Path) -> None:
         file.close()
 
 
-class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave.
+stop = threading.Event()  # the loop that runs, or ran last, was asked to stop
 
-    A second Ctrl-C raises KeyboardInterrupt. `asked`, of the class, tells who runs several loops in turn that the last one was asked to stop."""
 
-    asked = False
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within the block the first Ctrl-C or SIGTERM sets `stop`, so that a loop can save and leave. A second Ctrl-C raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._former: dict[int, Any] = {}
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = StopSignal.asked = True
+        stop.set()
         print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> StopSignal:
-        StopSignal.asked = False
-        if threading.current_thread() is threading.main_thread():  # only there can signals be handled
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._former.items():
+    stop.clear()
+    here = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    former = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM) if here}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
             signal.signal(number, handler)

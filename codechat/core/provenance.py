@@ -1,7 +1,5 @@
 """Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

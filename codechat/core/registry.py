@@ -3,8 +3,6 @@
 The id is the `kind` in `runs/NAME/status.json`. Modules are imported when they are needed.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 from collections.abc import Mapping, Sequence

@@ -86,14 +86,13 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
 def train(cfg: CharsConfig) -> Run:
     """Learn the text; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.core.processes import StopSignal
     from codechat.distributed import dist, sharding
     from codechat.labs import chars_learning as learning
     from codechat.rl.advantages import VALUE_LR
     from codechat.training.session import Session
 
     cfg, parent, text = learning.load(cfg)
-    with dist.session(cfg) as world, StopSignal() as interrupt:
+    with dist.session(cfg) as world:
         per_step = cfg.tokens_per_step(world.size)
         steps = cfg.max_tokens // per_step
         if not steps:
@@ -114,7 +113,6 @@ def train(cfg: CharsConfig) -> Run:
             cfg,
             learner.model,
             text.tokenizer,
-            interrupt,
             parent=parent,
             evaluate=evaluate,
             heads={head: VALUE_LR} if cfg.objective == "ppo" else {},

@@ -35,11 +35,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from codechat.core import config
+from codechat.core import config, processes
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, check_choice
-from codechat.core.processes import StopSignal
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import FOLDER, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 from codechat.runs import paths
@@ -162,7 +161,7 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
 def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwrite: bool = False) -> float:
     """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was requested by name, or
     stands behind a stage that was."""
-    StopSignal.asked = False
+    processes.stop.clear()
     began = time.perf_counter()
     if not (ranks and follow_living(b.run_name)):
         lost = b.name not in ledger.rows  # killed between the end of the run and its entry in the ledger
@@ -175,7 +174,7 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwri
     seconds = time.perf_counter() - began
     row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
     ledger.put(b.name, row)
-    if StopSignal.asked:
+    if processes.stop.is_set():
         raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
     return seconds
 

@@ -1,7 +1,5 @@
 """From rewards to advantages, and the learned value that PPO compares them with. Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

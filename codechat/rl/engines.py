@@ -12,8 +12,6 @@ which a loop saves and stops. docs/engines.md has the commands.
 `RolloutSampler` takes the rollouts of a step from an engine: when they are needed, or one batch ahead from a server. With --sample-ahead
 the batch of step s + 1 is drawn from the weights before update s, so it is one step off-policy (arXiv:2410.18252)."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -28,6 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
@@ -80,16 +79,15 @@ class Engine:
         return {}
 
 
-def open_engine(cfg: Any, tokenizer: Tokenizer, give_up: Callable[[], bool] = lambda: False) -> Engine:
-    """The engine of a run. give_up: called while waiting for a server; True ends the wait with EngineLost."""
-    return Engine() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer, give_up)
+def open_engine(cfg: Any, tokenizer: Tokenizer) -> Engine:
+    return Engine() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer)
 
 
 class Http(Engine):
     """A `codechat serve --reload-from`."""
 
-    def __init__(self, cfg: Any, tokenizer: Tokenizer, give_up: Callable[[], bool]) -> None:
-        self.cfg, self.shape, self.give_up = cfg, cfg.model, give_up
+    def __init__(self, cfg: Any, tokenizer: Tokenizer) -> None:
+        self.cfg, self.shape = cfg, cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
         self.folder = Path(cfg.engine_dir)
         self.live = cfg.engine_weights == "memory"
@@ -100,6 +98,7 @@ class Http(Engine):
         self.model = ""  # the server's name of the model
         self.pushed_s, self.retries = 0.0, 0
         self._reload_lock = threading.Lock()
+        processes.stop.clear()
         self._lost = threading.Event()  # one request has failed for good: the others stop waiting
 
     @contextmanager
@@ -226,7 +225,7 @@ class Http(Engine):
                     raise
                 self.model = ""  # a restarted server may serve it under another name
                 waited = time.monotonic() - began
-                if self._lost.is_set() or self.give_up() or waited > self.cfg.engine_patience_s:
+                if self._lost.is_set() or processes.stop.is_set() or waited > self.cfg.engine_patience_s:
                     raise EngineLost(f"{error}; waited {waited:.0f} s for it") from None
             self.retries += 1
             time.sleep(pause)

@@ -8,11 +8,9 @@ An episode ends when its environment ends it ("stop"), after `task.max_turns` an
 ("length"), and when the model's block has no room for one more token ("context"); always with what the policy wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from codechat.models import generate
 from codechat.models.gpt import GPT
@@ -77,7 +75,7 @@ class Episode:
             return
         self._append(reply, [0.0] * len(reply), False)
 
-    def finished(self) -> Episode:
+    def finished(self) -> Self:
         self.completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
         self.text = chat.completion_text(self.ids, *self.format)
         self.score = self.world.score()

@@ -6,8 +6,6 @@ step, so that gradient accumulation, padding and the number of ranks change noth
 Shapes: B sequences, T tokens. Log-probabilities in nats. Masks are 1 where a token counts.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

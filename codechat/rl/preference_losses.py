@@ -7,8 +7,6 @@ Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion
 model; *_lengths (B,): tokens.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -7,13 +7,11 @@ group instead of G x (P + C). Of an episode (`episodes`), what the environment s
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
 rows of T tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -81,7 +79,7 @@ class RolloutBatch:
         """The completions of these groups, as indices into N."""
         return [p * self.group_size + g for p in groups for g in range(self.group_size)]
 
-    def take(self, groups: Sequence[int]) -> RolloutBatch:
+    def take(self, groups: Sequence[int]) -> Self:
         """The batch of these groups, in this order."""
         rows = self.numbers(groups)
         taken: dict[str, Any] = {name: [getattr(self, name)[p] for p in groups] for name in ("problems", "prompts")}
@@ -90,7 +88,7 @@ class RolloutBatch:
             taken[name] = [values[i] for i in rows] if values else []
         return replace(self, **taken)
 
-    def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
+    def replace(self, groups: Sequence[int], other: Self) -> Self:
         """The batch with `groups` replaced by the groups of `other`, in order."""
         place = {p: len(self.problems) + i for i, p in enumerate(groups)}
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
@@ -223,7 +221,7 @@ class Packed:
         kind = packed_attention.Documents if packed_attention.dense(self.ids.device) else packed_attention.flex_mask
         return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
 
-    def to(self, device: torch.device) -> Packed:
+    def to(self, device: torch.device) -> Self:
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: dist.send(value, device) for name, value in tensors.items()})
 

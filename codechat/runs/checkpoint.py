@@ -12,8 +12,6 @@ model, by any number of ranks. With wait=False a thread writes a copy in host me
 what they hold (`weights_only`), after their hashes are verified. `meta["lineage"]` lists the runs behind the weights, oldest first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ codechat runs show nano/rl                        settings, origin, last metrics
 codechat runs compare nano/sft nano/sft-s1        the settings that differ
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -5,8 +5,6 @@ as null, since json has no word for it, and listed in the row's `nonfinite` ("tr
 taken for a value that was never logged.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ for another one), or of the checkout where it is called inside of that.
 A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform
@@ -281,8 +279,8 @@ def prepare(
         )
     files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
     if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
-        check_same(name, config)
         if not planned:
+            check_same(name, config)
             env = read_json(path / "env.json")
             status["started"] = read_json(path / "status.json")["started"]
             files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}

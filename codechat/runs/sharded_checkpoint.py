@@ -7,8 +7,6 @@ Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_par
 depend on the sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
 """
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import warnings

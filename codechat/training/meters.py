@@ -8,8 +8,6 @@ truncated_frac             share of completions that were cut off within an answ
 entropy                    nats per token: mean -log p of the sampled tokens under the sampler
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

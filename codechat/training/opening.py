@@ -1,7 +1,5 @@
 """What a loop opens before its first step: the checkpoint it starts from, its policy and reference model, its task, what it is evaluated on."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +9,6 @@ from typing import Any, TypeVar
 from codechat import tasks
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.core.processes import StopSignal
 from codechat.data import conversations
 from codechat.distributed import dist, sharding
 from codechat.evaluation import domain_loss, evaluate
@@ -94,14 +91,14 @@ def evaluate_policy(
     return scores.row() | matrix
 
 
-def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[[GPT, int], dict[str, Any]]:
+def open_eval_task(cfg: Any, tok: Tokenizer) -> Callable[[GPT, int], dict[str, Any]]:
     """evaluate(model, step): greedy scores on validation problems of --eval-task, sampled by the run's engine; {} where there is no such task.
     A collective."""
     if not cfg.eval_task:
         return lambda model, step: {}
     task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
     held_out = task.problems("select", limit=cfg.eval_examples)
-    engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+    engine = engines.open_engine(cfg, tok)
 
     def evaluate_now(model: GPT, step: int) -> dict[str, Any]:
         engine.push(model, step)

@@ -9,8 +9,6 @@ chosen, rejected and completion may also be messages that end with the assistant
 it. Pairs are groups of a `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

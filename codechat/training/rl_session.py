@@ -28,7 +28,6 @@ from torch import Tensor
 
 from codechat import tasks
 from codechat.core.errors import RunError
-from codechat.core.processes import StopSignal
 from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
@@ -53,8 +52,8 @@ def rl_session(
     """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad settings or a DEAD task.
 
     reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up."""
-    with dist.session(cfg) as world, StopSignal() as interrupt:
-        r = RLSession(cfg, kind, world, interrupt, reference, value_head, measures)
+    with dist.session(cfg) as world:
+        r = RLSession(cfg, kind, world, reference, value_head, measures)
         with r.running():
             yield r
 
@@ -81,7 +80,7 @@ class RLSession(Session):
     """A run that learns from rollouts; see `rl_session`, which opens it."""
 
     def __init__(
-        self, cfg: Any, kind: str, world: dist.World, interrupt: StopSignal, reference: bool, value_head: bool, measures: Sequence[str]
+        self, cfg: Any, kind: str, world: dist.World, reference: bool, value_head: bool, measures: Sequence[str]
     ) -> None:  # fmt: skip
         cfg, parent, tok = opening.load_parent(cfg)
         self.world, self.measures = world, measures
@@ -91,14 +90,14 @@ class RLSession(Session):
         self.head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
         if world.device.type == "cuda":  # packed rows have one shape there
             hardware.compile_blocks(model)
-        self.engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+        self.engine = engines.open_engine(cfg, tok)
         self.sampler = RolloutSampler(cfg, self.engine, model, self.task, problems, tok)
         check_signal(cfg, self.task, problems, self.sampler)
         self.sentinel = diagnose.Sentinel(cfg.dead_patience)
         heads = {self.head: VALUE_LR} if self.head else {}
         kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
         how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
-        super().__init__(kind, cfg, model, tok, interrupt, trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), **how)
+        super().__init__(kind, cfg, model, tok, trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), **how)
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
         """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups

@@ -1,14 +1,12 @@
 """A run while it trains: what every loop shares, whatever it learns. `rl_session` adds rollouts.
 
-s = Session("sft", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, kept={"loader": loader})
+s = Session("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader})
 with s.running():
     for step in s.steps():             # evaluates, saves and ends when due
         ...                            # forward and backward passes
         s.apply_gradients()
         s.log_supervised(nats, tokens_per_step)
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from codechat.core.errors import RunError
-from codechat.core.processes import StopSignal
+from codechat.core.processes import stop, stoppable
 from codechat.distributed import dist, hardware
 from codechat.models import lora, optim
 from codechat.models.gpt import GPT
@@ -46,7 +44,6 @@ class Session:
         cfg: Any,
         model: GPT,
         tok: Tokenizer,
-        interrupt: StopSignal,
         *,
         parent: Checkpoint | None,
         evaluate: Callable[[GPT, int], Mapping[str, Any]],
@@ -57,7 +54,7 @@ class Session:
         kept: Mapping[str, Any] = {},
     ) -> None:
         self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
-        self.interrupt, self.heads, self.kept = interrupt, heads, kept
+        self.heads, self.kept = heads, kept
         self.max_steps = cfg.max_steps if max_steps is None else max_steps
         rates = dict(lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
         self.optimizers = optim.build(model, **rates)
@@ -87,7 +84,7 @@ class Session:
         """The run while it trains. At the end no checkpoint is half written, and a run that ended early says why."""
         counts = dict(initial=self.start, total=self.max_steps, unit="step")
         bar = tqdm(desc=self.run.name, disable=not dist.is_main(), **counts)
-        with self.run, checkpoint.settled(), bar as self.bar:
+        with stoppable(), self.run, checkpoint.settled(), bar as self.bar:
             lost = None
             try:
                 yield self
@@ -109,7 +106,7 @@ class Session:
         evaluated = self.run.resumed and dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
-            self.stopping = any(dist.gather(self.interrupt.requested or bool(self.why)))
+            self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
             if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
                 self.run.log_eval(self.step, self.evaluate(self.model, self.step))
                 self.pace = (self.step, time.perf_counter())

@@ -4,8 +4,6 @@ No torch here: `--help`, presets, recipes and launch read these classes.
 Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,10 +19,9 @@ import pytest
 from contracts import killed_after
 
 import codechat
-from codechat.core import config
+from codechat.core import config, processes
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
-from codechat.core.processes import StopSignal
 from codechat.core.registry import COMMANDS
 from codechat.data import corpus
 from codechat.launch import launch_command, launcher, planner, portable_scripts, recipes, runner
@@ -139,8 +138,7 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeyp
 def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its middle it is not finished; in its last step it is, and stays so."""
     with monkeypatch.context() as patch:
-        always = property(lambda signal: True, lambda signal, value: None)
-        patch.setattr(StopSignal, "requested", always, raising=False)
+        patch.setattr(processes.stop, "is_set", lambda: True)
         with pytest.raises(RunError, match="first .*interrupted"):
             ran()
     assert set(json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())) == {"corpus"}

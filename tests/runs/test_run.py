@@ -52,7 +52,7 @@ def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
 
 def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
-    head = "import pathlib, sys, time\nfrom codechat.runs import paths\nfrom codechat.core.processes import StopSignal\nfrom codechat.runs.run import Run\n"
+    head = "import pathlib, sys, time\nfrom codechat.runs import paths\nfrom codechat.core.processes import stop, stoppable\nfrom codechat.runs.run import Run\n"
     head += f"paths.ROOT = pathlib.Path({str(root)!r})\n"
     repository = Path(__file__).resolve().parents[2]
     return subprocess.Popen(
@@ -142,9 +142,9 @@ def test_a_killed_run_says_killed(runs_root: Path) -> None:
 @pytest.mark.parametrize("presses", [1, 2])
 def test_one_ctrl_c_asks_two_interrupt(runs_root: Path, presses: int) -> None:
     program = f"""
-with StopSignal() as stop:
+with stoppable():
     print('up', flush=True)
-    while not stop.requested or {presses} == 2:  # the second never leaves by itself
+    while not stop.is_set() or {presses} == 2:  # the second never leaves by itself
         time.sleep(0.01)
 print('left', flush=True)
 """
