@@ -17,7 +17,7 @@ from codechat.core.errors import ConfigError, MissingFile, RunError
 
 TIMEOUT_S = 300.0  # without a byte from the server
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
-BROKEN = (OSError, OverflowError, http.client.HTTPException)  # OverflowError: of a port above 65535
+BROKEN = (OSError, OverflowError, ValueError, http.client.HTTPException)  # OverflowError: of a port above 65535
 
 
 class NoAnswer(RunError):
@@ -27,12 +27,9 @@ class NoAnswer(RunError):
 class Refused(ConfigError):
     """The server answered with an error. status: the HTTP status."""
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, status)  # both, since it may be sent to other ranks
+    def __init__(self, message: str, status: int = 0) -> None:  # unpickled on other ranks by its message
+        super().__init__(message)
         self.status = status
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def read_key(path: Path) -> str:
@@ -58,9 +55,8 @@ class Link:
         flag: str = "--server",
         kind: str = "server",
         remedy: str = "start one with codechat serve --ckpt RUN",
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
+        self.url, self.kind, self.remedy = url.rstrip("/").removesuffix("/v1"), kind, remedy
         if not (parts := re.fullmatch(r"https?://([\w.-]+|\[[\w:]+\])(:\d{1,5})?(/.*)?", url)):
             raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
         self.headers = {"Content-Type": "application/json"}
@@ -70,26 +66,21 @@ class Link:
         direct = [urllib.request.ProxyHandler({})] if parts[1] in LOOPBACK else []
         self.opener = urllib.request.build_opener(*direct)
 
-    def open(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer, to be read and closed; a GET without a body, else a POST. Refused where the server answers with an
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer as json, None where it is empty; to a GET without a body, else a POST. Refused where the server answers with an
         error, NoAnswer where it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
-            return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=self.timeout_s)
+            request = urllib.request.Request(self.url + path, data, self.headers)
+            with self.opener.open(request, timeout=TIMEOUT_S) as answer:
+                text = answer.read()
+            return json.loads(text) if text.strip() else None
         except urllib.error.HTTPError as error:
             message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}"
             raise Refused(message, error.code) from None
         except BROKEN as error:
-            raise self._no_answer(getattr(error, "reason", error)) from None
-
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The whole answer as json; None where it is empty."""
-        with self.open(path, body) as answer:
-            try:
-                text = answer.read()
-                return json.loads(text) if text.strip() else None
-            except (*BROKEN, ValueError) as error:
-                raise self._no_answer(f"its answer broke off or is no json: {error!r}") from None
+            reason = getattr(error, "reason", error)
+            raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
 
     def model(self) -> str:
         """The name of the first served model."""
@@ -98,9 +89,6 @@ class Link:
         except (KeyError, IndexError, TypeError):
             raise ConfigError(f"{self.url} lists no model; give the URL of a server such as codechat serve") from None
 
-    def _no_answer(self, reason: object) -> NoAnswer:
-        return NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}")
-
 
 def _complaint(error: urllib.error.HTTPError) -> str:
     text = ""
@@ -108,5 +96,5 @@ def _complaint(error: urllib.error.HTTPError) -> str:
         text = error.read(10_000).decode("utf-8", "replace")
         answer = json.loads(text)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])[:1000]
-    except (*BROKEN, ValueError, KeyError, TypeError):
+    except (*BROKEN, KeyError, TypeError):
         return text[:200] or str(error.reason)

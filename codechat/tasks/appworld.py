@@ -59,7 +59,7 @@ class AppWorldServer:
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
         words = dict(flag="the AppWorld server's URL", kind="AppWorld server", remedy=SETUP)
-        self.link = Link(url, timeout_s=300.0, **words)  # above the server's own limit on code
+        self.link = Link(url, **words)
         if "AppWorld" not in str(self._ask("/")):
             raise RunError(f"{url} is no AppWorld environment server; {SETUP}")
 
