@@ -1,7 +1,6 @@
 """Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason."""
 
 import hashlib
-import importlib.util
 import os
 import platform
 import subprocess
@@ -45,9 +44,8 @@ def git_state(root: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that are installed."""
-    there = [name for name in PACKAGES if importlib.util.find_spec(name)]
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in there}
+    """Of Python and of the packages that decide results."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
 
 
 def hardware() -> dict[str, Any]:

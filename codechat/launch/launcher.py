@@ -5,7 +5,7 @@
     launcher.attach("my-sft")                 # follow the metrics; Ctrl-C (interrupt) stops following, not the run
     launcher.stop("my-sft")                   # a checkpoint, then the end
 
-When the run begins, it takes over its directory, and rejects a config.json that was edited in between. Jobs are submitted with sbatch;
+When the run begins, it takes over its directory. Jobs are submitted with sbatch;
 runs on other hosts are stopped there.
 """
 
