@@ -1,7 +1,5 @@
 """A tiny model that knows some conversations by heart: what tests talk to."""
 
-from __future__ import annotations
-
 import torch
 
 from codechat.models.gpt import GPT

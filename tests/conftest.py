@@ -1,7 +1,5 @@
 """What all tests share: the threads of a process, skips with a reason, the folder of real samples."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

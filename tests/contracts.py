@@ -1,8 +1,6 @@
 """What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks learn what one does,
 and a task without signal is rejected. Each loop's tests call these with settings of their own and add what only that loop does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

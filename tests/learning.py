@@ -4,8 +4,6 @@ A test of learning trains something small and asserts that it learned. With one 
 another rounding of a sum is another trajectory. Its sizes are therefore chosen over 20 seeds, two instruction sets and one and two threads.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts put together from the pieces of calls, few of them a call: no scorer may raise on any, or pay for one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The device of the tests of `tests/gpu`, models for it, and the path of a GPU on a CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Errors by their type and by what they name: settings, numbers, files. How the sentence around them reads is free to change."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

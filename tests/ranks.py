@@ -1,7 +1,5 @@
 """Programs and loops on several ranks, by torchrun, with their output."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`codechat serve` in a thread of the test's own process."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -15,8 +15,6 @@ Left out: what kernels and libraries do within themselves, `torch.tensor(..., de
 operator.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

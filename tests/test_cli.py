@@ -1,7 +1,5 @@
 """The command line: every command is there, help is quick, what goes wrong is one line and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

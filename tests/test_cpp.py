@@ -1,7 +1,5 @@
 """The C++ programs: the same losses and the same greedy tokens as Python's. Skipped where no compiler is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that accumulating equals one batch."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

@@ -1,8 +1,6 @@
 """The written documentation: links lead somewhere, functions that it names exist, its commands are valid, and README's
 numbers are those of committed results."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The shape of the library: imports go one way, no exception is swallowed whole, files stay small."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The project's own files: one environment in two spellings, a Makefile that repairs, notebooks in shape."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import os

@@ -1,7 +1,5 @@
 """The web site: gathered and built without a warning; each page is there, and loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

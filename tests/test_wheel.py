@@ -1,7 +1,5 @@
 """A wheel, unpacked beside an empty folder: what commands read came with it, what they write lies in that folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

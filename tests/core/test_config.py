@@ -1,7 +1,5 @@
 """Configurations: one dataclass is the command line, the json file and the notebook cell."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The client of a json server: answers, and user errors for all that can go wrong."""
 
-from __future__ import annotations
-
 import http.server
 import pickle
 import threading

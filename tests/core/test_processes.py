@@ -1,7 +1,5 @@
 """Processes and locks: a writer is recognised while it lives, and a lock ends with its process."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The registry: every entry loads, and a loop is found from its configuration."""
 
-from __future__ import annotations
-
 from raising import raising
 
 from codechat.core import config, registry

@@ -1,8 +1,6 @@
 """What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped it, accumulation and ranks change nothing, settings that cannot
 be are refused, and nothing that is not finite is learned from or saved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

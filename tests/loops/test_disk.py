@@ -1,8 +1,6 @@
 """A file system that turns read-only, or fills up, in the middle of a loop or of another command: one line, an exit code, no traceback; the
 checkpoint stays, and nothing is left half done."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw prompts, from the import to the evaluation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

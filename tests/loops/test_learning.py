@@ -1,7 +1,5 @@
 """Loops learn: small tasks, with bounds that hold for 20 seeds (`tools/learning_margins.py`)."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

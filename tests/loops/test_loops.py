@@ -1,7 +1,5 @@
 """What only one loop does. What all do is in test_contracts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

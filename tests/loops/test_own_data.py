@@ -1,7 +1,5 @@
 """Training on one's own files and tasks: what may be missing, and what is taken from an object."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Preferences as data, and what only their loop does. Losses by hand are in tests/rl/test_losses, what all loops keep in test_contracts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

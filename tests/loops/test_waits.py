@@ -1,7 +1,5 @@
 """Whole loops on the meta device: how often the host waits for the device in a step, and that every tensor is where the next operator needs it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

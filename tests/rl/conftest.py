@@ -1,7 +1,5 @@
 """One thread: models this small only wait for a second one, and wait long on a busy machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

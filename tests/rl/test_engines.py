@@ -1,8 +1,6 @@
 """Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and
 weighed."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -107,9 +105,6 @@ def load(up: Any, path: str) -> tuple[int, Any]:
     return up.send("POST", "/admin/weights", {"path": path})
 
 
-# ---------------------------------------------------------------- settings
-
-
 # ---------------------------------------------------------------- our server
 
 
@@ -148,21 +143,6 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
     (choice,) = completions(up, prompt=[65, 66], max_tokens=6, seed=3)[1]["choices"]
     assert choice["token_ids"] == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
     assert choice["weights_version"] == up.health()["version"]
-
-
-def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
-    prompts, how = [[65, 66, 67], [70]], dict(max_new_tokens=12, seed=4)
-    ending = generate.sample(model(5), prompts[:1], keys=["a"], **how)[0].ids[2:4]
-    body = dict(prompt=prompts, max_tokens=12, seed=4, n=2, keys=["a", 7], stop_token_ids=[99, ending], logprobs=0)
-    got = completions(up, **body)[1]["choices"]
-    how |= dict(keys=["a", 7], samples_per_prompt=2, stop=[(99,), tuple(ending)])
-    right = generate.sample(model(5), prompts, **how)
-    assert [c["token_ids"] for c in got] == [c.ids for c in right]
-    assert right[0].stop == got[0]["finish_reason"] == "stop"
-    logprobs = [lp for c in got for lp in c["logprobs"]["token_logprobs"]]
-    assert logprobs == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
-    for change in ({"keys": [1]}, {"prompt": [[1], [900]]}, {"prompt": [[]]}):
-        assert completions(up, **body | change)[0] == 400
 
 
 def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

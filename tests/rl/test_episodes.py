@@ -1,7 +1,5 @@
 """Episodes: token in, token out over several turns; what the environment said is read, never learned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Losses and advantages: numbers by hand, signs of gradients, invariances, KL estimators against exact KL."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

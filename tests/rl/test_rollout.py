@@ -1,7 +1,5 @@
 """Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly what was sampled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics of a batch of rollouts: closed forms, and the same values however the batch is dealt to ranks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

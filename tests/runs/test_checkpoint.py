@@ -1,7 +1,5 @@
 """Checkpoints: a resumed run continues on the same curve, and nothing that existed is lost."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Run directories: what is logged is what is read, names are protected, a kill loses no flushed row."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

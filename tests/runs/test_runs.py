@@ -1,7 +1,5 @@
 """`codechat runs`: list, show, compare; and a loop's rows in a tracker."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,15 +72,3 @@ def test_a_loop_with_wandb_sends_each_row_at_once(runs_root: Path, monkeypatch: 
     calls.clear()
     Run.create("quiet", RunSettings(run_name="quiet"), kind="sft").finish()
     assert calls == [] and config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())
-
-
-@pytest.mark.slow
-def test_wandb_itself_keeps_the_rows_offline(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    with Run.create("real", RunSettings(wandb=True), kind="sft") as run:
-        for step in (1, 2, 3):
-            run.log(step, train_loss=1.0 / step)
-    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
-    written = file.read_bytes()
-    assert all(value in written for value in (b"train_loss", b"0.5", b"0.3333333333333333"))
