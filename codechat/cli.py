@@ -89,12 +89,6 @@ def _enter(words: list[str]) -> list[str]:
     if folder is None or not folder.is_dir():
         raise ConfigError(f"--root {folder or ''}: required is a folder that exists, such as --root . for this one")
     os.chdir(folder)
-    from codechat.runs import paths
-
-    if not Path.cwd().samefile(paths.root_at(Path.cwd())):
-        raise ConfigError(
-            f"--root {folder} lies in the checkout {paths.SHIPPED}, whose own root it has; leave --root out"
-        )
     return words[2:]
 
 

@@ -159,9 +159,9 @@ class RLSession(Session):
         counts = totals([[float(x) for x in row] for row in here])
         self.n_tokens = sum(count[1] for count in counts)
         for epoch in range(epochs):
-            for number, (groups, count) in enumerate(zip(dealt, counts)):
-                if count[2] > 0:
-                    yield Update(self, batch, groups, mask, epoch == number == 0, *count)
+            for number, (groups, (sequences, tokens, live_here, live_tokens)) in enumerate(zip(dealt, counts)):
+                if live_here > 0:
+                    yield Update(self, batch, groups, mask, epoch == number == 0, sequences, tokens, live_tokens)
 
     def log(self, batch: RolloutBatch, sums: Mapping[str, float | Tensor] = {}, **means: float | Tensor) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
@@ -195,7 +195,7 @@ class RLSession(Session):
 
 @dataclass(frozen=True)
 class Update:
-    """One optimizer update on some groups of a batch. Counts are of all ranks: completions, their tokens, the live ones among them, and theirs."""
+    """One optimizer update on some groups of a batch. Counts are of all ranks: completions, their tokens, those of the live ones."""
 
     session: RLSession
     batch: RolloutBatch
@@ -204,7 +204,6 @@ class Update:
     first: bool  # of its step
     n_sequences: float
     n_tokens: float
-    n_live: float
     n_live_tokens: float
 
     def microbatches(self, keep: Tensor | None = None) -> Iterator[Microbatch]:
