@@ -67,14 +67,6 @@ def test_runs_lie_below_the_folder_of_the_command_or_of_root(
     assert "--root" in capsys.readouterr().err and Path.cwd() == before
 
 
-def test_help_waits_for_no_library() -> None:
-    code = (
-        "import sys; from codechat import cli; cli.main(['--help']);"
-        "assert not {'torch', 'numpy', 'pandas', 'datasets', 'rich'} & set(sys.modules), 'heavy'"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-
-
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     for word, near in (("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce")):
         assert main([word]) == 2

@@ -240,7 +240,7 @@ class Run:
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
-            if self._rewind:
+            if self._rewind and self._begins is not None:
                 for name in ROWS:
                     drop_rows_after(self.path / name, self._begins)
                 self._rewind = False

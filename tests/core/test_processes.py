@@ -55,13 +55,3 @@ def test_a_process_is_told_from_another_of_its_number() -> None:
         time.sleep(0.01)
     child.wait()
     assert processes.process_start(child.pid) is None and processes.descendants(child.pid) == []
-
-
-def test_core_and_the_reading_of_runs_load_no_heavy_package() -> None:
-    modules = [f"codechat.core.{path.stem}" for path in Path(codechat.__file__).parent.glob("core/[a-z]*.py")]
-    modules += [f"codechat.runs.{name}" for name in ("paths", "metrics")]
-    program = f"import sys, codechat, {', '.join(modules)}; print(sys.modules.keys() & {{'torch', 'numpy', 'pandas', 'psutil'}})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(codechat.__file__).parent.parent
-    )
-    assert done.stdout.strip() == "set()", done.stderr
