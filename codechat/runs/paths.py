@@ -24,14 +24,8 @@ from codechat.core.processes import alive, lock, process_start, unlock
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
-
-
-def root_at(folder: Path) -> Path:
-    """The root of a process that works in `folder`: that folder, or the checkout of this package where it lies inside."""
-    return _CHECKOUT if _CHECKOUT and folder.resolve().is_relative_to(_CHECKOUT) else folder
-
-
-ROOT = root_at(Path.cwd())  # runs/, data/ and reports/ of this process are below it
+# runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that lies inside
+ROOT = _CHECKOUT if _CHECKOUT and Path.cwd().is_relative_to(_CHECKOUT) else Path.cwd()
 RELEASED = "released"  # codechat/released/NAME: runs that come with the package
 SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")

@@ -91,13 +91,6 @@ def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def _wandb() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ModuleNotFoundError:
-        raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
-
-
 class Run:
     """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it).
 
@@ -135,10 +128,13 @@ class Run:
         with _ranks().together():
             if _ranks().is_main():
                 try:
-                    wandb = _wandb() if getattr(config, "wandb", False) else None
+                    tracked = getattr(config, "wandb", False)
+                    wandb = importlib.import_module("wandb") if tracked else None
                     paths.prepare(name, config, kind, parent, resume, overwrite)
                     if wandb:
                         run._track(wandb, kind, resume)
+                except ModuleNotFoundError:
+                    raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
                 except UserError:  # of which MissingFile is an OSError too
                     raise
                 except OSError as e:
