@@ -177,17 +177,16 @@ def test_weights_that_are_not_finite_are_never_saved(
     good_checkpoints("inf", 3)
 
 
-def scaled_loss(own: Callable[..., None], calls: Any, factor: float) -> Callable[..., None]:
-    return lambda loss, *a, **k: own(loss * (factor if next(calls) == 12 else 1.0), *a, **k)
+def scaled_loss(own: Callable[..., None], calls: Any) -> Callable[..., None]:
+    return lambda loss, *a, **k: own(loss * (math.nan if next(calls) == 12 else 1.0), *a, **k)
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
-    loop: str, factor: float, home: Path, monkeypatch: pytest.MonkeyPatch
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one microbatch among several."""
-    monkeypatch.setattr(torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6)), factor))
+    monkeypatch.setattr(torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6))))
     steps = dict(max_tokens=8 * 4 * 16, minibatches=2) if loop == "chars" else dict(max_steps=14, grad_accum=2)
     with raising(RunError, "gradient", "--lr"):
         train(small(loop, home, run_name="nan", save_every=1, keep_last=1, **steps))
