@@ -78,11 +78,7 @@ def list_runs() -> pd.DataFrame:
 def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    rows = list(read_rows(path))
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("step"), int):
-            raise RunError(f"{path} line {number} has no step; delete that line to read the rest")
-    return pd.DataFrame(rows or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    return pd.DataFrame([*read_rows(path)] or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
 
 
 def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
