@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import random
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 
-from codechat.core.atomic_files import read_rows, trim_cut_line
+from codechat.core.atomic_files import append_rows, read_rows
 from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, STARTS, Setting, backward, reshaped, update
 from codechat.models import optim
@@ -103,16 +102,13 @@ def train(out: Path, setting: Setting, plan: Plan, every: int, stream: str) -> l
     """Train the runs of the plan that `out` does not have and append their rows; returns all rows of the plan."""
     out.parent.mkdir(parents=True, exist_ok=True)
     done = list(read_rows(out))
-    if out.is_file():
-        trim_cut_line(out)
     begin = starts_of(setting)
     rows = []
     for name, start, rl in plan:
         row = next((r for r in done if name.items() <= r.items()), None)
         if row is None:
             row = name | train_one(setting, rl, *begin(name["seed"], start), name["seed"], every, stream)
-            with open(out, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            append_rows(out, [row])
             print(summary(name, row), flush=True)
         rows.append(row)
     return rows
