@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import random
 import time
 from collections import Counter
@@ -102,13 +103,15 @@ def train(out: Path, setting: Setting, plan: Plan, every: int, stream: str) -> l
     """Train the runs of the plan that `out` does not have and append their rows; returns all rows of the plan."""
     out.parent.mkdir(parents=True, exist_ok=True)
     done = list(read_rows(out))
+    append_rows(out, [])  # removes a last line that was cut
     begin = starts_of(setting)
     rows = []
     for name, start, rl in plan:
         row = next((r for r in done if name.items() <= r.items()), None)
         if row is None:
             row = name | train_one(setting, rl, *begin(name["seed"], start), name["seed"], every, stream)
-            append_rows(out, [row])
+            with open(out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
             print(summary(name, row), flush=True)
         rows.append(row)
     return rows
