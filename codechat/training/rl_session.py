@@ -170,12 +170,12 @@ class RLSession(Session):
         row = meter.read_changed()
         flops = batch.flops(self.cfg.model, meter.trained)
         mfu = flops / ((time.perf_counter() - meter.began) * hardware.peak_flops(device, dist.compute_dtype())[0])
-        tokens, loss = meter.sums.pop("tokens"), meter.sums.pop("policy_loss") / max(1, meter.updates)
+        loss = {"policy_loss": meter.sums.pop("policy_loss") / max(1, meter.updates)}
+        tokens = meter.sums.pop("tokens")
         values = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
         values |= {name: (float(value), 1) for name, value in (means | self.engine.metrics(self.step)).items()}
         values |= {"mfu": (mfu, 1)} | {name: (value, tokens) for name, value in meter.sums.items()}
-        how = dict(means=values, sums=dict(policy_loss=loss), maxima=meter.maxima)
-        row |= rollout_metrics(batch, self.task.tiers, **how)
+        row |= rollout_metrics(batch, self.task.tiers, means=values, sums=loss, maxima=meter.maxima)
         if "kl_old" in row:
             row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
         step_s, sample_s = time.perf_counter() - meter.began, meter.sampled - meter.began
