@@ -21,8 +21,7 @@ from codechat.data.sources import digest
 from codechat.data.synthetic import row as conversation
 from codechat.tasks import preparation
 from codechat.tasks.base import Problem
-from codechat.tasks.coding.sources import GOLD
-from codechat.tasks.coding.task import CodingTask
+from codechat.tasks.coding.task import GOLD, CodingTask
 
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200
@@ -236,9 +235,8 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
         levels: Sequence[int] = LEVELS,
         reward: str = "tiered",
         timeout_s: float = 3.0,
-        isolation: str = "auto",
     ) -> None:
-        super().__init__("micro", [], reward, timeout_s, isolation)
+        super().__init__("micro", [], reward, timeout_s)
         self.set_levels(source, levels)
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from codechat.data.chat_formats import NO_CALL
 from codechat.data.synthetic import parsed
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.answer_text import extract, same_name
 from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.funcall import staircase
-from codechat.tasks.funcall.task import NO_CALL
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 
@@ -48,8 +48,8 @@ class NaturalTask(CodingTask):
     splits = ("test",)
     no_references = "requests for code and chat have no reference solutions"
 
-    def __init__(self, isolation: str = "auto") -> None:
-        super().__init__(self.name, read_requests(), isolation=isolation)
+    def __init__(self) -> None:
+        super().__init__(self.name, read_requests())
         self.tools_style = "compact"  # evaluations set that of the checkpoint
 
     def prompt(self, problem: Problem) -> list[Message]:

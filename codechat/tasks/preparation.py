@@ -154,12 +154,15 @@ class GeneratedTask(BaseTask):
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
         """n different problems, the levels in turn; worked: none of those that `problems` gives for training."""
-        part = self.worked_part if worked and split == "train" else split
+        part = self.part(split, worked)
         rng, drawn = random.Random(f"{self.stream} {part} {seed}"), dict[str, Problem]()
         while len(drawn) < n:  # ends: there are far more problems than any n in use
             if problem := self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng):
                 drawn.setdefault(problem.id, problem)
         return list(drawn.values())
+
+    def part(self, split: str, worked: bool) -> str:
+        return self.worked_part if worked and split == "train" else split
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
         """A problem of this part's values; None where the draw gives none."""

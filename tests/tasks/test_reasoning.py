@@ -236,21 +236,6 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_written_solutions_and_problems_are_disjoint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "data reasoning --out made --tokenizer bytes --max-examples 60 --problems 40 --eval-examples 20".split()
-    assert cli.main([*words, "--template", "r1_zero"]) == 0
-    names = {f"worked.{s}.jsonl" for s in SPLITS[:3]} | {f"reasoning.{s}.jsonl" for s in SPLITS}
-    assert {p.name for p in (home / "made").glob("*.jsonl")} == names
-    worked = list(read_rows(home / "made" / "worked.train.jsonl"))
-    task = tasks.load("reasoning:template=r1_zero", source=str(home / "made"))
-    problems = task.problems("train")
-    assert (len(worked), len(problems)) == (60, 40)
-    assert not {row["messages"][0]["content"] for row in worked} & {task.prompt(p)[0]["content"] for p in problems}
-    assert all(re.fullmatch(r"[^<]+ </think> <answer> \d+ </answer>", row["messages"][-1]["content"]) for row in worked)
-    tasks.check_reference_solutions(task, problems).require()
-    assert cli.main([*words, "--levels", "9"]) == 2 and "levels [9]" in capsys.readouterr().err
-
-
 def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Path) -> None:
     assert cli.main(["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]) == 0
     names = {"worked.train", "worked.select", "gsm8k.train", "gsm8k.select", "gsm8k.test"}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-import statistics
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ from codechat.tasks.toolbox.problems import SHARES, probes
 from codechat.tasks.toolbox.problems import draw as draw_problems
 from codechat.tasks.toolbox.tool import say
 from codechat.tasks.toolbox.values import WORDS
-from codechat.text import chat, tokenizer
+from codechat.text import chat
 
 MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
 REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
@@ -244,19 +241,6 @@ def test_probes_fill_every_cell() -> None:
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
         assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
-
-
-def test_prompts_and_calls_are_short() -> None:
-    tok = tokenizer.load("python:4096")
-    problems = draw_problems("train", 600, shares={"call": 1})
-    prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
-    answers = ([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}] for p in problems)
-    assert statistics.mean(prompts) <= 110
-    assert statistics.mean(sum(chat.render(m, tok, "reserved").loss_mask) for m in answers) <= 35
-
-
-def test_a_thousand_dialogues_take_a_second_at_most(quick: Callable[..., Any]) -> None:
-    assert len(quick(4, lambda: list(draw_dialogues("train", 4000)))) == 4000
 
 
 def test_services_wordings_and_small_talk_come_in_their_shares() -> None:

@@ -109,9 +109,9 @@ class AppsEnvironment:
 # ---------------------------------------------------------------- problems and their experts
 
 
-def make(level: int, split: str, rng: random.Random, store: Store) -> Problem:
-    """One problem with its expert's calls and changes. store: where the expert works."""
-    world = World(rng, split, SIZES[level])
+def make(level: int, split: str, rng: random.Random) -> Problem:
+    """One problem with its expert's calls and changes."""
+    world, store = World(rng, split, SIZES[level]), Store()
     request, needed, expert = requests.draft(level, world)
     store.reset(world.tables)
     calls: list[dict[str, Any]] = []
@@ -155,7 +155,7 @@ class AppsTask(GeneratedTask):
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
-    name, domain, asked, tiers = "apps", "episodes", "tool", TIERS
+    name, stream, domain, asked, tiers = "apps", "apps", "episodes", "tool", TIERS
     known_levels, written = LEVELS, ("train", *HELD_OUT)
     gold_fields = ("world", "calls", "changes")
     meta_fields = ("level", "tools")
@@ -166,14 +166,11 @@ class AppsTask(GeneratedTask):
             raise ConfigError(f"max_turns {max_turns}; required: 1 or more")
         self.max_turns = max_turns
 
-    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        part = "expert" if worked and split == "train" else ""
-        rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
-        problems_by_id: dict[str, Problem] = {}
-        while len(problems_by_id) < n:
-            problem = make(self.levels[len(problems_by_id) % len(self.levels)], split, rng, store)
-            problems_by_id.setdefault(problem.id, problem)
-        return list(problems_by_id.values())
+    def part(self, split: str, worked: bool) -> str:
+        return f"{split} {'expert' if worked and split == 'train' else ''}"
+
+    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem:
+        return make(level, split, rng)
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment()

@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, UserError, check_choice
-from codechat.data.chat_formats import schemas
+from codechat.data.chat_formats import NO_CALL, schemas
 from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
 from codechat.data.synthetic import parsed
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.tasks.bfcl import rules
 from codechat.tasks.bfcl.rules import ABSENT
-from codechat.tasks.funcall.task import NO_CALL
 from codechat.text import chat
 
 Row = dict[str, Any]

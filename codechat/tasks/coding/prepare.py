@@ -29,7 +29,7 @@ from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import preparation
 from codechat.tasks.coding.answer_text import extract
-from codechat.tasks.coding.sources import mbpp_request, mbpp_split
+from codechat.tasks.coding.task import mbpp_request, mbpp_split
 from codechat.tasks.toolbox import dialogues
 from codechat.text import tokenizer
 

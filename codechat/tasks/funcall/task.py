@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import check_choice
-from codechat.data.chat_formats import glaive_turns, messages_of
+from codechat.data.chat_formats import NO_CALL, glaive_turns, messages_of
 from codechat.data.sources import Ledger, digest, local_rows, require_columns
 from codechat.data.synthetic import split_of
 from codechat.tasks.base import SPLITS, BaseTask, Message, Problem, Score, shuffled
 from codechat.tasks.funcall.staircase import NAMED, STAIRCASES, TIERS, score_call
+from codechat.tasks.preparation import DEFAULT_LIMIT
 from codechat.tasks.toolbox import problems
 from codechat.text import chat
 
 Row = dict[str, Any]
-DEFAULT_LIMIT = 500
-NO_CALL = "I have no function for that."
 COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_args"))
 _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
 
@@ -63,9 +62,6 @@ class FuncallTask(BaseTask):
             self.ledger.check()
             if not any("stratum" in row.meta for row in self.rows):
                 self.grouped_by = ""
-
-    def read(self, split: str) -> Iterator[Problem]:
-        return (p for p in self.rows if p.split == split)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a

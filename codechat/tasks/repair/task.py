@@ -61,7 +61,7 @@ def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "
 
 class RepairTask(GeneratedTask, JudgedTask):
     """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated
-    level is sampled more often. timeout_s: wall seconds of each test. isolation: see `Pool`.
+    level is sampled more often. timeout_s: wall seconds of each test.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
@@ -74,10 +74,9 @@ class RepairTask(GeneratedTask, JudgedTask):
         source: str | Path | None = None,
         levels: Sequence[int] = generator.LEVELS,
         timeout_s: float = 3.0,
-        isolation: str = "auto",
     ) -> None:
         self.set_levels(source, levels)
-        self.timeout_s, self.isolation = float(timeout_s), isolation
+        self.timeout_s = float(timeout_s)
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
         return generator.make(level, part, split, rng)

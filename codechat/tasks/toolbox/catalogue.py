@@ -30,6 +30,7 @@ from codechat.tasks.toolbox.tool import Tool, ToolError, neat
 from codechat.tasks.toolbox.values import COMMON, VERBS, allowed, draw_word, invent, slot
 
 _HERE = Path(__file__).parent
+_SCOPE = vars(functions) | functions.TABLES
 VARIED = 0.5  # share of the words and names in results that are not invented
 RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
 
@@ -46,15 +47,14 @@ def read(name: str) -> Any:
 
 
 def _tool(name: str, row: Mapping[str, Any]) -> Tool:
-    """The tool of a row; what it computes is in `functions`, but that of a service is drawn."""
-    drawn = "results" in row
-    run: Callable[..., Any] = (
-        partial(_drawn_result, row["results"]) if drawn else functions.RUN.get(name) or getattr(functions, name)
-    )
-    answers = row["answers"] if drawn else [row["answer"]]
+    """The tool of a row, which computes an expression over its arguments; the result of a service is drawn."""
+    if "results" in row:
+        run: Callable[..., Any] = partial(_drawn_result, row["results"])
+    else:  # our own expression
+        run = eval(f"lambda {', '.join(row['arguments'])}: {row['computes']}", _SCOPE)
     slots = {key: slot(kind) for key, kind in row["arguments"].items()}
     adjust = getattr(functions, row["adjust"]) if "adjust" in row else None
-    texts = (row["asks"], answers, row.get("hard", ()))
+    texts = (row["asks"], row.get("answers") or [row["answer"]], row.get("hard", ()))
     return Tool(name, row["description"], slots, run, *texts, row.get("limits", {}), adjust)
 
 
