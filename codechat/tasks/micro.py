@@ -88,10 +88,9 @@ class Family:
         return tuple(_DRAW[kind](rng, numbers, texts) for kind in self.kinds)
 
 
-def _choices(written: Any, tables: Mapping[str, Any]) -> Sequence[Any]:
+def _choices(written: Any) -> Sequence[Any]:
     """The values that a choice of the file stands for: a list, a range of whole numbers, or the name of one of these."""
-    if isinstance(written, str):
-        return _choices(tables[written], tables)
+    written = _DATA["values"].get(written, written) if isinstance(written, str) else written
     return (
         range(written["first"], written["last"] + 1, written.get("step", 1)) if isinstance(written, dict) else written
     )
@@ -100,7 +99,7 @@ def _choices(written: Any, tables: Mapping[str, Any]) -> Sequence[Any]:
 _DATA = json.loads(Path(__file__).with_name("micro_families.json").read_text(encoding="utf-8"))
 WORDS = _DATA["words"]
 FAMILIES = tuple(
-    Family(**row | {"choices": {key: _choices(written, _DATA["values"]) for key, written in row["choices"].items()}})
+    Family(**row | {"choices": {key: _choices(written) for key, written in row["choices"].items()}})
     for row in _DATA["families"]
 )
 
@@ -148,22 +147,6 @@ def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS)
     """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
     test, those of the problems."""
     return MicroTask(levels=levels).dialogues(split, n, seed)
-
-
-def _draw(part: str, split: str, n: int, seed: int, levels: Sequence[int]) -> list[Problem]:
-    rng = random.Random(f"micro {part} {seed}")
-    families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in levels]
-    if not families:
-        raise ConfigError(f"no family of levels {sorted(levels)} is in split {split}; add a level")
-    settings = {f.name: f.settings(part) for f in families}
-    drawn: dict[str, Problem] = {}
-    while True:  # ends: examples differ, so no family runs out of problems
-        for family in rng.sample(families, len(families)):
-            for _ in range(levels.count(family.level)):
-                if len(drawn) == n:
-                    return list(drawn.values())
-                problem = make(family, rng.choice(settings[family.name]), split, rng)
-                drawn.setdefault(problem.id, problem)
 
 
 def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Random) -> Problem:
@@ -240,7 +223,20 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
         self.set_levels(source, levels)
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        return _draw("sft" if worked and split == "train" else split, split, n, seed, self.levels)
+        """The families in turn."""
+        part = self.part(split, worked)
+        rng, drawn = random.Random(f"micro {part} {seed}"), dict[str, Problem]()
+        families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in self.levels]
+        if not families:
+            raise ConfigError(f"no family of levels {sorted(self.levels)} is in split {split}; add a level")
+        settings = {f.name: f.settings(part) for f in families}
+        while True:  # ends: examples differ, so no family runs out of problems
+            for family in rng.sample(families, len(families)):
+                for _ in range(self.levels.count(family.level)):
+                    if len(drawn) == n:
+                        return list(drawn.values())
+                    problem = make(family, rng.choice(settings[family.name]), split, rng)
+                    drawn.setdefault(problem.id, problem)
 
     def conversation(self, problem: Problem) -> dict[str, Any]:
         row = conversation(problem.messages[0]["content"], problem.gold["code"], self.domain, **problem.meta)

@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import Ledger, hub_rows, names_hub_set, read_jsonl, require_columns, row_format, rows_of
+from codechat.data.sources import (
+    Ledger,
+    check_columns,
+    hub_rows,
+    names_hub_set,
+    read_jsonl,
+    require_columns,
+    row_format,
+    rows_of,
+)
 from codechat.tasks.base import (
     SPLITS,
     BaseTask,
@@ -36,6 +45,17 @@ class PreparedConfig(Settings):
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsConfig(PreparedConfig):
+    """Settings of what reads rows of files in several layouts."""
+
+    columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_columns(self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)

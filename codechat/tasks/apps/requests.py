@@ -19,6 +19,7 @@ from codechat.tasks.apps.tools import CLOSING, DATA, Row
 from codechat.tasks.toolbox.values import allowed, invent, slot
 
 IDS = range(10, 100)
+FORMS: dict[str, Callable[[str], str]] = {"word": str, "name": str.capitalize, "path": "{}.txt".format}  # of a new word
 CHOICES, RANGES, TALK = (DATA[name] for name in ("choices", "ranges", "talk"))
 DOMAINS = {kind: slot(values) for kind, values in DATA["domains"].items()}
 # Table -> column -> kind of its values, or a value. The tables `orders` and `cart` also name products.
@@ -32,31 +33,23 @@ class World:
         self.rng, self.split, self.words = rng, split, list[str]()
         self.tables: dict[str, list[Row]] = {}
         for table, columns in COLUMNS.items():
-            ids = rng.sample(IDS, size)
+            ids = rng.sample(IDS, size)[: 1 if table == "cart" else size]
             self.tables[table] = [
-                self._row(id, i, columns) for i, id in enumerate(ids[: 1 if table == "cart" else size])
+                {"id": id} | {column: self._value(column, kind, place) for column, kind in columns.items()}
+                for place, id in enumerate(ids)
             ]
 
-    def _row(self, id: int, place: int, columns: dict[str, Any]) -> Row:
-        row: Row = {"id": id}
-        for column, kind in columns.items():
-            if column == "product":
-                row[column] = self.tables["products"][place]["id"]
-            else:
-                row[column] = self.draw(kind) if isinstance(kind, str) else kind
-        return row
+    def _value(self, column: str, kind: Any, place: int) -> Any:
+        if column == "product":
+            return self.tables["products"][place]["id"]
+        return self.draw(kind) if isinstance(kind, str) else kind
 
     def draw(self, kind: str) -> Any:
         """A value of this kind."""
-        match kind:
-            case "word":
-                return self._word()
-            case "name":
-                return self._word().capitalize()
-            case "path":
-                return f"{self._word()}.txt"
-            case "email":
-                return f"{self._word()}@{self.rng.choice(('home', 'work', 'post'))}.org"
+        if kind in FORMS:
+            return FORMS[kind](self._word())
+        if kind == "email":
+            return f"{self._word()}@{self.rng.choice(('home', 'work', 'post'))}.org"
         if kind in DOMAINS:
             value = DOMAINS[kind].sample(self.rng, self.split)
             return str(value) if kind == "phone" else value
@@ -70,14 +63,10 @@ class World:
                 self.words.append(low)
                 return word
 
-    def pick(self, table: str) -> Row:
-        """A random row of a table."""
-        return self.rng.choice(self.tables[table])
-
     def twin(self, table: str, other: dict[str, str]) -> Row:
         """One of a row and a copy of it that differs in its id and in the columns `other`, of these kinds."""
         changes = {column: self.draw(kind) for column, kind in other.items()}
-        row = self.pick(table)
+        row = self.rng.choice(self.tables[table])
         taken = {r["id"] for r in self.tables[table]}
         copy = row | {"id": self.rng.choice([i for i in IDS if i not in taken])} | changes
         self.tables[table].append(copy)
@@ -125,7 +114,8 @@ def _drawn(kind: str | dict[str, str], values: Mapping[str, Any], world: World) 
     table, _, column = kind.partition(".")
     if table not in COLUMNS:
         return world.draw(kind)
-    return world.pick(table)[column] if column else world.pick(table)
+    row = world.rng.choice(world.tables[table])
+    return row[column] if column else row
 
 
 def _solve(calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Call) -> None:

@@ -85,21 +85,18 @@ class AppsEnvironment:
         return self.verdict
 
     def _respond(self, call: chat.Call) -> str:
-        if call.form not in chat.READABLE or call.name is None or call.arguments is None:
-            return tools.as_text("error", f"this call cannot be read ({call.form})")
         try:
-            return tools.as_text("result", self._call(call.name.strip(), call.arguments))
+            if call.form not in chat.READABLE or call.name is None or call.arguments is None:
+                raise tools.AppError(f"this call cannot be read ({call.form})")
+            if self.closed:
+                raise tools.AppError("the episode has ended")
+            if (name := call.name.strip()) not in self.problem.meta["tools"]:
+                raise tools.AppError(f"there is no function {name[:60]!r}")
+            result = tools.call(self.store, name, call.arguments)
+            self.closed = name in tools.CLOSING
+            return tools.as_text("result", result)
         except tools.AppError as error:
             return tools.as_text("error", str(error))
-
-    def _call(self, name: str, arguments: dict[str, Any]) -> Any:
-        if self.closed:
-            raise tools.AppError("the episode has ended")
-        if name not in self.problem.meta["tools"]:
-            raise tools.AppError(f"there is no function {name[:60]!r}")
-        result = tools.call(self.store, name, arguments)
-        self.closed = name in tools.CLOSING
-        return result
 
     def _judge(self) -> None:
         self.changes = self.store.diff()

@@ -233,7 +233,7 @@ READERS: dict[str, tuple[Callable[[Row, CodeConfig], Pair], tuple[str, ...], tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig(RowsConfig):
+class SftConfig(RowsConfig, preparation.ColumnsConfig):
     """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
 
     source: str = opt(
@@ -245,11 +245,6 @@ class SftConfig(RowsConfig):
     )
     talk: bool = opt(False, "also the small talk of small_talk.json (domain chat)")
     short: bool = opt(False, "also short requests for well-known programs, such as `write quicksort` (domain short)")
-    columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
-
-    def __post_init__(self) -> None:
-        super(SftConfig, self).__post_init__()
-        sources.check_columns(self.columns)
 
 
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:

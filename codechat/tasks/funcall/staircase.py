@@ -21,7 +21,7 @@ infinities match nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from codechat.tasks.base import Score
@@ -71,33 +71,30 @@ def score_call(
     calls = chat.parse_calls(text)
     trailing = len(calls) > 1 or bool(calls and calls[0].after)
     parts: dict[str, Any] = {"calls": len(calls), "form": calls[0].form if calls else None, "trailing": trailing}
-    parts["named"] = _named(calls[0] if calls else None, gold, offered)
+    tier = _unreadable(calls)
+    parts["named"] = _named(tier, calls, gold, offered)
     if gold is None:
-        silent = not calls
-        return Score(staircase.full if silent else 0.0, "full" if silent else "wrong_name", parts, silent)
-    if not calls:
-        return Score(staircase.no_tag, "no_tag", parts, False)
+        return Score(0.0 if calls else staircase.full, "wrong_name" if calls else "full", parts, not calls)
     if parts["named"] == "right":
         return _score_arguments(calls[0].arguments, gold["arguments"], parts, staircase)
-    tier = _unreadable(calls[0]) or "wrong_name"
-    rung = "not_offered" if parts["named"] == "not_offered" else tier
-    return Score(_reward(rung, trailing, staircase), tier, parts, False)
+    rung = "not_offered" if parts["named"] == "not_offered" else tier or "wrong_name"
+    return Score(_reward(rung, trailing, staircase), tier or "wrong_name", parts, False)
 
 
-def _unreadable(call: chat.Call) -> str | None:
-    """The tier of a call without a name, or None."""
-    if call.form == "bad_json":
-        return "bad_json"
-    return None if isinstance(call.name, str) and call.name.strip() else "no_name"
+def _unreadable(calls: Sequence[chat.Call]) -> str:
+    """The tier of a first call without a name; empty where it has one."""
+    if not calls or calls[0].form == "bad_json":
+        return "bad_json" if calls else "no_tag"
+    return "" if isinstance(calls[0].name, str) and calls[0].name.strip() else "no_name"
 
 
-def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> str:
+def _named(
+    unreadable: str, calls: Sequence[chat.Call], gold: Mapping[str, Any] | None, offered: Collection[str]
+) -> str:
     """One of NAMED. Blanks around a name are ignored."""
-    if call is None:
-        return "no_call"
-    if _unreadable(call):
-        return "unreadable"
-    name = call.name.strip()
+    if unreadable:
+        return "unreadable" if calls else "no_call"
+    name = calls[0].name.strip()
     if gold is not None and name == gold["name"].strip():
         return "right"
     return "other" if not offered or name in offered else "not_offered"

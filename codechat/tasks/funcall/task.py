@@ -122,17 +122,18 @@ def _from_glaive(row: Row, name: str) -> Problem | str:
 
 def _from_problem(row: Row, name: str) -> Problem | str:
     split, messages, gold = row.get("split"), row["messages"], _gold(row["gold"])
-    fits = isinstance(messages, list) and messages and all(map(_is_message, messages))
+    fits = (
+        isinstance(messages, list)
+        and messages
+        and all(
+            isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str)
+            for m in messages
+        )
+    )
     if not fits or split not in (None, *SPLITS) or (gold is None) != (row["gold"] is None):
         return "bad_row"
     meta = row.get("meta") if isinstance(row.get("meta"), Mapping) else {}
     return _problem(row.get("id", name), messages, gold, split, meta)
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, Mapping) and message.get("role") in chat.ROLES and isinstance(message.get("content"), str)
-    )
 
 
 def _gold(gold: Any) -> Row | None:

@@ -63,10 +63,6 @@ _POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: never 0 o
 Value = Fraction | complex
 
 
-class Unreadable(ValueError):
-    """Not an expression, or one that is too large."""
-
-
 # ---------------------------------------------------------------- finding
 
 
@@ -172,16 +168,13 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
     if answer is None or gold is None or len(answer) > 10 * MAX_CHARS or len(gold) > 10 * MAX_CHARS:
         return False
     ours, theirs = normal(answer), normal(gold)
-    if not ours or not theirs:
-        return False
-    if ours == theirs:
-        return True
+    if not ours or not theirs or ours == theirs:
+        return bool(ours and theirs)
     parts, expected = _items(ours), _items(theirs)
-    if parts is not None or expected is not None:  # tuples, intervals and sets: item by item, with the same brackets
-        if parts is None or expected is None or parts[0] != expected[0] or len(parts[1]) != len(expected[1]):
-            return False
-        return all(equivalent(a, b) for a, b in zip(parts[1], expected[1], strict=True))
-    return _same_quantity(ours, theirs)
+    if parts and expected:  # tuples, intervals and sets: item by item, with the same brackets
+        same = parts[0] == expected[0] and len(parts[1]) == len(expected[1])
+        return same and all(map(equivalent, parts[1], expected[1]))
+    return not parts and not expected and _same_quantity(ours, theirs)
 
 
 def _same_quantity(a: str, b: str) -> bool:
@@ -190,7 +183,7 @@ def _same_quantity(a: str, b: str) -> bool:
         return False
     try:
         pairs = [(value_at(a, point), value_at(b, point)) for point in _POINTS]
-    except (Unreadable, ArithmeticError, RecursionError, ValueError):
+    except (ArithmeticError, RecursionError, ValueError):
         return False
     return all(_close(x, y) for x, y in pairs)
 
@@ -248,17 +241,18 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def value_at(text: str, point: tuple[int, int]) -> Value:
-    """The value of an expression in school spelling (2x, ^) where letter number i is a + i / b. Unreadable, or an ArithmeticError as in Python."""
+    """The value of an expression in school spelling (2x, ^) where letter number i is a + i / b. ValueError for what is no
+    expression or too large, or an ArithmeticError as in Python."""
     text = text.replace("**", "^").replace("{", "(").replace("}", ")")
     tokens = [match[0].strip() for match in _TOKEN.finditer(text)]
     if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
-        raise Unreadable(text[:20])
+        raise ValueError(text[:20])
     values, source, before = {"pi": complex(math.pi)}, "", "("
     for i, token in enumerate(tokens):
         number = token[0] in ".0123456789"
         if (before == ")" or before[-1] in ".0123456789" or before in _LETTERS) and token not in "+-*/^)":
             if number and before != ")":
-                raise Unreadable("two numbers in a row")
+                raise ValueError("two numbers in a row")
             source += "* "  # 2x
         if number or (token in _LETTERS and token != "pi"):
             values[f"v{i}"] = _bounded(Fraction(token)) if number else point[0] + Fraction(ord(token), point[1])
@@ -267,7 +261,7 @@ def value_at(text: str, point: tuple[int, int]) -> Value:
     try:
         return _evaluated(ast.parse(source.strip(), mode="eval").body, values)
     except SyntaxError:
-        raise Unreadable(text[:20]) from None
+        raise ValueError(text[:20]) from None
 
 
 def _evaluated(node: ast.expr, values: Mapping[str, Value]) -> Value:
@@ -280,13 +274,13 @@ def _evaluated(node: ast.expr, values: Mapping[str, Value]) -> Value:
             return _FUNCTIONS[name](_evaluated(argument, values))
         case ast.Name(name) if name in values:
             return values[name]
-    raise Unreadable(type(node).__name__)
+    raise ValueError(type(node).__name__)
 
 
 def _power(x: Value, y: Value) -> Value:
     if isinstance(y, Fraction) and y.denominator == 1 and abs(y) <= MAX_EXPONENT:
         if isinstance(x, Fraction) and _bits(x) * abs(int(y)) > MAX_BITS:
-            raise Unreadable("a power too large")
+            raise ValueError("a power too large")
         return x ** int(y)
     return complex(x) ** complex(y)
 
@@ -306,7 +300,7 @@ def _bits(x: Fraction) -> int:
 
 def _bounded(x: Value) -> Value:
     if isinstance(x, Fraction) and _bits(x) > MAX_BITS:
-        raise Unreadable("a number too large")
+        raise ValueError("a number too large")
     return x
 
 

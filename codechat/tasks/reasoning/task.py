@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,10 +24,11 @@ from typing import Any, Literal, NamedTuple
 from codechat.core.config import opt
 from codechat.core.errors import check_choice
 from codechat.data.public_rows import asked_in_test, reject_benchmark
-from codechat.data.sources import check_columns, digest, fraction
+from codechat.data.sources import digest, fraction
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.tasks.preparation import (
     HELD_OUT,
+    ColumnsConfig,
     GeneratedConfig,
     GeneratedTask,
     PublicTask,
@@ -134,27 +135,25 @@ def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tupl
     wording = story.says[-1] if held_out else rng.choice(story.says[:-1])
     first, second = rng.sample(PEOPLE, 2)
     thing = rng.choice(THINGS)
-    while True:
+    lines = list[str]()
+    while not lines:
         numbers = {name: rng.randint(low, high) for name, low, high in zip("abcde", story.low, story.high)}
-        if (lines := list(_worked(story.steps, numbers)))[-1] is not None:
-            break
-    *_, answer = lines[-1].split()
+        lines = _worked(story.steps, numbers)
     text = wording.format(A=first, B=second, x=thing, **numbers)
-    return text, "\n".join(lines), answer
+    return text, "\n".join(lines), lines[-1].split()[-1]
 
 
-def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | None]:
-    """ "6 + 3 = 9" for each step; None for a result that is not a whole number above 0."""
-    known: dict[str, int] = dict(numbers)
+def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
+    """ "6 + 3 = 9" for each step; empty where a result is not a whole number above 0."""
+    known, lines = dict(numbers), list[str]()
     for step, name in zip(steps, "rst"):
         left, sign, right = step.split()
         x, y = known[left], known[right]
-        result = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if x % y == 0 else 0}[sign]
-        if result < 1:
-            yield None
-            return
-        known[name] = result
-        yield f"{x} {sign} {y} = {result}"
+        known[name] = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if x % y == 0 else 0}[sign]
+        if known[name] < 1:
+            return []
+        lines.append(f"{x} {sign} {y} = {known[name]}")
+    return lines
 
 
 class ReasoningTask(AnswerTask, GeneratedTask):
@@ -233,7 +232,7 @@ class MmluTask(AnswerTask, PublicTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningConfig(GeneratedConfig):
+class ReasoningConfig(GeneratedConfig, ColumnsConfig):
     """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
     (problems)."""
 
@@ -247,11 +246,6 @@ class ReasoningConfig(GeneratedConfig):
     max_examples: int = 4000
     eval_examples: int = 500
     levels: tuple[int, ...] = LEVELS
-    columns: tuple[str, ...] = opt((), "OURS=THEIRS where GSM8K's columns have other names, such as question=query")
-
-    def __post_init__(self) -> None:
-        check_columns(self.columns)
-        super(ReasoningConfig, self).__post_init__()
 
     def task(self) -> ReasoningTask:
         return ReasoningTask(levels=self.levels, template=self.template)

@@ -161,9 +161,13 @@ def is_setting(path: str) -> bool:
 
 def is_protected(path: str) -> bool:
     """Whether the file holds tests or decides how they run."""
-    pure = PurePosixPath(path.lower())
-    tests = pure.name.startswith("test_") or pure.name.endswith("_test.py") or {"tests", "test"} & set(pure.parts[:-1])
-    return bool(tests) or is_setting(path)
+    *folders, name = PurePosixPath(path.lower()).parts or ("",)
+    return (
+        name.startswith("test_")
+        or name.endswith("_test.py")
+        or not {"tests", "test"}.isdisjoint(folders)
+        or is_setting(path)
+    )
 
 
 def as_block(path: str, old: str, new: str) -> str:

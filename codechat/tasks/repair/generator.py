@@ -161,9 +161,9 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
     }
     what = "raises" if wrong[shown] in RAISED else "returns"
     issue = f"`{shown}` of {path} {what} {wrong[shown]}. It should return {right[shown]}."
-    seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
+    seen = ", ".join(name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN))
     listed = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
-    request = f"Fix this repository. {issue}\nFails: {', '.join(seen)}\n\n{listed}\n\n{FORMAT}"
+    request = f"Fix this repository. {issue}\nFails: {seen}\n\n{listed}\n\n{FORMAT}"
     messages = [{"role": "user", "content": request}]
     meta = {"level": level, "part": first.name, "files": len(files)}
     return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
@@ -205,14 +205,10 @@ def _returned(results: Mapping[str, str]) -> dict[str, str]:
 
 def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> Iterator[Test]:
     """The first SEEN are in the module's file; facade: the call goes through it."""
-    home, name = (FACADE, _wrapper(module)) if facade else (module.stem, module.function)
+    home, name = (FACADE, f"report_{module.part}") if facade else (module.stem, module.function)
     for i, call in enumerate(calls):
         through = call.replace(f"{module.function}(", f"{name}(", 1)
         yield Test(home, name, through, module.calls[call], fails, hidden=i >= SEEN)
-
-
-def _wrapper(module: Module) -> str:
-    return f"report_{module.part}"
 
 
 # ---------------------------------------------------------------- files
@@ -224,7 +220,7 @@ def _sources(package: str, modules: Sequence[Module], facade: bool) -> dict[str,
     if facade:
         imports = "".join(f"from {package}.{m.stem} import {m.function}\n" for m in modules)
         wrappers = "".join(
-            f"\n\ndef {_wrapper(m)}(*arguments):\n    return {m.function}(*arguments)\n" for m in modules
+            f"\n\ndef report_{m.part}(*arguments):\n    return {m.function}(*arguments)\n" for m in modules
         )
         files[f"{package}/{FACADE}.py"] = imports + wrappers
     if len(modules) > 1:

@@ -26,7 +26,6 @@ from codechat.text import chat
 
 LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
 MAX_TOOLS = 4  # on offer
-RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have another name
 KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
 
 
@@ -47,6 +46,7 @@ class Mix(Settings):
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
     composed: float = _share(0.0, "requests for composed tools")
     invented: float = _share(0.0, "requests for invented tools")
+    renamed_tools: float = _share(0.7, "the tools of a renamed conversation that have another name")
     renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
     unserved: float = _share(0.5, "the series with a request that fits none of its tools")
     informal: float = _share(0.0, "the requests in chat style")
@@ -222,7 +222,7 @@ class Sampler:
         rng, new, taken = self.rng, list[Tool](), {t.name for t in tools}
         for tool in tools:
             alias, words = "", [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
-            if every or rng.random() < RENAMED_TOOLS:
+            if every or rng.random() < self.mix.renamed_tools:
                 alias = self._new_name(words, taken)
                 taken.add(alias)
             drawn = (k for k in tool.slots if rng.random() < self.mix.renamed_arguments)

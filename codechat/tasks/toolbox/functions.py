@@ -7,15 +7,15 @@ impossible (`Tool.call`).
 from __future__ import annotations
 
 import base64
-import calendar  # noqa: F401 (for expressions, as statistics and quote)
+import calendar  # noqa: F401 (for expressions, as re, statistics, zlib and quote)
 import codecs
 import datetime
 import json
 import math
 import random
-import re
+import re  # noqa: F401
 import statistics  # noqa: F401
-import zlib
+import zlib  # noqa: F401
 from pathlib import Path
 from string import ascii_lowercase, hexdigits
 from typing import Any
@@ -97,11 +97,6 @@ def _hex(rgb: list[int]) -> str:
     return f"#{bytes(rgb).hex()}"
 
 
-def to_gray(color: str) -> str:
-    red, green, blue = _rgb(color)
-    return _hex([round(0.299 * red + 0.587 * green + 0.114 * blue)] * 3)
-
-
 def contrast(first: str, second: str) -> float:
     """WCAG 2 contrast ratio, 1 to 21."""
     dark, light = sorted(_luminance(_rgb(color)) for color in (first, second))
@@ -138,11 +133,6 @@ def caesar(text: str, shift: int) -> str:
     return text.translate(str.maketrans(ascii_lowercase + ascii_lowercase.upper(), turned + turned.upper()))
 
 
-def checksum(text: str, method: str) -> str:
-    data = text.encode(errors="replace")
-    return f"{zlib.crc32(data) if method == 'crc32' else zlib.adler32(data):08x}"
-
-
 def loan_payment(amount: int, rate: int, months: int) -> float:
     monthly = rate / 1200
     return neat(amount / months if not monthly else amount * monthly / (1 - (1 + monthly) ** -months), 2)
@@ -163,30 +153,15 @@ def user_name(name: str) -> str:
 # ---------------------------------------------------------------- held out of training
 
 
-def molar_mass(formula: str) -> float:
-    parts = re.findall(r"([A-Z][a-z]?)([0-9]*)", formula)
-    return neat(sum(TABLES["ATOMIC_MASSES"][element] * int(atoms or 1) for element, atoms in parts), 3)
-
-
 def running_pace(kilometres: float, minutes: int) -> str:
     whole, rest = divmod(round(minutes * 60 / kilometres), 60)
     return f"{whole}:{rest:02d}"
-
-
-def elo_rating(own: int, rival: int, outcome: str) -> int:
-    expected = 1 / (1 + 10 ** ((rival - own) / 400))
-    return round(own + 20 * ({"win": 1.0, "draw": 0.5, "loss": 0.0}[outcome] - expected))
 
 
 def knight_reach(field: str) -> int:
     column, row = "abcdefgh".index(field[0]), int(field[1]) - 1
     jumps = [(a, b) for a in (-2, -1, 1, 2) for b in (-2, -1, 1, 2) if abs(a) != abs(b)]
     return sum(0 <= column + a < 8 and 0 <= row + b < 8 for a, b in jumps)
-
-
-def subnet_mask(hosts: int) -> str:
-    mask = 2**32 - 2 ** (hosts + 1).bit_length()
-    return ".".join(str(mask >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def password_bits(password: str) -> float:

@@ -19,7 +19,7 @@ from codechat.data import public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS
 from codechat.data.sources import Ledger
 from codechat.tasks.base import row_of
-from codechat.tasks.preparation import PreparedConfig, prepare
+from codechat.tasks.preparation import ColumnsConfig, prepare
 from codechat.tasks.toolbox import dialogues, problems
 from codechat.tasks.toolbox.catalogue import PHRASES
 from codechat.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
@@ -32,7 +32,7 @@ TOOLBOX_CALLS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallsConfig(PreparedConfig):
+class CallsConfig(ColumnsConfig):
     """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
     behaviour probes probes.SPLIT.jsonl."""
 
@@ -56,11 +56,9 @@ class CallsConfig(PreparedConfig):
     max_lost: float = opt(
         sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason", least=0, most=1
     )
-    columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources.check_columns(self.columns)
         if self.tools_style == "json" and self.source == "embedded":
             raise ConfigError("tools_style json is for the rows of a --source; the embedded toolbox has the other two")
 
