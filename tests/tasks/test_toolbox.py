@@ -37,12 +37,6 @@ from codechat.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_share
 CALLS, HARD = {"call": 1}, {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.
 RESULTS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
-# Words that say nothing about which tool is meant.
-FILLERS = frozenset(
-    """a an and are as at be by can could do does each find for from get give had has have how i if in into is it its
-    long make many me much my need of on one or our out please say show so tell than that the there this to up us want
-    was we what when where which who why with work would you""".split()
-)
 
 
 def words_of_names(tools):

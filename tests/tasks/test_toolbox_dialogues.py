@@ -18,8 +18,8 @@ from codechat.tasks.toolbox import catalogue, prepare
 from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, WORDINGS, family
 from codechat.tasks.toolbox.dialogues import Mix, Sampler, informally
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
-from codechat.tasks.toolbox.problems import SHARES, probes
 from codechat.tasks.toolbox.problems import draw as draw_problems
+from codechat.tasks.toolbox.problems import probes
 from codechat.tasks.toolbox.tool import say
 from codechat.tasks.toolbox.values import WORDS
 from codechat.text import chat
@@ -108,14 +108,6 @@ def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_lo
         assert all(task.score(p, task.gold(p)).correct for p in few)
         many = {p.id: p for p in draw_problems(split, 200, mix=MIX, code_requests=REQUESTS)}
         assert all(many[p.id] == p for p in few) and len(many) == 200
-
-
-def test_strata_have_the_shares_of_their_split() -> None:
-    for split, shares in SHARES.items():
-        problems = draw_problems(split, 200, code_requests=REQUESTS)
-        counts = Counter(p.meta["stratum"].partition("_")[0] for p in problems)
-        total = sum(shares.values())
-        assert counts == {k.partition("_")[0]: round(200 * share / total) for k, share in shares.items()}
 
 
 def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
