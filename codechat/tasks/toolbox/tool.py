@@ -1,7 +1,7 @@
 """One tool: schema, implementation, argument sampler and the ways to ask for it.
 
-The json files hold descriptions, arguments by the kinds of `values.slot`, limits, requests (asks, and hard for test_hard)
-and answers. Every parameter is required; optional ones would make the correct call ambiguous.
+The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard
+for test_hard) and answers. Every parameter is required; optional ones would make the correct call ambiguous.
 """
 
 from __future__ import annotations
