@@ -115,7 +115,7 @@ def _config(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -
     scaling = fields.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in tensors:
         raise ConfigError(f"{path} scales its positions ({scaling}); import the model's Hugging Face directory instead")
-    found = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
+    found: dict[str, Any] = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
     try:
         heads, width = found["num_attention_heads"], found["hidden_size"]
         usual = dict(num_key_value_heads=heads, head_dim=width // heads, rope_theta=10000.0)
@@ -147,8 +147,8 @@ def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     ids = {name: parts.get(f"{theirs}_token_id") for name, theirs in SPECIAL.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
     if parts.get("add_bos_token") and (first := special.get("bos_token")):
-        template = tokenizers.processors.TemplateProcessing
-        made.post_processor = template(f"{first} $A", f"{first} $A $B", [(first, ids["bos_token"])])
+        begins = tokenizers.processors.TemplateProcessing
+        made.post_processor = begins(f"{first} $A", f"{first} $A $B", [(first, ids["bos_token"])])
     template = fields.get("tokenizer.chat_template")
     return {"spec": f"hf:{path.stem}", "json": made.to_str(), "special": special, "template": template}
 
