@@ -52,7 +52,6 @@ class Request:
     how: Truncation = Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
-    banned: tuple[int, ...] = ()  # ids that are never sampled
     grammar: CallGrammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     timeout_s: float = math.inf  # from submission to the last token
@@ -267,9 +266,6 @@ class Engine:
         """One token for each job from its last state (B, D)."""
         logits = self._reader.logits_of(hidden).float()  # (B, V)
         logits[:, self.model.cfg.n_ids :] = -math.inf
-        for row, job in enumerate(jobs):
-            if job.request.banned:
-                logits[row, list(job.request.banned)] = -math.inf
         states, room = [job.state for job in jobs], [self._room(job) - 1 for job in jobs]
         if any(states):
             apply_grammars(logits, states, room)

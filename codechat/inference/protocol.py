@@ -205,7 +205,6 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     loaded, tools = served.loaded, offered_tools(body)
     ids, grammar = prompt_of(body.messages, [t.schema_ for t in tools], loaded), grammar_of(body, tools, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
-    no_calls = body.tool_choice == "none" and loaded.tags == "reserved"
     rows = requests_of(
         body,
         [ids],
@@ -213,7 +212,6 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
         detokenizer,
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
         grammar=grammar,
-        banned=tuple(chat.call_beginning(loaded.tokenizer)) if no_calls else (),
         top=(body.top_logprobs or 0) if body.logprobs else None,
     )
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):

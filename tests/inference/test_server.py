@@ -153,7 +153,7 @@ def test_tool_choice_and_strict_functions(up: Running) -> None:
     for how in (dict(tools=[TOOL], tool_choice=named), dict(tools=[TOOL], tool_choice="required"), dict(tools=strict)):
         assert json.loads(say(up, REQUEST, **how).choices[0].message.tool_calls[0].function.arguments) == {"x": 12}
     how = dict(tools=[TOOL], tool_choice="none", temperature=1.0, max_tokens=30, n=3)
-    assert not any(chat.CALL_TAG in choice.message.content for choice in say(up, REQUEST, **how).choices)
+    assert not any(choice.message.tool_calls for choice in say(up, REQUEST, **how).choices)
     hot = say(up, REQUEST, tools=strict, temperature=2.0, max_tokens=100, n=12, seed=0).choices
     calls = [call.function for choice in hot for call in choice.message.tool_calls or ()]
     assert calls and all(isinstance(json.loads(call.arguments)["x"], int | float) for call in calls)
