@@ -22,7 +22,7 @@ from typing import Any
 from codechat.core.errors import DataError
 from codechat.data.sources import without_nulls
 from codechat.text import chat
-from codechat.text.turns import Turn, Unreadable, messages_of_turns
+from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]

@@ -116,7 +116,7 @@ def write_corpus(
             size = len(document.text.encode("utf-8", "replace"))
             for counts in (shards[split].counts, origins[document.source]):
                 counts.update(documents=1, bytes=size, tokens=len(ids))
-            ledger.keep()
+            ledger.kept += 1
             full = max_tokens is not None and sum(shard.counts["tokens"] for shard in shards.values()) >= max_tokens
             if full and (shards["val"].files or not val_share):
                 break

@@ -196,7 +196,7 @@ def conversation_rows(
             ledger.skip("duplicate")
         else:
             seen.add(converted["id"])
-            ledger.keep()
+            ledger.kept += 1
             yield converted
 
 

@@ -52,9 +52,6 @@ class Ledger:
     skipped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)  # reason -> where it was met first
 
-    def keep(self) -> None:
-        self.kept += 1
-
     def skip(self, rule: str) -> None:
         """A selection rule removed a row: a choice, not a loss."""
         self.skipped[rule] += 1
@@ -73,13 +70,10 @@ class Ledger:
                 self.kept += 1
                 yield item
 
-    @property
-    def total(self) -> int:
-        return self.kept + sum(self.lost.values())
-
     def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        lost = [("lost", r, n, n / self.total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
+        total = self.kept + self.lost.total()
+        lost = [("lost", r, n, n / total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
         skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
         names = ("source", "what", "reason", "rows", "share", "limit")
         rows = [("kept", "", self.kept, None, None), *lost, *skipped]
@@ -90,7 +84,7 @@ class Ledger:
         for _, what, reason, n, share, limit in (row.values() for row in self.rows()):
             if what == "lost" and share > limit:
                 at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
-                lost = f"source {self.source} lost {n} of {self.total} rows ({share:.1%}) to {reason!r}{at}"
+                lost = f"source {self.source} lost {n} of {self.kept + self.lost.total()} rows ({share:.1%}) to {reason!r}{at}"
                 raise DataError(f"{lost}; at most {limit:.1%} is allowed; {remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"

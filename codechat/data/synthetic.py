@@ -96,7 +96,7 @@ def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MA
             ledger.skip("duplicate")
         else:
             seen.add(answer)
-            ledger.keep()
+            ledger.kept += 1
             yield asked
 
 

@@ -25,7 +25,7 @@ from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tool_calls
 from codechat.text.call_grammar import CallGrammar, call_grammar
-from codechat.text.turns import Turn, Unreadable, messages_of_turns
+from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
 Json = dict[str, Any]
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}

@@ -54,7 +54,7 @@ class Toolkit:
         if problem := misfit(call.arguments, parameters):
             return answer(error=problem)
         try:
-            text = answer(result=tool_functions.call(self.functions[call.name], call.arguments, parameters))
+            text = answer(result=self.functions[call.name](**tool_functions.whole(call.arguments)))
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return answer(error=f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:
@@ -84,12 +84,19 @@ def gather(
     yours = (tool_functions.load_executors(executors, listed) if executors else {}) | tool_functions.executors_of(
         functions
     )
-    runs = {name: tool.call for name, tool in TOOLS.items()} | {name: e.function for name, e in yours.items()}
+    runs = {name: _with_names(tool.call) for name, tool in TOOLS.items()} | {
+        name: e.function for name, e in yours.items()
+    }
     known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
     names = names or tuple(listed) or tuple(yours) or fitting
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown function {unknown[0]!r}{nearest(unknown[0], known)}")
     return Toolkit([known[name] for name in dict.fromkeys(names)], runs)
+
+
+def _with_names(call: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A function of a dict of arguments as one of named arguments."""
+    return lambda **arguments: call(arguments)
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:

@@ -263,7 +263,7 @@ def _conversations(cfg: AppWorldDataConfig, ledger: Ledger) -> Iterator[Row]:
             ledger.skip("the same again")
         else:
             names.add(name)
-            ledger.keep()
+            ledger.kept += 1
             scenario = row["problem"].partition("_")[0]  # its tasks are similar: all in one split
             meta = {"split": split_of(digest(scenario)), "asked": "code", "tools_present": True}
             meta |= {"task": row["problem"], "reward": row["reward"]}

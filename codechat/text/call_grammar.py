@@ -245,9 +245,8 @@ class _Vocabulary:
         self.tokens += [tag.encode() for tag in chat.TAGS] if reserved else []
         special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens))}
         self.special_token_ids = sorted(special | set(tokenizer.special_tokens.values()))
-        closing = chat.stop_sequences(tokenizer, tags)[0]
-        tag = chat.call_beginning(tokenizer, tags) if reserved else tokenizer.encode_inside(chat.CALL_TAG)
-        opening, end = chat.layout(tokenizer, tags)[:2]
+        opening, end, closing, tag, _ = chat.layout(tokenizer, tags)
+        tag = tag if reserved else tokenizer.encode_inside(chat.CALL_TAG)
         self.opening = f"{json.dumps(opening, ensure_ascii=False)}?" if opening else ""
         self.end = json.dumps(end or "\n", ensure_ascii=False)
         self.call_tag, self.tag_id = self._term(tag), tag[0] if len(tag) == 1 else None

@@ -67,20 +67,13 @@ ROLE_OF = {
 }
 
 
-class Span(NamedTuple):
-    """Where a turn is in the ids: [start, end)."""
-
-    role: str
-    start: int
-    end: int
-
-
 class Rendered(NamedTuple):
-    """A conversation as ids; loss_mask is 1 for ids that carry loss, else 0; a span per message."""
+    """A conversation as ids. loss_mask: 1 for ids that carry loss, else 0; roles: whose turn each id is in, "none" after
+    the last."""
 
     ids: list[int]
     loss_mask: list[int]
-    spans: list[Span]
+    roles: list[str]
 
 
 class Layout(NamedTuple):
@@ -128,14 +121,12 @@ def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(f"a conversation of {roles} has no assistant turn; add one or drop the conversation")
-    ids, mask, spans = [], [], []
+    mask, roles = [], []
     for message, (head, opening, body, closing, after) in zip(messages, turns):
-        start = len(ids)
-        ids += head + opening + body + closing + after
-        spans.append(Span(message["role"], start, len(ids)))
         learned = message["role"] == "assistant" and message.get("weight") != 0  # 0: a turn that carries no loss
         mask += [0] * len(head) + [int(learned)] * len(opening + body + closing) + [0] * len(after)
-    return Rendered(ids + tail, mask + [0] * len(tail), spans)
+        roles += [message["role"]] * (len(mask) - len(roles))
+    return Rendered(_joined(turns) + tail, mask + [0] * len(tail), roles + ["none"] * len(tail))
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:

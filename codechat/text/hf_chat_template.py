@@ -28,7 +28,6 @@ Messages = Sequence[Mapping[str, str]]
 
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")  # transformers' marks for masks; nothing for the text
 _MARK = "\ue000{}\ue001"
-_MARKED = re.compile("\ue000([0-9]+)\ue001")
 CHANGED = "changes contents of this conversation; remove what it treats specially, such as reasoning"
 # what a template may raise, being somebody else's program
 _FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -129,51 +128,35 @@ def answer(content: str, tokenizer: ImportedTokenizer) -> Turn:
 
 def lay_out(messages: Messages, tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[Turn], str]:
     """The texts of each message, and the text after the last; prompt: up to where the assistant begins to write."""
-    form_, last = form(tokenizer), messages[-1] if messages[-1]["role"] == "assistant" and not prompt else None
-    known = messages[:-1] if last else messages
-    text, pieces = _pieces(known, tokenizer, prompt or last is not None)
-    turns, head, at = [], pieces[0], len(pieces[0])
-    for number, (message, content, between) in enumerate(zip(known, pieces[1::2], pieces[2::2])):
-        opening = closing = ""
+    last = messages[-1] if messages[-1]["role"] == "assistant" and not prompt else None
+    known, turns, at = messages[:-1] if last else messages, [], 0
+    text = _fill(known, tokenizer, prompt or last is not None)
+    for number, message in enumerate(known):
         if message["role"] == "assistant":
-            _, opening, written, closing, _ = answer(message["content"], tokenizer)
+            turn = answer(message["content"], tokenizer)
+            sampled = turn.opening + turn.body + turn.closing
             # nothing is sampled before the first message
-            asked = _fill(known[:number], tokenizer, True) if number else text[: at - len(opening)]
-            if text[:at] != asked + opening or content != written or not between.startswith(closing):
+            asked = _fill(known[:number], tokenizer, True) if number else text.partition(sampled)[0]
+            if len(asked) < at or not text.startswith(asked + sampled):
                 raise _fault(tokenizer, f"writes answer {number} elsewhere than it is sampled")
-            head = head[: len(head) - len(opening)]
-        stop = None if closing else _specials(tokenizer).search(between)
-        end = stop.end() if stop else len(closing)
-        end += len(between[end:]) - len(between[end:].lstrip())
-        end = max(len(closing), min(end, len(between) - len(form_.opening)))  # the next answer may open with blanks
-        turns.append(Turn(head, opening, content, closing, between[len(closing) : end]))
-        head, at = between[end:], at + len(content + between)
+            turns.append(turn._replace(head=text[at : len(asked)], after=""))
+            at = len(asked + sampled)
+        else:
+            written = next((way for way in _ways(message["content"]) if text.find(way, at) >= 0), None)
+            if written is None:
+                raise _fault(tokenizer, CHANGED)
+            start = text.index(written, at)
+            end = _specials(tokenizer).match(text, start + len(written))
+            turns.append(Turn(text[at:start], "", written, "", end[0] if end else ""))
+            at = start + len(written + turns[-1].after)
     if not last:
-        return turns, head
+        return turns, text[at:]
     turn = answer(last["content"], tokenizer)
     sampled = text + turn.opening + turn.body + turn.closing
     as_last = _fill(messages, tokenizer, False).startswith(sampled)
     if not as_last and not _fill([*messages, USER], tokenizer, True).startswith(sampled):
         raise _fault(tokenizer, "writes the last answer elsewhere than it is sampled")
-    space = turn.after[: len(turn.after) - len(turn.after.lstrip())]
-    return [*turns, turn._replace(head=head, after=space)], turn.after[len(space) :]
-
-
-def _pieces(messages: Messages, tokenizer: ImportedTokenizer, prompt: bool) -> tuple[str, list[str]]:
-    """A conversation's text, and the same in pieces: text, content, text, content, ..., text."""
-    marks = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
-    layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
-    pieces = _MARKED.split(layout)
-    if [int(i) for i in pieces[1::2]] != list(range(len(messages))):
-        raise _fault(tokenizer, "drops or moves messages; give roles in its order")
-    at = len(pieces[0])
-    for i, message in enumerate(messages):
-        ways = (way for way in _ways(message["content"]) if text.startswith(way + pieces[2 * i + 2], at))
-        pieces[2 * i + 1] = next(ways, message["content"])
-        at += len(pieces[2 * i + 1] + pieces[2 * i + 2])
-    if "".join(pieces) != text:
-        raise _fault(tokenizer, CHANGED)
-    return text, pieces
+    return [*turns, turn._replace(head=text[at:], after="")], turn.after
 
 
 def _ways(content: str) -> tuple[str, ...]:

@@ -174,12 +174,4 @@ def xray_boundaries(text: str, tokenizer: Tokenizer) -> XRay:
 def xray_mask(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str = "reserved") -> XRay:
     """The loss mask of a conversation, exactly as training sees it."""
     rendered = chat.render(messages, tokenizer, tags)
-    return picture("mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, turn_roles(rendered))
-
-
-def turn_roles(rendered: chat.Rendered) -> list[str]:
-    """The role of each token, "none" between turns."""
-    roles = ["none"] * len(rendered.ids)
-    for span in rendered.spans:
-        roles[span.start : span.end] = [span.role] * (span.end - span.start)
-    return roles
+    return picture("mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, rendered.roles)

@@ -56,12 +56,7 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
 
 def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
     """{name: Executor} of functions, such as those of a notebook, in their order."""
-    executors: dict[str, Executor] = {}
-    for f in functions:
-        if not (inspect.isfunction(f) and f.__name__.isidentifier()) or f.__name__ in executors:
-            raise DataError(f"{f!r} is no tool; required: functions with a name each, type hints and a docstring")
-        executors[f.__name__] = Executor(f, schema_of(f, f.__name__))
-    return executors
+    return {f.__name__: Executor(f, schema_of(f, f.__name__)) for f in functions}
 
 
 def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
@@ -123,35 +118,10 @@ def type_schema(hint: Any, where: str) -> Schema:
     raise DataError(f"{where} has type {hint}; use str, int, float, bool, list[...], dict or Literal[...]")
 
 
-def call(function: Callable[..., Any], arguments: Mapping[str, Any], schema: Schema) -> Any:
-    """The result for arguments that fit their schema. A function of one parameter that is none of them gets all as a
-    dict: f(args)."""
-    arguments = typed(arguments, schema)
-    try:
-        inspect.signature(function).bind(**arguments)
-    except (TypeError, ValueError):
-        parameters = list(inspect.signature(function).parameters)
-        if len(parameters) == 1 and parameters[0] not in arguments:
-            return function(arguments)
-    return function(**arguments)
-
-
-def typed(value: Any, schema: Any) -> Any:
-    """A value that fits its schema, with whole floats as integers where the schema requires integers: JSON has one kind
-    of number, Python has two."""
-    if not isinstance(schema, Mapping):
-        return value
-    kinds = schema.get("type", ())
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-    for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
-        kinds |= {option.get("type")} if isinstance(option, Mapping) and isinstance(option.get("type"), str) else set()
-        value = typed(value, option) if isinstance(value, list | dict) else value
-    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
-        return int(value)
+def whole(value: Any) -> Any:
+    """A JSON value with whole floats as integers, at any depth: JSON has one kind of number, Python has two."""
     if isinstance(value, list):
-        first, others = schema.get("prefixItems", ()), schema.get("items")
-        return [typed(item, first[i] if i < len(first) else others) for i, item in enumerate(value)]
+        return [whole(item) for item in value]
     if isinstance(value, dict):
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        return {key: typed(item, known.get(key, others)) for key, item in value.items()}
-    return value
+        return {key: whole(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -132,7 +132,7 @@ def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Pa
         with pytest.raises(DataError) as refusal:
             load_executors(path)
         assert message in str(refusal.value) and "\n" not in str(refusal.value)
-    for wrong in ([leave, leave], [len], [lambda x: x]):
+    for wrong in ([len], [lambda x: x]):
         with pytest.raises(DataError):
             executors_of(wrong)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import product
+from itertools import accumulate, groupby, product
 
 import pytest
 
@@ -38,6 +38,12 @@ def setting(request: pytest.FixtureRequest) -> tuple[Tokenizer, str]:
     return tokenizer.load(spec), mode
 
 
+def turns_of(rendered: chat.Rendered) -> tuple[list[int], list[int]]:
+    """Where turns of different roles begin and end in the ids."""
+    ends = [*accumulate(len([*group]) for _, group in groupby(rendered.roles))]
+    return [0, *ends[:-1]], ends
+
+
 def supervised(rendered: chat.Rendered, tok: Tokenizer) -> str:
     return chat.decode([i for i, learned in zip(rendered.ids, rendered.loss_mask, strict=True) if learned], tok)
 
@@ -52,13 +58,10 @@ def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokeni
     tag = dict(system="<|system|>", user="<|user|>", assistant="<|assistant|>", function="<|function_response|>")
     assert chat.decode(rendered.ids, tok) == "".join(f"{tag[m['role']]}\n{m['content']}\n<|end|>\n" for m in TALK)
     assert (mode == "reserved") == (max(rendered.ids) >= tok.n_vocab)
-    assert [s.role for s in rendered.spans] == [m["role"] for m in TALK]
-    assert [s.start for s in rendered.spans] == [0, *(s.end for s in rendered.spans[:-1])]
-    assert rendered.spans[-1].end == len(rendered.ids)
-    for span, message in zip(rendered.spans, TALK, strict=True):
-        turn = f"{tag[span.role]}\n{message['content']}\n<|end|>\n"
-        assert chat.decode(rendered.ids[span.start : span.end], tok) == turn
-        assert any(rendered.loss_mask[span.start : span.end]) == (span.role == "assistant")
+    for start, end, message in zip(*turns_of(rendered), TALK, strict=True):
+        turn = f"{tag[message['role']]}\n{message['content']}\n<|end|>\n"
+        assert chat.decode(rendered.ids[start:end], tok) == turn and {*rendered.roles[start:end]} == {message["role"]}
+        assert any(rendered.loss_mask[start:end]) == (message["role"] == "assistant")
     same = [{"role": role, "content": "It is 3."} for role in ("system", "user", "function", "assistant")]
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
@@ -111,9 +114,11 @@ def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
     assert [i - tok.n_vocab for i in chat.render(TALK, tok).ids if i >= tok.n_vocab] == expected
     for _ in range(300):
         contents = ["".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8)) for _ in range(4)]
-        talk = [{"role": draw.choice(("system", "user", "function")), "content": c} for c in contents]
+        talk = [{"role": role, "content": c} for role, c in zip(("user", "system", "function", "user"), contents)]
         rendered = chat.render([*talk, {"role": "assistant", "content": contents[0]}], tok)
-        bodies = [rendered.ids[s.start + 2 : s.end - 3] for s in rendered.spans]  # without tags and line ends
+        bodies = [
+            rendered.ids[start + 2 : end - 3] for start, end in zip(*turns_of(rendered))
+        ]  # without tags and line ends
         assert [chat.decode(body, tok) for body in bodies] == [*contents, contents[0]]
         assert all(max(body) < tok.n_vocab for body in bodies[:-1])
         assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {tok.n_vocab + TAGS.index("<functioncall>")}

@@ -144,7 +144,7 @@ def _kept(
             ledger.skip(rule)
         else:
             seen.add(row["id"])
-            ledger.keep()
+            ledger.kept += 1
             yield row
 
 
