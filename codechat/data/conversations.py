@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +38,6 @@ PAD_DOC = -1
 BUFFER = 256
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
-REMEDY = "raise the block size (--seq-len, --model.block-size), or repair the rows"
 # Names of domains in the original project's conversations.
 DOMAINS = {"funcall": "calls", "negative": "code"}
 
@@ -179,7 +179,7 @@ def load_domains(
         for example in encode_all(used, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
         if used:
-            ledger.check(REMEDY)
+            ledger.check("raise the block size (--seq-len, --model.block-size), or repair the rows")
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
             print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
@@ -248,6 +248,12 @@ def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     return [_pack_rows(rows[i : i + batch], T) for i in range(0, len(rows), batch)]
 
 
+@lru_cache(maxsize=64)
+def _order(seed: int, domain: str, epoch: int, n: int) -> np.ndarray:
+    """(n,) the order of a domain's conversations in an epoch."""
+    return np.random.default_rng([seed, zlib.crc32(domain.encode()), epoch]).permutation(n)
+
+
 class PackedLoader:
     """Endless packed batches, mixed by supervised tokens.
 
@@ -276,7 +282,6 @@ class PackedLoader:
         self.drawn = [0] * len(self.domains)
         self.supervised = [0] * len(self.domains)
         self.waiting: Waiting = []  # oldest first
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
     def next(self) -> Batch:
         rows = [self._row() for _ in range(self.batch * self.world)]
@@ -300,12 +305,8 @@ class PackedLoader:
 
     def _draw(self, domain: int) -> int:
         epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
-        if self._orders.get(domain, (None,))[0] != epoch:
-            entropy = [self.seed, zlib.crc32(self.domains[domain].encode()), epoch]
-            order = np.random.default_rng(entropy).permutation(len(self.examples[domain]))
-            self._orders[domain] = (epoch, order)
         self.drawn[domain] += 1
-        return int(self._orders[domain][1][place])
+        return int(_order(self.seed, self.domains[domain], epoch, len(self.examples[domain]))[place])
 
     def state(self) -> dict[str, Any]:
         """Plain json; `load_state` continues bitwise, with any number of ranks."""

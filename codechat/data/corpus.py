@@ -47,7 +47,6 @@ FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
 AGAIN = "prepare the corpus again with codechat data corpus"
 CORPUS_HUB = ("codeparrot/github-code-clean", "data/train-*.parquet", ["code", "path", "language"])
-Part = tuple[Document, str]  # a document and its split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     """Write the corpus; returns its manifest. Raises UserError."""
     out, path = Path(cfg.out), Path(cfg.source)
     require_kind(out, "corpus")
-    ledger = Ledger(cfg.source if cfg.source in ("embedded", "hub") else path.name, cfg.max_lost)
+    ledger = Ledger(path.name, cfg.max_lost)
     if cfg.source == "embedded":
         documents = sources.embedded_python(ledger)
     elif cfg.source == "hub":
@@ -142,7 +141,7 @@ def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[tup
             yield document, name
 
 
-def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[Part]:
+def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[tuple[Document, str]]:
     """The splits by hash. Of few documents the one with the smallest hash is held out in any case, of a single one its
     tail."""
     head = list(islice(documents, FEW_DOCUMENTS))
@@ -159,7 +158,9 @@ def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator
         yield document, "val" if fraction(name) < limit else "train"
 
 
-def _encoded(parts: Iterator[Part], tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Document, str, np.ndarray]]:
+def _encoded(
+    parts: Iterator[tuple[Document, str]], tokenizer: tokenizers.Tokenizer
+) -> Iterator[tuple[Document, str, np.ndarray]]:
     """The parts with their ids, tokenised in chunks on several threads."""
     while True:
         chunk, chars = [], 0

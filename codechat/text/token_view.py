@@ -60,14 +60,9 @@ class XRay:
     def html(self) -> str:
         """A self-contained fragment: no script, no outside file; readable on light and dark pages."""
         spans = "".join(map(self._span, range(len(self.ids))))
-        rows = f"<p>{self.table()}</p>"
-        if self.kind != "boundary":
-            tags = ["th", *["td"] * len(self.roles), "td"]
-            cells = ("".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(tags, self._rows()))
-            rows = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
         return (
             f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind][2])}</p>'
-            f'<div class="xray-text">{spans}</div>{rows}</div>'
+            f'<div class="xray-text">{spans}</div><pre>{escape(self.table())}</pre></div>'
         )
 
     _repr_html_ = html
@@ -88,23 +83,18 @@ class XRay:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
         if self.kind == "boundary":  # the colours have no sum
             return f"{len(self.ids)} tokens"
-        lines = [
-            row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], (11, 9, 8, 12))) for row in self._rows()
-        ]
-        if self.kind != "mask":
-            order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
-            lines += ["", f"largest: {self.kind}, place, token"]
-            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in order[:10] if self.values[i]]
-        return "\n".join(lines)
-
-    def _rows(self) -> list[list[str]]:
-        """The table as text, its heads first, all tokens last; the sum stands where values are more than a mask."""
         rows = [["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]]
         for role in (*dict.fromkeys(self.roles), "all"):
             values = [v for r, v in zip(self.roles, self.values) if role in (r, "all")]
             some, n = sum(map(bool, values)), len(values)
             rows.append([role, str(some), str(n), f"{100 * some / n:.0f} %" if n else "", f"{sum(values):.4g}"])
-        return [row[:-1] for row in rows] if self.kind == "mask" else rows
+        widths = (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)  # the sum of a mask says no more
+        lines = [row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], widths)) for row in rows]
+        if self.kind != "mask":
+            order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
+            lines += ["", f"largest: {self.kind}, place, token"]
+            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in order[:10] if self.values[i]]
+        return "\n".join(lines)
 
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
         """(colour, opacity by size); mask and boundaries have one opacity."""

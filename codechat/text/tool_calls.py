@@ -291,18 +291,14 @@ def _holds_object(value: Any, empty: bool = False) -> bool:
     return any(item is not None and (empty or item) for item in objects)
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"{digits} is too large")
+        raise ValueError(f"{digits} is no number of JSON")
     return value
 
 
-_JSON = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
+_JSON = json.JSONDecoder(strict=False, parse_constant=_finite, parse_float=_finite)
 
 
 def _strict(text: str, start: int = 0) -> tuple[Any, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -76,17 +75,6 @@ def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
             {"role": "assistant", "content": answer},
         ]
     assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
-
-
-def test_arguments_are_read_under_each_known_name():
-    calls = OPENAI["messages"][2]["tool_calls"]
-    for key, beside in product(
-        ("args", "input", "parameters"), ({}, {"arguments": None}, {"args": None, "arguments": ""})
-    ):
-        functions = [beside | {"name": c["function"]["name"], key: c["function"]["arguments"]} for c in calls]
-        named = [{"id": c["id"], "function": f} for c, f in zip(calls, functions)]
-        turns = [m | {"tool_calls": named} if "tool_calls" in m else m for m in OPENAI["messages"]]
-        assert chat_formats.messages_of(OPENAI | {"messages": turns}, "x") == EXPECTED
 
 
 def glaive(answer: str) -> dict:
