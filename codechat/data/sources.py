@@ -17,7 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -298,9 +298,8 @@ def check_columns(columns: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def require_columns(rows: Iterable[Row], accepted: Iterable[tuple[str, ...]], origin: str) -> Iterator[Row]:
+def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str) -> Iterator[Row]:
     """The rows. DataError where the first one has none of the accepted sets of columns."""
-    accepted = list(accepted)
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
             sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)

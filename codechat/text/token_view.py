@@ -51,7 +51,6 @@ class XRay:
     texts: list[str]
     values: list[float]
     roles: list[str]
-    tags: list[bool]
 
     def coloured(self) -> str:
         """The text of the tokens that have colour, and nothing else."""
@@ -106,7 +105,7 @@ class XRay:
         value, about = self.values[i], f"token {i}, id {self.ids[i]}"
         what = f"{self.kind} {value:.4g}" if self.kind != "mask" else "supervised" if value else "not supervised"
         tip = about if self.kind == "boundary" else f"{about}, {self.roles[i]}, {what}"
-        attributes = ' class="xray-tag"' if self.tags[i] else ""
+        attributes = ' class="xray-tag"' if self.texts[i] in chat.TAGS else ""
         if value:
             rgb, strength = self._shade(value)
             attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'
@@ -150,8 +149,7 @@ def picture(
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
     if not all(map(math.isfinite, values)):
         raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; required are finite numbers")
-    tags = [token >= tokenizer.n_vocab for token in ids]
-    return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles), tags)
+    return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles))
 
 
 def xray_boundaries(text: str, tokenizer: Tokenizer) -> XRay:

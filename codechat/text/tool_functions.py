@@ -42,10 +42,8 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
 
     listed: schemas by name; their functions need no hints, and others are left out."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
-    table = getattr(module, "EXECUTORS", None)
-    if table is None:
-        functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
-        table = {name: f for name, f in functions.items() if f.__name__ == name and name[0] != "_"}
+    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
+    table = getattr(module, "EXECUTORS", {n: f for n, f in functions.items() if f.__name__ == n and n[0] != "_"})
     if not table:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
     if wrong := next((name for name, function in table.items() if not callable(function)), None):

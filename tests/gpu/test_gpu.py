@@ -193,6 +193,9 @@ class Windows:
     def state(self) -> int:
         return 0
 
+    def load_state(self, state: int) -> None:
+        pass
+
 
 @pytest.mark.gpu
 def test_a_batch_prepared_ahead_waits_for_nothing() -> None:

@@ -91,7 +91,7 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
 def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
     hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>&lt;'
     turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
-    one_token = XRay("mask", [5], [hostile], [1.0], [hostile], [False])
+    one_token = XRay("mask", [5], [hostile], [1.0], [hostile])
     for image in (xray_mask(turns, tok), one_token):
         assert not Spans(image.html()).tags & {"script", "img"} and "<script" not in image.html()
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
