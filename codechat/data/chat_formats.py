@@ -12,8 +12,6 @@ their results follow in the order of the calls. An answer marked `weight: 0` or 
 and carries no loss.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -14,8 +14,6 @@ All kinds except corpus may share a directory: each writes DOMAIN.SPLIT.jsonl an
 removes its own stale files. It never overwrites a file of another command: that is an error.
 """
 
-from __future__ import annotations
-
 import sys
 
 from codechat.core import config

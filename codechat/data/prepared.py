@@ -5,8 +5,6 @@ removes those that it does not write again, since training reads all files. A fi
 The manifest is written last, so it names only files that are there.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ row should have been usable. Above a share of losses `Ledger.check` stops, since
 leaves only the easy part.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ become the request; its source, without decorators and docstring, is the answer.
 since a method needs its class.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

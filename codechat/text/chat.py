@@ -15,8 +15,6 @@ conversation. A stop is a sequence of ids: code may hold `<`, `|`, `end` and `>`
 loss: content, the line end after it and <|end|>. The names of `tool_calls` are available here too.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

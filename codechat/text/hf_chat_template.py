@@ -11,8 +11,6 @@ write special tokens that the layout does not use. The role "function" is called
 defined: a prompt must not depend on the day.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left

@@ -5,8 +5,6 @@ user, so they are escaped: none can become markup or control a terminal. The HTM
 works offline.
 """
 
-from __future__ import annotations
-
 import codecs
 import math
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ rewarded for that text: strict JSON first, then a tolerant reader that never loo
 off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -11,8 +11,6 @@ default makes a parameter optional. Known types: str, int, float, bool, list[...
 None. A file of functions runs in this process with the user's rights.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

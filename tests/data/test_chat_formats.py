@@ -1,7 +1,5 @@
 """Conversations in the forms of other projects: what they become, what is dropped, and what training reads of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

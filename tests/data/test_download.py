@@ -1,7 +1,5 @@
 """`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no network."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

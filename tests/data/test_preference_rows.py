@@ -1,7 +1,5 @@
 """Preferences in files: what the policy answers, and what cannot be one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

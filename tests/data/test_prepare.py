@@ -1,7 +1,5 @@
 """`codechat data`: what each source becomes, what it refuses, and what it says about what it left out."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

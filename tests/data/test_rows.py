@@ -1,7 +1,5 @@
 """Rows of files: equal in every format, whatever the format adds to them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag
 mode."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

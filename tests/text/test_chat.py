@@ -1,7 +1,5 @@
 """The protocol: what is supervised, what a prompt is, where a completion ends; no text forges a turn."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate, groupby, product
 

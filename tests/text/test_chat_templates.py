@@ -1,7 +1,5 @@
 """Imported models' templates and tokenizers: what is trained is what is sampled, tokenised as transformers does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

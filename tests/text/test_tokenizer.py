@@ -1,7 +1,5 @@
 """Tokenizers: GPT-2's ids without a download, fewer merges, characters, bytes; no text is special."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import random

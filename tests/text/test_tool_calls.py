@@ -1,7 +1,5 @@
 """Function calls: one form written, all forms read, nothing guessed, nothing raised, no time lost on hostile text."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

@@ -1,7 +1,5 @@
 """Tools of one's own: arguments reach a function in the types of its hints, and a file of untyped functions takes its schemas from --tools-file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal
