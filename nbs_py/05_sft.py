@@ -91,7 +91,7 @@ HTML(masked.html())
 print(masked.coloured())
 
 # %% [markdown]
-# Ids, spans and mask come from one list of turns, so that they cannot disagree:
+# Ids, roles and mask come from one list of turns, so that they cannot disagree:
 
 # %%
 print(inspect.getsource(chat.render))
