@@ -45,6 +45,7 @@ import pandas as pd
 import torch
 
 from codechat import DataError, GPT, GPTConfig, chat, token_attribution, token_view, tokenizer
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, new_figure
 
 torch.set_num_threads(1)  # a second thread only slows a model this small
@@ -225,13 +226,30 @@ at_sequence = next(i for i in range(len(ids)) if tuple(ids[i : i + len(stop)]) =
 by_piece, by_sequence = gpt2.decode(ids[:at_set]), gpt2.decode(ids[:at_sequence])
 print(f"ended by a piece:\n{by_piece}\n\nended by the sequence:\n{by_sequence}")
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# A turn is a tag, a line end, its content, a line end, `<|end|>` and a line end. Which of these tokens carry loss? Give the
+# mask of a whole conversation.
+
+# %%
+def loss_mask(turns):
+    """turns: (role, tokens of its content) of each -> a list of 0 and 1, one per token."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(loss_mask, (([("user", 2)],), [0] * 7), (([("user", 2), ("assistant", 1)],), [0] * 7 + [0, 0, 1, 1, 1, 0]),
+            (([("assistant", 0), ("function", 3)],), [0, 0, 1, 1, 0] + [0] * 8))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `spec = "python:4096"` in the parameters cell | tokens learned on Python pack Python better; is the conversation shorter too? | No: 108 tokens instead of 107, because it is English and JSON. The last cell then names the number that changed |
-# | write `if a < b` with spaces in `clamp` | is the function still cut? | No: the whole function is kept, since ` <` with its space is another token than `<`. Whether an answer is cut depends on its spacing |
+# | `spec = "python:4096"` in the parameters cell | tokens learned on Python pack Python better; is the conversation shorter too? | <details><summary>outcome</summary>No: 108 tokens instead of 107, because it is English and JSON. The last cell then names the number that changed</details> |
+# | write `if a < b` with spaces in `clamp` | is the function still cut? | <details><summary>outcome</summary>No: the whole function is kept, since ` <` with its space is another token than `<`. Whether an answer is cut depends on its spacing</details> |
 #
 # The last cell asserts the Result.
 

@@ -21,7 +21,7 @@
 #
 # **Result.** Counted by hand, the parameters of every preset and the FLOPs per token equal what PyTorch counts.
 # A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95 % of them, and under
-# 10 % when they repeat after 13. Its attention shows why: it looks a fixed distance back and does not search for the
+# 10 % when they repeat one token later. Its attention shows why: it looks a fixed distance back and does not search for the
 # token.
 #
 # | preset | parameters | share of the embedding | FLOPs per training token |
@@ -52,6 +52,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from codechat import GPT, GPTConfig, PRESETS, gpt, optim
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, new_figure
 
 BLUE, ORANGE, GREEN, VERMILION = map(OKABE_ITO.get, "blue orange green vermilion".split())
@@ -298,16 +299,31 @@ ax.set_xlabel(f"texts repeat after this many tokens (trained on {period})")
 ax.set(ylabel="share of tokens copied", ylim=(0, 1.1))
 fig
 
+
 # %% [markdown]
 # A call copies its arguments from a request at a different distance every time, so this shortcut fails there,
 # and copying takes more data to learn. The loss alone would not have shown the difference.
 #
+# ## Three lines of your own
+#
+# The formula of the FLOPs, as a function; PyTorch counted the same.
+
+# %%
+def flops_per_token(V, D, L, T):
+    """Rows of the embedding, width, layers, tokens of the sequence -> FLOPs of a training token."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(flops_per_token, *(((c.padded_vocab, c.n_embd, c.depth, 256), c.flops_per_token(256)) for c in configs.values()))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `period = 8` | does it still copy at one distance only? | yes: all of the tokens at 8, under 4 % at every other distance (the last cell's numbers are those of 12) |
-# | `steps = 25` | is the stripe there before the copying? | at 25 steps every distance is copied about as badly, 5 to 13 %: nothing has formed yet |
+# | `period = 8` | does it still copy at one distance only? | <details><summary>outcome</summary>yes: all of the tokens at 8, under 4 % at every other distance (the last cell's numbers are those of 12)</details> |
+# | `steps = 25` | is the stripe there before the copying? | <details><summary>outcome</summary>at 25 steps every distance is copied about as badly, 5 to 13 %: nothing has formed yet</details> |
 #
 # The last cell asserts the Result.
 

@@ -24,7 +24,7 @@
 # of a few hundred bytes. The loss per token of an equally good model depends on its tokenizer; bits per byte do not. The figures of
 # the run are in the first table.
 #
-# **Runs/needs.** Recipe compact's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
+# **Runs/needs.** Recipe nano's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). Seconds on one core.
 #
 # Previous: [03 data](03_data.ipynb) · Next: [05 sft](05_sft.ipynb)
@@ -32,6 +32,7 @@
 # %% tags=["parameters"]
 source = "frozen"
 seed = 0
+freeze = False  # True: keep what the checkpoints write and the compressors' sizes in the frozen rows
 
 # %%
 import argparse, contextlib, dataclasses, difflib, inspect, io, json, lzma, math, os, statistics, tarfile, tempfile, textwrap, zlib
@@ -42,6 +43,9 @@ import pandas as pd
 import torch
 
 from codechat import GPT, GPTConfig, PRESETS, corpus, frozen_rows, gpu_specs, hardware, optim, plots, pretrain, tokenizer
+from codechat.labs.loss_exercises import check_cases
+from codechat.models.generate import sample
+from codechat.models.loading import load_model
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs import paths
 
@@ -99,6 +103,30 @@ plots.pretraining(run, metrics, evals)
 # %%
 print(f"a uniform guess costs {uniform:.2f} nats per token")
 evals[["step", "val_loss", "val_bpb"]].set_index("step").round(3)
+
+# %% [markdown]
+# ## What it writes
+#
+# Three beginnings, continued at temperature 0.8 by each checkpoint that the run kept. **Predict before you read on:
+# what comes first, names that make sense or the form of Python?**
+
+# %%
+BEGINNINGS = ("def is_even(n):\n", "class Stack:\n    def __init__(self", "for name in sorted(")
+
+
+def continuations(ref):
+    """What a checkpoint writes after each beginning."""
+    drawn = sample(load_model(ref).model, [tok.encode(text) for text in BEGINNINGS], max_new_tokens=40, temperature=0.8, seed=seed)
+    return [tok.decode(list(one.ids)) for one in drawn]
+
+
+# %%
+texts_file, sizes_file = (frozen_rows.frozen_dir() / f"{name}.json" for name in ("texts", "compressors"))
+kept = source == frozen_rows.FROZEN
+texts = json.loads(texts_file.read_text()) if kept else {str(step): continuations(f"{run}@{step}") for step in evals["step"][1:].astype(int)}
+for step, found in texts.items():
+    print(f"---------------- after {step} steps")
+    print("\n\n".join(beginning + text.rstrip() for beginning, text in zip(BEGINNINGS, found)))
 
 # %% [markdown]
 # ### Why it starts below a uniform guess
@@ -192,13 +220,12 @@ def compress_validation(folder):
 
 # %%
 (checksum,) = (file["sha256"] for file in manifest["files"] if file["split"] == "val")
-if source == frozen_rows.FROZEN:
-    kept = frozen_rows.frozen_dir() / "compressors.json"
-    by_others = json.loads(kept.read_text()).get(checksum, {}) if kept.is_file() else {}
-else:
-    by_others = compress_validation(paths.ROOT / cfg.data_dir)
+by_others = json.loads(sizes_file.read_text())[checksum] if kept else compress_validation(paths.ROOT / cfg.data_dir)
+if freeze:
+    texts_file.write_text(json.dumps(texts, indent=1) + "\n")
+    sizes_file.write_text(json.dumps({checksum: by_others}, indent=1) + "\n")
 sizes = {"no compression": 8.0, "untrained model": first.val_bpb, **by_others, "trained model": last.val_bpb}
-print(f"pieces and the model's windows: {context} bytes on average" if by_others else "this corpus was not compressed; see `compressors.json`")
+print(f"pieces and the model's windows: {context} bytes on average")
 
 # %%
 fig, axes = new_figure(f"The trained model stores unseen code in {last.val_bpb / 8:.0%} of its bytes")
@@ -288,13 +315,29 @@ names = ["M parameters", "FLOPs", "days, this machine", "days, 8 H200 at 40 % MF
 budget = pd.DataFrame(budget, index=names).T
 budget.map(lambda value: value if isinstance(value, str) else f"{value:.3g}")
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# From a loss per token to bits per byte: the column of three tokenizers above must come out the same.
+
+# %%
+def bits_per_byte(nats_per_token, bytes_per_token):
+    """-> bits that a byte costs."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+cases = [((nats, size), bpb) for size, bpb, nats in (row[1:4] for row in rows.values())]
+check_cases(bits_per_byte, *cases, ((math.log(2), 1), 1), ((2 * math.log(2), 4), 0.5))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | add `"python:4096"` to the three tokenizers | more bytes per token: a higher or a lower loss per token at the same bits per byte? | higher, in proportion to the bytes per token: 4.33 nats at 3.58 bytes a token, where `gpt2:4096` has 2.27 at 1.88. The column of bits per byte stays 1.75 |
-# | `seed = 1` | does the untrained model still start below a uniform guess? | yes: 7.35 nats on these files, a uniform guess 8.33; 4.22 on a token that repeats and 8.39 on others. The cause is its shape (the head is the embedding), not its weights |
+# | add `"python:4096"` to the three tokenizers | more bytes per token: a higher or a lower loss per token at the same bits per byte? | <details><summary>outcome</summary>higher, in proportion to the bytes per token: 4.33 nats at 3.58 bytes a token, where `gpt2:4096` has 2.27 at 1.88. The column of bits per byte stays 1.75</details> |
+# | `seed = 1` | does the untrained model still start below a uniform guess? | <details><summary>outcome</summary>yes: 7.35 nats on these files, a uniform guess 8.33; 4.22 on a token that repeats and 8.39 on others. The cause is its shape (the head is the embedding), not its weights</details> |
 #
 # The last cell asserts the Result.
 

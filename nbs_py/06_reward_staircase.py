@@ -26,7 +26,7 @@
 #
 # | also measured | |
 # |---|---|
-# | random edits of a correct call that earn 1 without being it | 0 of about 2,500 |
+# | random edits of a correct call that earn 1 without being it | 0 of 2,467 |
 # | notations of a correct call that score 1 | 9 of 9 |
 # | correct calls with arguments in single quotes, read here | 400 of 400 |
 # | the same calls, read by the original project's parser | 0 of 400 |
@@ -53,6 +53,7 @@ import pandas as pd
 
 from codechat import chat, diagnose, plots, tasks
 from codechat.labs import reward_starts
+from codechat.labs.loss_exercises import check_cases
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
@@ -80,8 +81,7 @@ dense_rewards.figure(rows)
 # %%
 found = dense_rewards.table(rows).set_index(["start", "reward"])
 names = {"pass@1 before": "T = 1, start", "pass@1": "T = 1, end", "greedy before": "greedy, start", "greedy": "greedy, end",
-         "pass@8 before": "pass@8, start", "pass@8": "pass@8, end", "gain": "gain over binary", "gain/lo": "from", "gain/hi": "to",
-         "live": "groups with variance"}
+         "pass@8 before": "pass@8, start", "pass@8": "pass@8, end", "live": "groups with variance"}
 found.rename(columns=names)[list(names.values())].round(3)
 
 # %% [markdown]
@@ -99,7 +99,19 @@ found.rename(columns=names)[list(names.values())].round(3)
 
 # %%
 spread = dense_rewards.table(dense_rewards.frozen(baseline="zscore")).set_index(["start", "reward"])
-spread.rename(columns=names)[["T = 1, start", "T = 1, end", "gain over binary", "from", "to", "groups with variance"]].round(3)
+gains = {name: 100 * part.loc[["poor", "weak"], ["gain", "gain/lo", "gain/hi"]].dropna().astype(float)
+         for name, part in (("minus the group's mean", found), ("divided by the group's spread too", spread))}
+above = sum(int((part["gain/lo"] > 0).sum()) for part in gains.values())
+fig, axes = new_figure(f"{above} of {sum(map(len, gains.values()))} gains over the binary reward lie above 0", cols=2, sharey=True, size=(6.8, 2.8))
+for ax, (name, part) in zip(axes[0], gains.items()):
+    at, colours = [f"{start}, {reward}" for start, reward in part.index], [SHAPE_COLOURS[reward] for _, reward in part.index]
+    ax.hlines(at, part["gain/lo"], part["gain/hi"], color=colours, linewidth=2)
+    ax.scatter(part["gain"], at, color=colours, s=22, zorder=3)
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.set_title(name, fontsize=8.5, loc="left")
+    finish(ax, x="exact match at T = 1, points, 95 %", y=None, legend=False)
+axes[0, 0].invert_yaxis()
+fig
 
 # %% [markdown]
 # The weak start, update by update: exact match of the training rollouts, and groups with variance.
@@ -383,13 +395,30 @@ pd.DataFrame([(what, label_of_tier(s.tier), f"{s.reward:.2f}") for what, s in ca
 silent = {what: score_call(text, None).reward for what, text in attempts.items()}
 pd.Series(silent).rename(label_of_tier).to_frame("reward where no call is correct").T
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# The slope, as a function: the reward of a call with the right name of which $m$ of $n$ arguments are correct, with $e$
+# keys too many.
+
+# %%
+def partial_reward(m, n, e):
+    """-> the reward, below 1."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+tries = {(m, 6, e): {**{f"a{i}": i + 100 for i in range(m)}, **{f"x{i}": 0 for i in range(e)}} for m in range(6) for e in (0, 1, 3, 9)}
+check_cases(partial_reward, *((case, score_call(chat.format_call("f", t), {"name": "f", "arguments": expected}).reward) for case, t in tries.items()))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost |
-# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | no: it does not charge for text behind the call, so texts that go on earn 1, and 6 of the 47 texts that do are in `cheats` |
+# | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | <details><summary>outcome</summary>partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost</details> |
+# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | <details><summary>outcome</summary>no: it does not charge for text behind the call, so texts that go on earn 1, and 6 of the 47 texts that do are in `cheats`</details> |
 #
 # The last two cells assert the Result.
 

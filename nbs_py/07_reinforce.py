@@ -21,11 +21,11 @@
 #
 # **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. Within a correct call,
 # a toy policy gives 2 % of the gradient to the half of the tokens that it is sure of; the loss summed by hand equals
-# the library's. In the real run, asked the same held-out problems before and after, the policy earns more and writes
-# fewer broken calls; the first table has the figures. Of learning rate, group size and temperature the learning rate decides, and
+# the library's. In the real run half of the groups have a gradient, and still the same held-out problems are answered no
+# better after RL than before: exact match 0.87, then 0.84, one seed. SFT had taught this already. Of learning rate, group size and temperature the learning rate decides, and
 # the share of groups with variance cannot choose any of them.
 #
-# **Runs/needs.** Recipe compact's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
+# **Runs/needs.** Recipe nano's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
 # this machine); committed rows of 33 short runs at several rates. A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
 # you watch: [RL in two minutes](00_rl_in_two_minutes.ipynb).
 #
@@ -45,6 +45,7 @@ from IPython.display import HTML
 
 from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, reinforce, rollout, tokenizer
 from codechat.core.atomic_files import read_rows
+from codechat.labs.loss_exercises import check_cases
 from codechat.models.generate import Completion
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
@@ -242,7 +243,7 @@ print(f"pass@1 {row['pass@1']:.2f}, pass@{n} {row[f'pass@{n}']:.2f} (n={n}, N={N
 # the validation split): those can be compared, and the first table does.
 
 # %%
-title = f"On the same problems: exact match {start['exact_match']:.2f}, then {end['exact_match']:.2f}"
+title = f"On the same problems, one seed: exact match {start['exact_match']:.2f}, then {end['exact_match']:.2f}"
 fig = plots.rl_progress(run, metrics, evals, title)
 fig.set_size_inches(6.4, 2.4)
 fig
@@ -276,8 +277,9 @@ fig
 # In numbers. The loss is right only if the trainer's log-probabilities are those of the sampler:
 # `logprob_mismatch` is the largest difference over all tokens of a step. In float32 it is below 0.001. In bfloat16
 # rounding moves unlikely tokens by tenths of a nat, now and then by more, and likely ones hardly; a trainer that read
-# another context would differ by nats in every step, so its median tells the two apart. Entropy falls as rewarded
-# answers become more likely; at zero all samples would be equal.
+# another context would differ by nats in every step, so its median tells the two apart. Entropy falls where
+# rewarded answers become more likely; at zero all samples would be equal. Here it rises, as does the share of answers that
+# are cut at the limit.
 
 # %%
 names = ["reward_mean", "exact_match", "tier/no_tag", "tier/bad_json", "frac_zero_std_groups", "adv_abs_mean",
@@ -336,6 +338,7 @@ for ax, label in zip(axes[0], ("learning rate (T = 1)", "groups with variance, a
     finish(ax, x=label, y="exact match after RL" if ax is axes[0, 0] else None)
 fig
 
+
 # %% [markdown]
 # The learning rate decides: at 0.005 exact match falls from 0.32 to below 0.01 with every group size. At 0.001 groups of 24 end 5 points lower than
 # groups of 8 (the interval just excludes 0) although more of them carry a gradient: they come from fewer requests. Sampling at temperature 0.5 costs
@@ -343,23 +346,35 @@ fig
 # enough groups take the one with more requests an update. The same metrics in a run that failed: [notebook 28](28_read_a_failed_run.ipynb).
 
 # %% [markdown]
+# ## Three lines of your own
+#
+# The other baseline: each reward minus the mean of the *other* rewards of its group.
+
+# %%
+def leave_one_out(rewards):
+    """rewards (G,) -> advantages (G,)."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(leave_one_out, *(((row,), advantages.group_advantages(row[None], "leave_one_out")[0]) for row in three))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | it is sure of none: after one step no token of the answer is likelier than 0.002, and the gradient is spread over all 31, at most 4 % each (the last cell fails there) |
-# | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | none: the advantages are the rewards 1, 0.78, 0.20 and 0.15, and prose has 0; only the competition for probability pushes worse answers down |
+# | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | <details><summary>outcome</summary>it is sure of none: after one step no token of the answer is likelier than 0.002, and the gradient is spread over all 31, at most 4 % each (the last cell fails there)</details> |
+# | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | <details><summary>outcome</summary>none: the advantages are the rewards 1, 0.78, 0.20 and 0.15, and prose has 0; only the competition for probability pushes worse answers down</details> |
 #
 # The last cell asserts the Result, which is that of the frozen rows; runs of your own need not have it.
 
 # %%
 assert not any(values[: len(prompt)]) and all((found[1:] == 0).all() for found in baselines.values())
 assert sum(shares[: len(prompt)]) == 0 and sure.mean() > 0.3 and sure_share < 0.1
-rose = end["reward_mean"] > start["reward_mean"] + 0.03 and end["exact_match"] > start["exact_match"]
-fewer = end["tier/no_tag"] + end["tier/bad_json"] < (start["tier/no_tag"] + start["tier/bad_json"]) / 2
-surer = change.loc["entropy", "last tenth"] < change.loc["entropy", "first tenth"]
-print(f"the reward rose by more than 0.03: {rose}; unreadable answers halved: {fewer}; entropy fell: {surer}")
-assert (rose and fewer and surer) or source != "frozen"
+gained = end["exact_match"] - start["exact_match"]
+print(f"exact match on validation problems changed by {gained:+.3f}")
+assert abs(gained) < 0.06 or source != "frozen"
 assert row["verdict"] in ("LIVE", "WEAK") and metrics["dead_steps"].max() < 20
 assert metrics["frac_zero_std_groups"].mean() < 0.75 or source != "frozen"
 assert 0.01 < metrics["weights_changed_bf16"].median() < 0.9

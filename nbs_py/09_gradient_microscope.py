@@ -57,6 +57,7 @@ import torch
 
 from codechat import exact_gradients, losses
 from codechat.labs.exact_gradients import ESTIMATORS, World, compare, cosine, expectation, group_gradients
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 # %% [markdown]
@@ -221,13 +222,34 @@ walk = group_gradients(world, theta, terms["k1 in the loss"], at).norm(dim=1).me
 print(f"k1 in the loss: mean {kl_means['k1 in the loss'].norm():.1e}, size of one group's gradient {walk:.2f}, "
       f"of the true one {kl_truth.norm():.2f}")
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# The exact gradient where an answer is a single choice: $p = \mathrm{softmax}(z)$, and $\mathbb{E}[r] = \sum_i p_i r_i$. What is
+# $\partial\, \mathbb{E}[r] / \partial z_i$?
+
+# %%
+def exact_gradient(p, rewards):
+    """p (n,), rewards (n,) -> the gradient at the logits (n,)."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+cases = []
+for logits, paid in (([0.0, 0.0], [1.0, 0.0]), ([2.0, -1.0, 0.5], [0.2, 1.0, 0.0]), ([1.0, 1.0], [1.0, 1.0])):
+    z, r = torch.tensor(logits, requires_grad=True), torch.tensor(paid)
+    (right,) = torch.autograd.grad((z.softmax(-1) * r).sum(), z)
+    cases.append(((z.softmax(-1).detach(), r), right))
+check_cases(exact_gradient, *cases)
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `"leave_one_out"` to `"mean"` in `causes["neither"]` | is a group's mean as baseline biased? | not in direction: the cosine stays 1, to all digits shown, because the mean only shortens the gradient, to 2/3 in groups of three |
-# | `sizes = [1, 1000]` in the figure of many groups | which of leave-one-out and GRPO wins with 1,000 groups in a step? | leave-one-out, with a cosine of 0.9997: it has averaged its noise away. GRPO has 0.916 and stays at its dotted line, the angle of its bias |
+# | `"leave_one_out"` to `"mean"` in `causes["neither"]` | is a group's mean as baseline biased? | <details><summary>outcome</summary>not in direction: the cosine stays 1, to all digits shown, because the mean only shortens the gradient, to 2/3 in groups of three</details> |
+# | `sizes = [1, 1000]` in the figure of many groups | which of leave-one-out and GRPO wins with 1,000 groups in a step? | <details><summary>outcome</summary>leave-one-out, with a cosine of 0.9997: it has averaged its noise away. GRPO has 0.916 and stays at its dotted line, the angle of its bias</details> |
 #
 # The last cell asserts the Result.
 

@@ -55,6 +55,7 @@ from pathlib import Path
 import pandas as pd
 
 from codechat import GPTConfig, PRESETS, gpu_specs, launcher, paths, planner
+from codechat.labs.loss_exercises import check_cases
 from codechat.launch.planner import Plan, PlanConfig
 from codechat.launch.step_memory import CATEGORIES, measure
 from codechat.pretrain import PretrainConfig
@@ -192,13 +193,28 @@ written
 # %%
 print((written.path / "launch.sh").read_text())
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# The formula of the hours, as a function.
+
+# %%
+def hours(tokens, flops_per_token, gpus, mfu, peak):
+    """peak: FLOP/s of a GPU -> hours of the run."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(hours, ((3600, 1, 1, 1, 1), 1), ((3.93e9, 5.4e10, 8, 0.45, 312e12), 52.484), ((1e9, 1e10, 1, 0.5, 1e15), 5.5556))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `gpu = "h100-80gb"` | as much memory and 3.2 times the peak: what happens to GiB and hours? | the same GiB and about 20 instead of 52 hours: for this GPU the plan assumes an MFU of 0.36, not 0.45. The last cell names what changed |
-# | `price = 3.0` | what does the run cost? | twice the money for the same 417 GPU-hours; no setting of this notebook looks at the price |
+# | `gpu = "h100-80gb"` | as much memory and 3.2 times the peak: what happens to GiB and hours? | <details><summary>outcome</summary>the same GiB and about 20 instead of 52 hours: for this GPU the plan assumes an MFU of 0.36, not 0.45. The last cell names what changed</details> |
+# | `price = 3.0` | what does the run cost? | <details><summary>outcome</summary>twice the money for the same 417 GPU-hours; no setting of this notebook looks at the price</details> |
 #
 # The last cell asserts the Result.
 

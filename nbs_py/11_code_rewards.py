@@ -51,6 +51,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.colors import ListedColormap
 
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import codec, layers
 from codechat.sandbox.pool import Pool, Program, choose
@@ -277,17 +278,33 @@ for ax, mode in zip(axes[0], modes):
 axes[0, 0].invert_yaxis()
 fig
 
+
 # %% [markdown]
 # A group of only the first five answers would have no gradient under the first two rewards and some under the
 # third. That is the purpose of tiers: exact match (`Score.correct`) is the same under all three and is logged
 # beside the reward. Notebook 12 shows the effect on real problems.
 #
+# ## Three lines of your own
+#
+# The tiered reward of a program that runs: 0.15, and the rest in proportion to the tests that pass.
+
+# %%
+def tiered_reward(passed, tests):
+    """-> the reward of a program that passes `passed` of its tests."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+tier = lambda k, n: "all_passed" if k == n else "some_passed" if k else "none_passed"
+check_cases(tiered_reward, *(((k, n), rewards.tiered(tier(k, n), k, n)) for n in (1, 3, 4) for k in range(n + 1)))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | `none_passed`, with rewards 0, 0 and 0.15: it runs and no test passes, since NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
-# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: the sandbox rejects it, because a `KeyError` in its process is a failed test; NaN still passes its own test. Hidden tests, not a better sandbox, are the remedy |
+# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | <details><summary>outcome</summary>`none_passed`, with rewards 0, 0 and 0.15: it runs and no test passes, since NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large</details> |
+# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | <details><summary>outcome</summary>no: the sandbox rejects it, because a `KeyError` in its process is a failed test; NaN still passes its own test. Hidden tests, not a better sandbox, are the remedy</details> |
 #
 # The last cell asserts the Result.
 

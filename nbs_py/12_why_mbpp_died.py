@@ -14,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # RL on MBPP had nothing to reward, a stop rule that cut correct answers, and a KL term that drifted
+# # RL on MBPP had nothing to reward, and a KL term that moved the policy without one
 #
 # **Question.** An 8B model was trained by GRPO on MBPP for 415 steps and 16.7 hours. Its reward was 0.000 at
 # every printed step. Why, why did nothing report it, and what moved the policy?
@@ -31,11 +31,10 @@
 # | groups with variance: binary, tiered reward | 0 and 6 of 64: DEAD and WEAK |
 # | groups of four with a gradient, of all 4,480 that the completions form | 0, and 210 (5 %) |
 # | MBPP's reference programs that pass after the original's stop rule | 349 of 374 |
-# | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.10 to 0.15 nats per token over eight seeds, and with ten times the weight as well |
+# | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.12 nats per token, and with ten times the weight as well |
 # | a sentinel ends such a run after | 20 steps, 48 minutes at the published pace |
 #
-# **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), by a model of the recipe at commit 19387a6, before
-# those that are now `compact` and `nano`; six published rows (`reports/published`). A toy policy takes some seconds on one core.
+# **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), by a model of an older recipe (commit 19387a6); six published rows (`reports/published`). A toy policy takes some seconds on one core.
 #
 # Previous: [11 code rewards](11_code_rewards.ipynb) · Next: [13 where code rl lives](13_where_code_rl_lives.ipynb)
 
@@ -54,6 +53,7 @@ import torch
 from codechat import GPT, GPTConfig, diagnose, frozen_rows, generate, losses, plots, run_frames, tasks, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import wilson_interval
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.runs.paths import ROOT, find_run
@@ -322,16 +322,32 @@ pace = published["elapsed_s"].iloc[-1] / published["step"].iloc[-1]
 print(f"passk: {row['verdict']}: {row['remedy']}")
 print(f"a sentinel ends such a run after step {ended}: {ended * pace / 60:.0f} minutes at the published pace, not {415 * pace / 3600:.1f} hours")
 
+
 # %% [markdown]
 # Not shown: that a tiered reward would have *taught* this model MBPP. A gradient towards programs that parse
 # and run does not solve a problem yet; the first remedy that `passk` names is a stronger base model.
 #
+# ## Three lines of your own
+#
+# How often does a group of $G$ completions, each correct with probability $p$, have a gradient under a reward of right or
+# wrong?
+
+# %%
+def live_share(p, G):
+    """-> probability that the group's rewards differ."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(live_share, ((0.0, 4), 0), ((1.0, 4), 0), ((0.5, 2), 0.5), ((0.1, 4), 0.3438), ((0.01, 64), 0.4744))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `kl_steps = 10` | do the lines of k1 lie at 0 then? | no: after 10 steps the exact KL is 0.067 nats per token, 0.064 of them after 5, and after all 60 it is 0.12: Adam's first steps are the largest (the last cell names the drift that changed) |
-# | `("k1", 0.02, ...)` to `("k1", 2e-4, ...)` in `terms` | does a hundredth of the coefficient stop the drift? | no: 0.137 nats per token in place of 0.123, since Adam divides the gradient by its own size; only near Adam's epsilon of 1e-8 should the coefficient matter |
+# | `kl_steps = 10` | do the lines of k1 lie at 0 then? | <details><summary>outcome</summary>no: after 10 steps the exact KL is 0.067 nats per token, 0.064 of them after 5, and after all 60 it is 0.12: Adam's first steps are the largest (the last cell names the drift that changed)</details> |
+# | `("k1", 0.02, ...)` to `("k1", 2e-4, ...)` in `terms` | does a hundredth of the coefficient stop the drift? | <details><summary>outcome</summary>no: 0.137 nats per token in place of 0.123, since Adam divides the gradient by its own size; only near Adam's epsilon of 1e-8 should the coefficient matter</details> |
 #
 # The last cell asserts the Result.
 

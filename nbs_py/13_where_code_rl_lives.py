@@ -54,6 +54,7 @@ from codechat import PRESETS, config, grpo, frozen_rows, run_frames
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, hierarchical_interval, paired_bootstrap
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, draw_smoothed, finish, new_figure
 from codechat.runs.paths import find_run
 from codechat.tasks import micro
@@ -161,6 +162,7 @@ evals["checkpoint"] = evals["checkpoint"].str.partition("@")[0]
 before = evals[evals["run"] == "nano/micro-rates"].iloc[0]
 tried = frames["rates"].set_index("c")["problems"].sort_index()
 useful = int(tried.loc[1:7].sum())
+print(f"pass@1 {before['pass@1']:.3f} [{before['pass@1/lo']:.3f}, {before['pass@1/hi']:.3f}]")
 fig, axes = new_figure(f"{before['verdict']}: {useful} of {tried.sum()} problems are solved sometimes", cols=2, size=(6.8, 2.8))
 axes[0, 0].bar(tried.index, tried, color=[OKABE_ITO["sky"] if 0 < c < 8 else "#c0c0c0" for c in tried.index])
 finish(axes[0, 0], x="correct completions of n=8", y="training problems", legend=False)
@@ -321,12 +323,27 @@ fig
 # Not shown: that RL beats more SFT in the same time. On held-out families the base solves almost nothing and
 # RL adds nothing: the policy learned these families, not programming.
 #
+# ## Three lines of your own
+#
+# `codechat filter` keeps the problems whose share of correct tries lies in a window. How many does it keep?
+
+# %%
+def kept(correct, n, low, high):
+    """correct: of each problem, how many of its n tries -> number of problems with low <= share <= high."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(kept, (([0, 1, 4, 8], 8, 0.05, 0.95), 2), (([0, 8, 8], 8, 0.05, 0.95), 0), (([2, 2, 6], 8, 0.25, 0.5), 2))
+
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `(1, 8)` to `(1, 2, 4, 8)` in the cell of `gaps` | at which k does the gain on micro's test vanish? | it shrinks with every k; at 8 the interval includes 0 |
-# | `tried.loc[2:6]` for `tried.loc[1:7]` | how many problems are left if a group must be solved and must fail at least twice? | fewer: the two bars beside the grey ones go, whose groups vary least |
+# | `(1, 8)` to `(1, 2, 4, 8)` in the cell of `gaps` | at which k does the gain on micro's test vanish? | <details><summary>outcome</summary>it shrinks with every k; at 8 the interval includes 0</details> |
+# | `tried.loc[2:6]` for `tried.loc[1:7]` | how many problems are left if a group must be solved and must fail at least twice? | <details><summary>outcome</summary>fewer: the two bars beside the grey ones go, whose groups vary least</details> |
 #
 # The last two cells assert the Result.
 

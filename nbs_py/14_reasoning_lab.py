@@ -29,14 +29,13 @@
 # | pass@1 on 100 validation problems after 75 and 300 steps | 0.07, 0.22 |
 # | pass@1 on 200 test problems | 0.193 [0.159, 0.229] |
 # | with wordings that it never saw | 0.065 |
-# | expert iteration minus SFT, GRPO minus SFT (paired, one seed each) | -0.001 [-0.031, 0.029], -0.005 [-0.034, 0.025] |
+# | expert iteration minus SFT, GRPO minus SFT (paired, one seed each) | -0.001 [-0.031, 0.028], -0.005 [-0.034, 0.025] |
 # | first error: unknown sum, copied number, sign | 66 %, 17 %, 2 % |
 # | solutions correct throughout, answers correct | 14 %, 19 %: a reward of answers also pays lucky ones |
 #
 # (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: [experiments](../docs/experiments/programs-and-sums.md).)
 #
-# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
-# `nano`. `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
+# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
 #
 # Previous: [13 where code rl lives](13_where_code_rl_lives.ipynb) · Next: [15 chars lab](15_chars_lab.ipynb)
 
@@ -53,6 +52,7 @@ import pandas as pd
 from codechat import config, expert_iteration, frozen_rows, intervals, paths, run_frames, tasks
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import equivalent
@@ -254,13 +254,30 @@ samples = frames["samples"].pivot_table(index="request", columns="checkpoint", v
 with pd.option_context("display.max_colwidth", None):
     display(samples.map(lambda text: text.replace("<reasoning>", "").replace("</reasoning>", "").replace("\n", "  ")))
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# The term for tags: 0.125 for each of the four that stands exactly once in the text, with its line ends. (The library also
+# charges for text after the last one; leave that out.)
+
+# %%
+def tag_reward(text, tags):
+    """tags: the four, with their line ends -> 0 to 0.5."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+texts = [t for name, t in tries.items() if name != "talks on"]
+check_cases(tag_reward, *(((t, rewards.TAGS), rewards.xml_terms(t, answer, "number")["tags"]) for t in [*texts, "", gold + gold]))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `tries["guess"] = f"<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n{answer}\n</answer>"` | what is a lucky guess with invented steps worth? | the maximum, as much as the reference: the reward reads the answer, not the steps |
-# | `("1e3", "1000")` and `("50%", "0.5")` in `spellings` | are they the same answer? | no, twice: the comparison reads fractions, roots, units and thousands, and not notations that no worked solution uses |
+# | `tries["guess"] = f"<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n{answer}\n</answer>"` | what is a lucky guess with invented steps worth? | <details><summary>outcome</summary>the maximum, as much as the reference: the reward reads the answer, not the steps</details> |
+# | `("1e3", "1000")` and `("50%", "0.5")` in `spellings` | are they the same answer? | <details><summary>outcome</summary>no, twice: the comparison reads fractions, roots, units and thousands, and not notations that no worked solution uses</details> |
 #
 # The last cell asserts the Result.
 

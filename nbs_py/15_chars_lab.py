@@ -56,6 +56,7 @@ import pandas as pd
 import torch
 
 from codechat import GPT, GPTConfig, chars as lab, config, per_token_rewards, run_frames, style
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs.paths import ROOT
 from codechat.tasks import chars
@@ -173,7 +174,7 @@ columns = dict(val_loss=last["val_loss"], val_accuracy=last["val_accuracy"], ent
                flat_places=spent["frac_zero_std_groups"])
 table = pd.DataFrame(columns)
 mean = pd.DataFrame({name: table.loc[ways[name]].mean() for name in SETTINGS}).T
-print(f"uniform {levels['uniform']:.2f}, bigram {levels['bigram']:.2f} nats per character; denoise is an upper bound; means over seeds")
+print(f"uniform {levels['uniform']:.2f}, bigram {levels['bigram']:.2f} nats per character, {float(bigram.exp().mean()):.2f} of its samples correct; denoise is an upper bound; means over seeds")
 mean.round(3)
 
 # %% [markdown]
@@ -217,18 +218,34 @@ samples = frames["samples"].groupby("run").last()["completion"]
 for name in SETTINGS:
     print(f"{name:<11}{samples[ways[name][0]]!r}")
 
+
 # %% [markdown]
 # This does not show that rewards cannot teach. It shows what they maximize: the expected reward of a position
 # is the probability of one character, and its maximum is always the likeliest one. Cross-entropy is minimized
 # by the whole distribution. Learning rates were tried at 3e-4, 1e-3 and 3e-3 for the rewarded runs (1e-3 was
 # the best of them), and not tuned for the others.
 #
+# ## Three lines of your own
+#
+# How far is a policy from the bigram at one position? The divergence of two distributions over characters, in nats.
+
+# %%
+def kl(p, q):
+    """p, q (V,): probabilities, none of them 0 -> KL(p || q)."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+check_cases(kl, ((torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5])), 0), ((torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])), 0.36806),
+            ((torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.6, 0.3, 0.1])), 0.58500))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `pow(8)` to `pow(64)` in the cell of `silent` | does a group of 64 samples bring the signal back? | partly: with $p$ of about 1/100, $0.99^{64} = 0.53$ of the positions stay without a correct sample, at eight times the cost (the comparison with the sampled share then differs: it draws 8) |
-# | `fresh = True`, `seeds = 1`, `max_tokens = 30_000` | which way learns anything in a tenth of the tokens? | `codechat chars --objective supervised --max-tokens 30000` shows it in seconds; the last cell's numbers are those of 300,000 |
+# | `pow(8)` to `pow(64)` in the cell of `silent` | does a group of 64 samples bring the signal back? | <details><summary>outcome</summary>partly: with $p$ of about 1/100, $0.99^{64} = 0.53$ of the positions stay without a correct sample, at eight times the cost (the comparison with the sampled share then differs: it draws 8)</details> |
+# | `fresh = True`, `seeds = 1`, `max_tokens = 30_000` | which way learns anything in a tenth of the tokens? | <details><summary>outcome</summary>`codechat chars --objective supervised --max-tokens 30000` shows it in seconds; the last cell's numbers are those of 300,000</details> |
 #
 # The last cell asserts the Result in every seed.
 

@@ -55,6 +55,7 @@ import torch
 
 from codechat import preference, preference_losses as pl
 from codechat.labs.exact_gradients import World
+from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 KINDS = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
@@ -193,6 +194,7 @@ fig
 
 # %%
 end["margin"] = (end["chosen"] - end["rejected"]) - (start["chosen"] - start["rejected"])
+print(f"at the start: chosen {start['chosen'].iloc[0]:.1f}, rejected {start['rejected'].iloc[0]:.1f} nats")
 end[["chosen", "rejected", "margin", "reward", "kl"]].round(2)
 
 # %%
@@ -219,18 +221,35 @@ mass.insert(0, "chosen in", won)
 mass.insert(0, "reward", world.rewards)
 mass.sort_values("chosen in", ascending=False).head(8).round(2)
 
+
 # %% [markdown]
 # `a` was chosen most often, because it is frequent, and it loses against `ab`, `abb` and `abba`. Imitation
 # sees only the first, a loss of differences also the second: pairs are transitive, and the mass moves to
 # texts that lose least. Nothing in the loss guarantees that they are good.
 
 # %% [markdown]
+# ## Three lines of your own
+#
+# Training logs report a share that sounds like success: the pairs whose chosen text has the higher implicit reward,
+# $\beta \log \frac{\pi(y)}{\pi_\text{ref}(y)}$. Does it say anything about rewards earned?
+
+# %%
+def pair_accuracy(chosen, rejected, ref_chosen, ref_rejected):
+    """Log-probabilities of the texts, (B,) each -> the share of the pairs in which the chosen one is ahead."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+logs = torch.tensor([[-2.0, -9.0, -5.0], [-3.0, -8.0, -7.0], [-2.0, -6.0, -9.0], [-3.0, -7.0, -9.0]])
+check_cases(pair_accuracy, (tuple(logs), 1 / 3), ((logs[0], logs[1], logs[0], logs[0]), 2 / 3), ((logs[2], logs[3], logs[3], logs[2]), 2 / 3))
+
+# %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `steps = 1000` | do the rejected texts stop falling? | only under IPO, whose margin has a target; the others go on: a probability has no lower limit |
-# | `pl.BETA["ipo"]` doubled before the training cell | IPO's target margin is $1/(2\beta)$: where does it stop? | at half the margin, closer to the reference |
+# | `steps = 1000` | do the rejected texts stop falling? | <details><summary>outcome</summary>only under IPO, whose margin has a target; the others go on: a probability has no lower limit</details> |
+# | `pl.BETA["ipo"]` doubled before the training cell | IPO's target margin is $1/(2\beta)$: where does it stop? | <details><summary>outcome</summary>at half the margin, closer to the reference</details> |
 #
 # The last cell asserts the Result.
 

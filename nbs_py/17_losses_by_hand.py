@@ -252,8 +252,8 @@ found["kto_loss"] = check(kto_loss)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | fill `masked_mean` with the mean of the rows' means | is it the mean over all tokens? | no: rows of different length get equal weights, and the check prints the first case that differs |
-# | fill `entropy` with `-(p * p.log()).sum(-1)` of a softmax `p` | where does it go wrong? | where a logit is so large that a probability rounds to 0: 0 times minus infinity is no number |
+# | fill `masked_mean` with the mean of the rows' means | is it the mean over all tokens? | <details><summary>outcome</summary>no: rows of different length get equal weights, and the check prints the first case that differs</details> |
+# | fill `entropy` with `-(p * p.log()).sum(-1)` of a softmax `p` | where does it go wrong? | <details><summary>outcome</summary>where a logit is so large that a probability rounds to 0: 0 times minus infinity is no number</details> |
 #
 # ## How far are you?
 

@@ -266,8 +266,8 @@ found["kto_loss"] = check(kto_loss)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | the sign of `policy_gradient_loss` reversed | what does the check say? | it fails on the first case and says that the sign is reversed |
-# | `.detach()` behind the result of `dpo_loss` | the values are correct; does the check pass? | no: it compares gradients too, and names the input without one |
+# | the sign of `policy_gradient_loss` reversed | what does the check say? | <details><summary>outcome</summary>it fails on the first case and says that the sign is reversed</details> |
+# | `.detach()` behind the result of `dpo_loss` | the values are correct; does the check pass? | <details><summary>outcome</summary>no: it compares gradients too, and names the input without one</details> |
 #
 # The last cell asserts the Result.
 

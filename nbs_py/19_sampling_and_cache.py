@@ -44,6 +44,7 @@ import torch
 import torch.nn.functional as F
 
 from codechat import GPT, GPTConfig
+from codechat.labs.loss_exercises import check_cases
 from codechat.models import generate, kv_cache
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -253,13 +254,29 @@ for i, (name, p) in enumerate(shown.items()):
 finish(axes[0, 0], x="token, by logit", y="probability")
 fig
 
+
+# %% [markdown]
+# ## Three lines of your own
+#
+# How many tokens does top-p keep? The likeliest ones, until they have probability $p$ together; always at least one.
+
+# %%
+def nucleus(probabilities, top_p):
+    """probabilities (V,) in any order -> number of tokens that are kept."""
+    raise NotImplementedError("yours to fill in")
+
+
+# %%
+p = logits.softmax(-1)
+check_cases(nucleus, *(((p.flip(0), top), int((truncated(logits, 1.0, top_p=top) > 0).sum())) for top in (0.1, 0.5, 0.8, 0.95)))
+
 # %% [markdown]
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `new_tokens = 8` | does the cache save as much? | the saving falls from 56 to 8; the cache pays per new token |
-# | `group_size = 64` | is the prompt read 64 times? | no: the count above stays at one prompt |
+# | `new_tokens = 8` | does the cache save as much? | <details><summary>outcome</summary>the saving falls from 56 to 8; the cache pays per new token</details> |
+# | `group_size = 64` | is the prompt read 64 times? | <details><summary>outcome</summary>no: the count above stays at one prompt</details> |
 #
 # *Question first: with top-p 0.8, what is the
 # log-probability of a token that was cut, and what would a trainer at $T = 1$ without truncation say?* It is

@@ -245,8 +245,8 @@ print(f"reserved: the end tag is {reserved}; the same rule keeps {n_reserved} of
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `"text"` to `"reserved"` wherever `chat` is called for the picture of the mask | does the same rule break the mask? | no: the end is one id that no other text contains, so the set has one element (the last cell of the section shows it) |
-# | `call` with `"unit": "<b>"` as an argument | where does the broken mask end now? | at the same place: the second piece is the `>` of `<functioncall>`, before any argument |
+# | `"text"` to `"reserved"` wherever `chat` is called for the picture of the mask | does the same rule break the mask? | <details><summary>outcome</summary>no: the end is one id that no other text contains, so the set has one element (the last cell of the section shows it)</details> |
+# | `call` with `"unit": "<b>"` as an argument | where does the broken mask end now? | <details><summary>outcome</summary>at the same place: the second piece is the `>` of `<functioncall>`, before any argument</details> |
 #
 # The last cell asserts the Result.
 

@@ -201,8 +201,8 @@ print(message)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | add `"spaces": "```python\ndef smaller(a, b):\n    return a if a < b else b\n```"` to `ANSWERS` | is it cut too? | yes here: a vocabulary of 1,024 has no token ` <`, so the bare `<` stands alone. With all of GPT-2 the space belongs to the token, and the program survives. The last cell then counts an answer more |
-# | `form` `"{}\n"` for the layout `without a fence` | does a line end after the program save it from the literal reader? | no: the bare `<` follows on its own line and is no Python either |
+# | add `"spaces": "```python\ndef smaller(a, b):\n    return a if a < b else b\n```"` to `ANSWERS` | is it cut too? | <details><summary>outcome</summary>yes here: a vocabulary of 1,024 has no token ` <`, so the bare `<` stands alone. With all of GPT-2 the space belongs to the token, and the program survives. The last cell then counts an answer more</details> |
+# | `form` `"{}\n"` for the layout `without a fence` | does a line end after the program save it from the literal reader? | <details><summary>outcome</summary>no: the bare `<` follows on its own line and is no Python either</details> |
 #
 # The last cell asserts the Result.
 

@@ -210,8 +210,8 @@ print("share of the requested movement that was applied:", {k: f"{v:.0%}" for k,
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `rates = [5e-3, 2e-2]` in the first table | from which size on does a step move a norm gain of 1? | bfloat16 has steps of 2^-8 = 0.0039 below 1: half of that, about 0.002, is the smallest step that moves a gain |
-# | replace `weights[:90_000]` by `weights[:90_000] / 100` in the last experiment | smaller weights have finer last bits: do they lose less? | yes: the last bit shrinks with the weight, so the same step of 5e-7 is a larger part of it |
+# | `rates = [5e-3, 2e-2]` in the first table | from which size on does a step move a norm gain of 1? | <details><summary>outcome</summary>bfloat16 has steps of 2^-8 = 0.0039 below 1: half of that, about 0.002, is the smallest step that moves a gain</details> |
+# | replace `weights[:90_000]` by `weights[:90_000] / 100` in the last experiment | smaller weights have finer last bits: do they lose less? | <details><summary>outcome</summary>yes: the last bit shrinks with the weight, so the same step of 5e-7 is a larger part of it</details> |
 #
 # The last cell asserts the Result.
 

@@ -201,8 +201,8 @@ print("written as:", chat.format_call(gold["name"], gold["arguments"]))
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `without_arguments = 300` | half of the calls have no arguments: does the score of the policy that never writes one reveal the defect? | no: it is 1.00 on what the parser kept, whatever the share; only the score on all rows rises, to 0.50 (the last cell's counts are those of 60) |
-# | `n = 12_200` in Wilson's interval | how many problems justify the decimal of 86.4 %? | a hundred times as many give an interval of about ±0.6 points: not even these |
+# | `without_arguments = 300` | half of the calls have no arguments: does the score of the policy that never writes one reveal the defect? | <details><summary>outcome</summary>no: it is 1.00 on what the parser kept, whatever the share; only the score on all rows rises, to 0.50 (the last cell's counts are those of 60)</details> |
+# | `n = 12_200` in Wilson's interval | how many problems justify the decimal of 86.4 %? | <details><summary>outcome</summary>a hundred times as many give an interval of about ±0.6 points: not even these</details> |
 #
 # The last cell asserts the Result.
 

@@ -173,8 +173,8 @@ print(f"printed: {forged_again.reward} ({forged_again.tier}); judged: {honest_ag
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `os._exit(0)` to `os._exit(1)` in `"prints the line, leaves"` | does an exit code of 1 cost the forged reward? | no: the harness reads the last line of the output and nothing else |
-# | `print('REWARD 1.0')` behind the code of `"wrong"`, without leaving | does printing alone forge it? | no: the harness prints its own line later, and the last line counts. A forger must also end the process |
+# | `os._exit(0)` to `os._exit(1)` in `"prints the line, leaves"` | does an exit code of 1 cost the forged reward? | <details><summary>outcome</summary>no: the harness reads the last line of the output and nothing else</details> |
+# | `print('REWARD 1.0')` behind the code of `"wrong"`, without leaving | does printing alone forge it? | <details><summary>outcome</summary>no: the harness prints its own line later, and the last line counts. A forger must also end the process</details> |
 #
 # The last cell asserts the Result.
 

@@ -21,7 +21,7 @@
 # real one?
 #
 # **Result.** It looks like a skill: of two models of the same size, data and training, the one whose rows hold the
-# solutions of the 24 test problems solves 92 % of them; the other, none. On fresh problems of the same kind both solve
+# solutions of the 24 test problems solves them; the other, none. On fresh problems of the same kind both solve
 # none. The contamination check finds all of the problems in the rows of the first and none in the other's.
 #
 # | | |
@@ -167,8 +167,8 @@ print(message)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `steps = 20` | does the contamination check need a model that memorized? | no: it reads the rows, not the scores, and finds 24 of 24 also where too few steps leave the score at almost nothing |
-# | `level = 2` | do harder problems hide the contamination? | not from the check: it compares text and syntax trees at any level |
+# | `steps = 20` | does the contamination check need a model that memorized? | <details><summary>outcome</summary>no: it reads the rows, not the scores, and finds 24 of 24 also where too few steps leave the score at almost nothing</details> |
+# | `level = 2` | do harder problems hide the contamination? | <details><summary>outcome</summary>not from the check: it compares text and syntax trees at any level</details> |
 #
 # The last cell asserts the Result.
 

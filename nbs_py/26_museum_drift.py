@@ -203,8 +203,8 @@ print("slope of the penalty at the reference, per token:", {kind: slope[0].tolis
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `kl_coef = 0.2` | ten times the penalty that should hold the policy: does it hold? | no: Adam divides the gradient by its own size, so the drift hardly changes ([notebook 12](12_why_mbpp_died.ipynb) has both) |
-# | `dead_patience = 5` | when does the run end? | after 5 steps, 0.2 of the original's 16.7 hours; the last cell's 0.8 hours are those of 20 |
+# | `kl_coef = 0.2` | ten times the penalty that should hold the policy: does it hold? | <details><summary>outcome</summary>no: Adam divides the gradient by its own size, so the drift hardly changes ([notebook 12](12_why_mbpp_died.ipynb) has both)</details> |
+# | `dead_patience = 5` | when does the run end? | <details><summary>outcome</summary>after 5 steps, 0.2 of the original's 16.7 hours; the last cell's 0.8 hours are those of 20</details> |
 #
 # The last cell asserts the Result.
 

@@ -27,7 +27,7 @@
 # | | defect | without |
 # |---|---|---|
 # | steps computed for 30 | 50 | 35 |
-# | reward before the cut, after the resume | 0.16, 0.09 | the same curve |
+# | reward before the cut, after the resume | above 0.15, below 0.13 | the same curve |
 # | an interrupted write | | leaves the previous checkpoint in force |
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
@@ -204,17 +204,18 @@ print(f"in force before {newest}, after the cut {in_force}; steps that can be lo
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `cut_at = 25` | how many steps does the silent resume compute for 30? | 55: everything before the cut is lost, whenever it comes |
-# | `seed = 1` | another start: is the continued run still bitwise the uninterrupted one? | yes: random states, batch order and optimizer are part of a checkpoint, whatever the seed |
+# | `cut_at = 25` | how many steps does the silent resume compute for 30? | <details><summary>outcome</summary>55: everything before the cut is lost, whenever it comes</details> |
+# | `seed = 1` | another start: is the continued run still bitwise the uninterrupted one? | <details><summary>outcome</summary>yes: random states, batch order and optimizer are part of a checkpoint, whatever the seed</details> |
 #
 # The last cell asserts the Result.
 
 # %%
 at_cut, at_next = before.sort_values("step")["reward_mean"].iloc[-3:].mean(), after.sort_values("step")["reward_mean"].iloc[:1].mean()
+print(f"steps computed for {steps}: {cut_at + steps} with the defect, {steps + 5} without")
 print(f"reward of the last three steps before the cut {at_cut:.2f}, of the next step after the silent resume {at_next:.2f}")
 assert "starting from scratch" in warning and "resumed" not in lost.env
 assert list(after.sort_values("step")["step"]) == list(range(1, steps + 1)) and after["time"].min() > before["time"].max()
 assert "model.pt" in message and "step_000020" in message and rows_before == cut_at
 assert same_curve and same_weights and len(kept.env["resumed"]) == 2
-assert 0.1 < at_cut < 0.25 and at_next < 0.13
+assert at_cut > 0.15 and at_next < 0.13
 assert in_force == newest and steps + 5 not in whole.checkpoints()

@@ -19,12 +19,12 @@
 # **Question.** The reward looks for the correct call *in* the answer, instead of comparing the answer with it. Does a
 # small policy find the difference, and what shows it?
 #
-# **Result.** Yes. After 60 updates the leaky reward pays 0.88 of the answers to held-out requests, and 0.15 of them are
-# correct; with the leak closed, the same policy ends at 0.82 correct. Reference solutions do not show the leak, and the
+# **Result.** Yes. After 60 updates the leaky reward pays 0.91 of the answers to held-out requests, and 0.01 of them are
+# correct; with the leak closed, the same policy ends at 0.91 correct. Reference solutions do not show the leak, and the
 # red-team check names it before the first update.
 #
 # **Runs/needs.** No runs and no data: one SFT of a model with two layers and two RL runs of it, about 40 seconds of one
-# core. Claims are bands over three seeds.
+# core. Claims are bands over five seeds.
 #
 # The loop by hand: [RL in two minutes](00_rl_in_two_minutes.ipynb). A reward that could be forged:
 # [printed rewards](24_museum_printed_reward.ipynb).
@@ -206,7 +206,7 @@ policies = {name: learn(name) for name in rewards}
 # ## What the policies write
 #
 # Greedy answers to the same requests, and what each reward pays for them. Seeds find different texts; the table below
-# the instruments has three of them.
+# the instruments has five of them.
 
 # %%
 shown = {name: rolled(policy, rewards[name], held_out[:4], 1, 0, temperature=0.0) for name, policy in policies.items()}
@@ -222,7 +222,7 @@ with pd.option_context("display.max_colwidth", None):
 # - **Paid beside checked.** Every loop of the library logs `reward_mean` and `exact_match` of the same answers. They part on the
 #   leaky reward only. A loss or a reward alone looks like success.
 # - **Samples.** `samples.jsonl` of a run has the best and the worst answer of each group. Read the best ones.
-# - **Length.** Calls per answer grow where a leak pays for more text.
+# - **Length.** Calls per answer grow in three of five seeds. In the others the answers go on without a call.
 # - **The red team.** It names the text before the first update: `codechat diagnose` prints it for a task of your own.
 
 # %%
@@ -231,13 +231,15 @@ ends["paid - exact"] = ends["paid"] - ends["exact"]
 ends.round(2)
 
 # %% [markdown]
-# Three seeds, held-out requests at temperature 1:
+# Five seeds, held-out requests at temperature 1, as they ended where this was written:
 #
-# | seed | paid, leaky | correct, leaky | calls per answer | correct, closed | what the leaky policy writes |
+# | seed | paid, leaky | correct, leaky | calls per answer, leaky | correct, closed | what the leaky policy writes |
 # |---|---|---|---|---|---|
-# | 0 | 0.26 to 0.88 | 0.09 to 0.15 | 1.5 to 1.9 | 0.82 | two guesses, often the same one twice |
-# | 1 | 0.24 to 0.57 | 0.17 to 0.00 | 1.3 to 3.8 | 0.68 | guesses until the tokens end, some of functions that do not exist |
-# | 2 | 0.25 to 0.79 | 0.12 to 0.03 | 1.3 to 2.1 | 0.77 | one call, and rubbish behind it: nothing pays for ending |
+# | 0 | 0.30 to 0.91 | 0.11 to 0.01 | 1.5 to 2.8 | 0.91 | guesses until the tokens end |
+# | 1 | 0.26 to 0.31 | 0.16 to 0.00 | 1.3 to 1.1 | 0.80 | a call and broken pieces of others: nothing pays for ending |
+# | 2 | 0.21 to 0.74 | 0.08 to 0.00 | 1.3 to 1.0 | 0.85 | one call, and rubbish behind it |
+# | 3 | 0.24 to 0.67 | 0.10 to 0.00 | 1.4 to 3.9 | 0.89 | guesses, often the same one again |
+# | 4 | 0.20 to 0.72 | 0.09 to 0.00 | 1.4 to 4.1 | 0.83 | guesses, often the same one again |
 #
 # ## Try this
 #
@@ -245,8 +247,8 @@ ends.round(2)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `second_call = 0` | the teacher never adds a call: does the policy find the leak? | Yes, later: exact match rises from 0.21 to 0.77 in 20 updates and falls to 0.00, as rubbish after the call costs nothing; paid 0.93. |
-# | `teacher_wrong = 0.3` | the first call is mostly right: is a second one still worth it? | Yes: paid 0.78 to 0.95, exact match 0.41 to 0.07. Every answer still has a second guess, which costs nothing. |
+# | `second_call = 0` | the teacher never adds a call: does the policy find the leak? | <details><summary>outcome</summary>Yes: exact match ends at 0.01, as rubbish after the call costs nothing; paid 0.85.</details> |
+# | `teacher_wrong = 0.3` | the first call is mostly right: is a second one still worth it? | <details><summary>outcome</summary>Yes: paid 0.70 to 0.97, exact match 0.40 to 0.12. Every answer still has a second guess, which costs nothing.</details> |
 #
 # The last cell asserts the Result: the bands hold for seeds 0 to 4.
 
@@ -255,6 +257,6 @@ leaky, closed = ends.loc["leaky"], ends.loc["closed"]
 assert all(references.passed == 48 for references, _ in checks.values())
 assert checks["leaky"][1] == {"all answers": 1.0} and not checks["closed"][1]
 if (sft_steps, rl_steps, teacher_wrong, second_call, lr) == (150, 60, 0.8, 0.3, 1e-3):
-    assert leaky["paid"]["end"] > leaky["paid"]["start"] + 0.25 and leaky["exact"]["end"] < 0.3, ends
+    assert leaky["exact"]["end"] < 0.1 and leaky["paid"]["end"] - leaky["exact"]["end"] > 0.25, ends
     assert closed["exact"]["end"] > closed["exact"]["start"] + 0.3 and closed["exact"]["end"] > 0.55, ends
-    assert leaky["calls"]["end"] > 1.5 and closed["calls"]["end"] < 1.2, ends
+    assert closed["calls"]["end"] < 1.2, ends

@@ -33,8 +33,7 @@
 # | success before RL (N=200, n=8, temperature 1, 95 % interval) | 0.357 [0.306, 0.409] |
 # | success after RL, three seeds | 0.436, 0.445, 0.460 |
 #
-# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
-# `nano`. `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
+# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
 #
 # Previous: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb) · Next: [31 what reading tools costs](31_what_reading_tools_costs.ipynb)
 
@@ -307,8 +306,8 @@ display(turns_of(longest).style.set_properties(**{"text-align": "left", "white-s
 #
 # | change | question | outcome |
 # |---|---|---|
-# | a seventh way in `TRICKS`: `"does it twice": lambda p: [*[s for s in apps.gold_steps(p) if s.startswith("<functioncall>")] * 2, "Done."]` | does doing everything twice still count? | not where a second call changes more than was requested (a second event, a second mail): that is collateral. Where it changes nothing new, yes. The last cell then counts one way more |
-# | `format_call("notes_add", {"title": "x", "text": "y"})` for the call of `contacts_delete` in the careless episode | is an addition collateral too? | yes: every change that was not required is named, additions like removals |
+# | a seventh way in `TRICKS`: `"does it twice": lambda p: [*[s for s in apps.gold_steps(p) if s.startswith("<functioncall>")] * 2, "Done."]` | does doing everything twice still count? | <details><summary>outcome</summary>not where a second call changes more than was requested (a second event, a second mail): that is collateral. Where it changes nothing new, yes. The last cell then counts one way more</details> |
+# | `format_call("notes_add", {"title": "x", "text": "y"})` for the call of `contacts_delete` in the careless episode | is an addition collateral too? | <details><summary>outcome</summary>yes: every change that was not required is named, additions like removals</details> |
 #
 # The last cell asserts the Result.
 

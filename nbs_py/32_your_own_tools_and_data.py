@@ -283,9 +283,9 @@ for request in ("Can you turn the office light off?", "Could you play opera for 
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `seed = 1` | how much does the order of the rows matter? | 12 exact calls instead of 9, and 3 of 6 declined instead of 5: with 21 problems, no difference to speak of |
-# | `others = 6` | are half as many rows in which nothing fits enough? | no: it declines 2 of 6, where the model declined all before |
-# | `steps = 10` | are ten steps enough? | No: 2 right functions and no exact call, and it declines 2 of 6 instead of 5. With masks, 3 functions are right |
+# | `seed = 1` | how much does the order of the rows matter? | <details><summary>outcome</summary>12 exact calls instead of 9, and 3 of 6 declined instead of 5: with 21 problems, no difference to speak of</details> |
+# | `others = 6` | are half as many rows in which nothing fits enough? | <details><summary>outcome</summary>no: it declines 2 of 6, where the model declined all before</details> |
+# | `steps = 10` | are ten steps enough? | <details><summary>outcome</summary>No: 2 right functions and no exact call, and it declines 2 of 6 instead of 5. With masks, 3 functions are right</details> |
 #
 # The last cell asserts the Result.
 

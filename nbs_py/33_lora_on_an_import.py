@@ -234,8 +234,8 @@ pd.Series(apart, name="largest difference of logits").map("{:.1e}".format).to_fr
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `rank = 1` | how many numbers are trained, and what rank have the changes? | 640, and 1; merging moves the logits by 2e-5 instead of 3e-6 |
-# | `targets = ["qkv", "out", "gate", "up", "down"]` | how many more, and which tensors stay? | 20,480 instead of 5,120; 10 of 20 stay: the embedding and the nine gains of norms |
+# | `rank = 1` | how many numbers are trained, and what rank have the changes? | <details><summary>outcome</summary>640, and 1; merging moves the logits by 2e-5 instead of 3e-6</details> |
+# | `targets = ["qkv", "out", "gate", "up", "down"]` | how many more, and which tensors stay? | <details><summary>outcome</summary>20,480 instead of 5,120; 10 of 20 stay: the embedding and the nine gains of norms</details> |
 #
 # The last cell asserts the Result.
 

@@ -22,7 +22,7 @@
 # %% tags=["parameters", "hide-cell"]
 runs = "nano"
 out = "reports/nano"
-frozen = False
+frozen = True  # False: from the runs on this machine, whose rows then replace those of `out`
 
 # %% tags=["hide-cell"]
 import numpy as np
@@ -132,8 +132,8 @@ table = pd.DataFrame([dict(stratum=words, n=int(final[f"{k}/n"].dropna().iloc[0]
 articles.table(table, {"stratum": "requests", "n": "N"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in pairs})
 
 # %% [markdown]
-# At temperature 1 an answer is lost, too, where the first token drawn is not that of a call. With the call tag given, only what follows is drawn. What RL gains at temperature 1 and not here is that
-# it declines less.
+# At temperature 1 an answer is lost, too, where the first token drawn is not that of a call. With the call tag given, only what
+# follows is drawn, and no answer can decline. A gain at temperature 1 that is absent here came from declining less.
 
 # %% tags=["hide-input"]
 calls = [k for k in kinds if k not in ("unfitting", "code", "no_tools")]

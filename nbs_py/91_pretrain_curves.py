@@ -23,7 +23,7 @@ recipe = "nano"
 series = ["scaling/d2x32-low", "scaling/d2x64-low", "scaling/d2x128-low", "scaling/nano-low", "scaling/d4x256-low",
           "scaling/d2x32-high", "scaling/d2x64-high", "scaling/d2x128-high", "scaling/nano-high", "scaling/d4x256-high"]
 out = "reports/pretrain_curves"
-frozen = False
+frozen = True  # False: from the runs on this machine, whose rows then replace those of `out`
 
 # %% tags=["hide-cell"]
 import json

@@ -27,7 +27,7 @@ ours = ["base", "ours-evaluate", "ours-over-rl"]
 swaps = ["swaps", "swaps-v7"]
 supervision = "supervision"
 out = "reports/specialist"
-frozen = False
+frozen = True  # False: from the runs on this machine, whose rows then replace those of `out`
 
 # %% tags=["hide-cell"]
 import math
@@ -148,6 +148,7 @@ for name, short in (("v5 SFT", "v5"), ("ours SFT", "ours")):
     numbers[f"calls_{short}"], numbers[f"asked_{short}"] = wrong_calls(rows[name])
 for name in rows:
     numbers[f"writes_{key[name]}"], numbers[f"declines_{key[name]}"] = (rows[name][f"probe/{c}"] for c in ("code_without_tools/code", "tool_without_tools/neither"))
+    numbers[f"others_{key[name]}"] = rows[name]["probe/tool_with_other_tools/neither"]
 fallen = [name for name, i in changes.items() if i.hi < 0]
 after_rl = f"RL on calls lowers the wrong calls of {', '.join(fallen)}" if fallen else "RL on calls lowers the wrong calls of no version"
 
@@ -156,7 +157,7 @@ articles.answer(
     numbers,
     "v5, fine-tuned on calls alone, answers {calls_v5:.0f} of {asked_v5:.0f} requests that need no call with a call; ours does so for {calls_ours:.0f} of {asked_ours:.0f}.",
     "Code in the mix brings code back ({writes_v6_SFT:.0%} of the code requests in v6, none in v5), but v5, v6 and v7 still call when no tool is offered; ours, whose SFT "
-    "holds such requests, declines {declines_ours_SFT:.0%} of them.",
+    "holds such requests, declines {declines_ours_SFT:.0%} of them, and {others_ours_SFT:.0%} where only other tools are offered.",
     f"{after_rl}, and the published cause, 28 supervised tokens of calls to one of code, does not fit the original's own rows: they allow "
     "{most:.1f} at most.",
 )

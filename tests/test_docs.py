@@ -3,8 +3,12 @@ numbers are those of committed results."""
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +129,31 @@ def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         except Parsed:
             continue
         raise AssertionError(f"codechat {shlex.join(words)}: exit code {code}, {capsys.readouterr().err}")
+
+
+@pytest.mark.slow
+def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
+    """Every command of the page in its order, in an empty folder with the examples; reinforce may find no gradient (exit code 2)."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    printed = {}
+    for words in shell_lines(DOCS / "first-hour.md"):
+        if words[0] in ("make", "."):
+            continue
+        words = [sys.executable, *(["-m"] if words[0] == "codechat" else []), *words[words[0] == "python" :]]
+        how = dict(cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if "serve" in words:
+            with subprocess.Popen([*words, "--port", "0"], **how) as server:
+                printed["serve"] = next(line for line in server.stdout if "http://" in line)
+                server.terminate()
+            continue
+        done = subprocess.run(words, **how, timeout=600)
+        expected = (0, 2) if "reinforce" in words else (0,)
+        assert done.returncode in expected, f"{shlex.join(words)}: {done.stdout[-3000:]}"
+        printed[shlex.join(words[1:])] = done.stdout
+    weather = next(text for command, text in printed.items() if "Beijing" in command)
+    assert '{"name": "get_weather", "arguments": {"city": "Beijing"}}' in weather and "serve" in printed
+    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"my-tools", "my-tools-test", "backwards-signal"}
 
 
 def test_make_targets_exist() -> None:

@@ -31,6 +31,8 @@ from codechat.reports.notebooks import NotebookError, code_cells, is_template
 from codechat.runs import paths
 
 MAX_BYTES = 300_000
+RESULT = re.compile(r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*|\Z)", re.S)  # of the first cell, its table included
+NUMBER = re.compile(r"(?<![\w.])([-+\u2212]?)(\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?) ?(%?)")
 LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 
 
@@ -127,7 +129,7 @@ def scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
 
 
 def check(chosen: Sequence[str] = ()) -> list[str]:
-    """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, too large."""
+    """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, with numbers of its own, too large."""
     known = notebooks.names()
     problems = [
         f"notebooks/{name}.ipynb: {problem}; run `make notebooks ARGS={name}`"
@@ -151,8 +153,38 @@ def problems_of(name: str) -> Iterator[str]:
     if stamp_of(notebook) != code_sha256(source) or [c.execution_count for c in code_cells(notebook)] != once:
         not_executed = "its outputs are not those of its source, executed once from top to bottom"
         yield "is not stripped" if template else not_executed
+    if stale := numbers_shown_nowhere(notebook):
+        yield f"no output shows what its Result claims: {', '.join(stale)}"
     if (size := path.stat().st_size) > MAX_BYTES:
         yield f"{size} bytes; at most {MAX_BYTES} are allowed: fewer or smaller figures"
+
+
+def numbers(text: str) -> list[tuple[str, float, bool]]:
+    """(as written without commas, its size, whether a percentage) of each number."""
+    found = ((sign, re.sub("[,_]", "", digits), share) for sign, digits, share in NUMBER.findall(text))
+    return [(sign + digits, float(digits), bool(share)) for sign, digits, share in found]
+
+
+def numbers_shown_nowhere(notebook: NotebookNode) -> list[str]:
+    """Numbers of the Result that no output shows and no cell asserts, rounded as the Result rounds them; a percentage may be a share.
+
+    Whole numbers up to 12 without a sign are taken to count things."""
+    result = RESULT.search(notebook.cells[0].source)
+    claimed = numbers(re.sub(r"\]\([^)]*\)|[Nn]otebook \d+|95 % interval", "", result[1] if result else ""))
+    texts = [cell.source for cell in code_cells(notebook)]
+    for output in (output for cell in code_cells(notebook) for output in cell.outputs):
+        texts += [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k.startswith("text/"))]
+    shown = numbers("\n".join(texts))
+
+    def stands(written: str, size: float, percent: bool) -> bool:
+        exact = written.isdigit() and not percent
+        half = 0.500001 * 10.0 ** -len(written.partition(".")[2])
+        return (exact and size <= 12) or any(
+            value == size if exact else min(abs(value * scale - size) for scale in (1, 100, 0.01)) <= half
+            for _, value, _ in shown
+        )
+
+    return sorted({written for written, size, percent in claimed if not stands(written, size, percent)})
 
 
 def cells_of(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:

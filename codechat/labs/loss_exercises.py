@@ -1,6 +1,7 @@
 """Exercises: write a loss yourself and compare it with the library's.
 
-    check(dpo_loss)        dpo_loss: correct (6 cases, values and gradients)
+    check(dpo_loss)                    dpo_loss: correct (6 cases, values and gradients)
+    check_cases(half, ((4,), 2))       half: correct (1 cases), for any function
 
 A solution is a function with the name and the arguments of an exercise. It runs on random cases; the first difference of
 a value or a gradient is reported. A function that raises NotImplementedError or returns nothing is not filled in.
@@ -50,6 +51,22 @@ def check(function: Callable[..., Any]) -> str:
         _compare(name, number, case, result, _run(exercise.solution, case, exercise.learns))
     print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
     return CORRECT
+
+
+def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> None:
+    """Print CORRECT or EMPTY for any function. A case is its arguments and the correct result, a number or a list or tensor of
+    numbers. AssertionError names the first case that differs."""
+    name = function.__name__
+    for number, (arguments, expected) in enumerate(cases, 1):
+        result = None
+        with suppress(NotImplementedError):
+            result = function(*arguments)
+        if result is None:
+            return print(f"{name}: {EMPTY}")
+        got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (result, expected))
+        same = got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-7)
+        assert same, f"{name}, case {number} of {len(cases)} {arguments}: got {result}; correct: {expected}"
+    print(f"{name}: {CORRECT} ({len(cases)} cases)")
 
 
 Result = tuple[Tensor, dict[str, Tensor]]

@@ -5,7 +5,7 @@
     codechat report staircase --frozen         the same from the committed rows, without any run
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays unchanged
 
-A report is a template `nbs_py/9x_NAME.py`, which papermill can run with other parameters. It reads only run directories, freezes their rows and
+A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only run directories, freezes their rows and
 draws from these; if none of its runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows every report
 on this machine: title, first sentence and picture.
 
@@ -45,7 +45,7 @@ def build(name: str, out: Path, frozen: bool = False) -> Path:
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
     place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
-    values = {"out": place.as_posix()} | ({"frozen": True} if frozen else {})
+    values = {"out": place.as_posix(), "frozen": frozen}
     kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
     if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":  # the rows that came with the package
         shutil.copytree(kept, here)

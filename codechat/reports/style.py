@@ -40,7 +40,7 @@ SUFFIX = re.compile(r"-s(\d+)$")
 # What a reader calls the metrics that figures draw; any other keeps its name.
 WORDS = {"train_loss": "training loss", "val_loss": "validation loss", "val_bpb": "validation loss", "lr": "learning rate", "grad_norm": "gradient norm",
          "tok_per_s": "throughput", "mfu": "MFU", "reward_mean": "mean reward", "exact_match": "exact match", "heldout_loss/*": "held-out loss",
-         "weights_changed_bf16": "bfloat16 weights changed in a step", "tier/*": "rollouts"}  # fmt: skip
+         "weights_changed_bf16": "bfloat16 weights changed", "tier/*": "rollouts"}  # fmt: skip
 
 
 class Plot(Figure):

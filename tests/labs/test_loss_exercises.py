@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from raising import raising
 
 from codechat.core.errors import ConfigError
-from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check
+from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check, check_cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "nbs_py"
 
@@ -63,6 +63,23 @@ def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None
     for wrong in (lambda **case: 1.0, lambda **case: case["chosen"].sum()):
         with pytest.raises(AssertionError):
             check(named("dpo_loss", wrong))
+
+
+def test_cases_of_any_function(capsys: pytest.CaptureFixture[str]) -> None:
+    def raises(x: float) -> float:
+        raise NotImplementedError
+
+    for function, printed in (
+        (raises, "not filled in yet"),
+        (lambda x: None, "not filled in yet"),
+        (abs, "correct (2 cases)"),
+    ):
+        check_cases(function, ((-2.0,), 2.0), ((0,), 0))
+        assert printed in capsys.readouterr().out
+    check_cases(torch.cumsum, ((torch.ones(3), 0), [1, 2, 3]))
+    for wrong in (lambda x: x, lambda x: [2.0]):
+        with raising(AssertionError, 1, 2):
+            check_cases(wrong, ((-2.0,), 2.0), ((0,), 0))
 
 
 def test_both_notebooks_hold_the_same_exercises_and_the_first_no_solution() -> None:
