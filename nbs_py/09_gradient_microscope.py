@@ -56,7 +56,7 @@ import pandas as pd
 import torch
 
 from codechat import exact_gradients, losses
-from codechat.labs.exact_gradients import ESTIMATORS, World, compare, cosine, expectation, group_gradients
+from codechat.labs.exact_gradients import ESTIMATORS, World, cosine, expectation, group_gradients
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -144,8 +144,23 @@ pd.Series(biased, name="cosine").round(4)
 # gradient with the true one.
 
 # %%
+def compare(at, estimators, truth):
+    """Each estimator on the same groups `at`: its mean along the truth (1 = the correct size), the rest of the mean, the spread of groups."""
+    rows = {}
+    for name, loss in estimators.items():
+        gradients = group_gradients(world, theta, loss, at)
+        mean = gradients.mean(0)
+        along, size = float(mean @ truth / (truth @ truth)), max(float(mean.norm()), 1e-30)
+        noise = float((gradients - mean).square().sum(1).mean().sqrt()) / size
+        one = torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in gradients]).mean()
+        bias = float((mean - along * truth).norm()) / size
+        rows[name] = dict(scale=along, bias=bias, noise=noise, cosine=cosine(mean, truth), cosine_one=float(one))
+    return pd.DataFrame(rows).T
+
+
+# %%
 at = world.sample(theta, groups, group_size, seed)
-rows = pd.DataFrame(compare(world, theta, at)).T
+rows = compare(at, ESTIMATORS, truth)
 rows.round(3)
 
 # %%
@@ -200,7 +215,7 @@ kl_exact.round(3)
 
 # %%
 fig, axes = new_figure("Only k1 in the reward points along the KL divergence", cols=2, sharey=True, size=(6.4, 2.8))
-one = pd.DataFrame(compare(world, theta, at, terms, truth=kl_truth)).T
+one = compare(at, terms, kl_truth)
 for ax, series, name in ((axes[0, 0], kl_exact["cosine"], "cosine of the exact mean"), (axes[0, 1], one["cosine_one"], f"cosine of one group of {group_size}")):
     ax.barh(series.index, series, color=[OKABE_ITO["green" if "reward" in n else "orange"] for n in series.index])
     finish(ax, x=name, y=None, legend=False)

@@ -36,7 +36,10 @@ class CharsConfig(MinibatchSettings, RunSettings):
     objective: Literal["supervised", "grpo", "ppo", "denoise"] = opt("grpo", "how the text is learned")
     source: str = opt("embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file")
     tokenizer: str = opt("chars", "what a symbol is: chars (the text's own), bytes, gpt2, gpt2:N, python:N")
-    model: GPTConfig = GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128)
+    model: GPTConfig = opt(
+        GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128),
+        "architecture; the text decides its vocabulary, the objective causal and n_tags",
+    )
     horizon: int = opt(70, "symbols of a window that are learned, sampled and rewarded", least=1)
     device_batch_size: int = 32
     max_tokens: int = opt(1_000_000, "positions in backward passes over the whole run, all ranks and epochs", least=1)
@@ -58,25 +61,16 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_length(self.model.block_size)
+        if self.init_from:
+            raise ConfigError("init_from: the character laboratory trains new weights; leave out --init-from")
+        if self.horizon >= self.model.block_size:
+            raise ConfigError(f"horizon {self.horizon} + 1 exceed block_size {self.model.block_size}; lower --horizon")
         if self.objective == "grpo" and self.group_size < 2:
             raise ConfigError(f"group_size {self.group_size}: the advantage is always 0; set --group-size 2")
-        if not self.model.causal:
-            raise ConfigError("model.causal is false; required is true; --objective denoise makes it false itself")
-
-    def check_length(self, block_size: int) -> None:
-        if self.horizon >= block_size:
-            raise ConfigError(f"horizon {self.horizon} + 1 exceed block_size {block_size}; lower --horizon")
 
     @property
     def learns_from_rewards(self) -> bool:
         return self.objective in ("grpo", "ppo")
-
-    @property
-    def shape(self) -> GPTConfig:
-        """The model's configuration but for its vocabulary; the tag of a denoising model is its mask."""
-        masked = self.objective == "denoise"
-        return replace(self.model, causal=not masked, n_tags=int(masked))
 
     def tokens_per_step(self, ranks: int = 1) -> int:
         """Places that go through a backward pass in one step."""
@@ -89,9 +83,13 @@ def train(cfg: CharsConfig) -> Run:
     from codechat.distributed import dist, sharding
     from codechat.labs import chars_learning as learning
     from codechat.rl.advantages import VALUE_LR
+    from codechat.tasks import chars
     from codechat.training.session import Session
 
-    cfg, parent, text = learning.load(cfg)
+    text, masked = chars.load(cfg.source, cfg.tokenizer), cfg.objective == "denoise"
+    # the tag of a denoising model is its mask
+    shape = replace(cfg.model, causal=not masked, n_tags=int(masked), vocab_size=text.tokenizer.n_vocab)
+    cfg = replace(cfg, model=shape)
     with dist.session(cfg) as world:
         per_step = cfg.tokens_per_step(world.size)
         steps = cfg.max_tokens // per_step
@@ -99,7 +97,7 @@ def train(cfg: CharsConfig) -> Run:
             raise ConfigError(
                 f"max_tokens {cfg.max_tokens} is less than the {per_step} of one step; raise it, or lower --device-batch-size"
             )
-        learner = learning.Learner(cfg, parent, text, world)
+        learner = learning.Learner(cfg, text, world)
         head = learner.head
 
         def evaluate(model: GPT, step: int) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def train(cfg: CharsConfig) -> Run:
             cfg,
             learner.model,
             text.tokenizer,
-            parent=parent,
+            parent=None,
             evaluate=evaluate,
             heads={head: VALUE_LR} if cfg.objective == "ppo" else {},
             max_steps=steps,

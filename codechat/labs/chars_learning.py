@@ -1,32 +1,29 @@
 """One step of the character laboratory: what is drawn, how it is rewarded, the loss of each objective; validation.
 
-Shapes: W windows of a given symbol and T learned ones; S draws of a window; R rows that go through the model.
+Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a time. Training masks m of a
+window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic autoregression
+(arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA, arXiv:2502.09992, eq. 14).
+Its mean over m and positions is an upper bound on the negative log-likelihood. The mask is the last used id of the model.
+
+Shapes: W windows of P given symbols (one, in training) and T learned ones; S draws of a window; R rows of the model.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from codechat.core import config
-from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
 from codechat.distributed.dist import World
-from codechat.labs import denoise, per_token_rewards
+from codechat.labs import per_token_rewards
 from codechat.models import generate
-from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, losses
 from codechat.rl.engines import step_seed
-from codechat.runs import checkpoint
-from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks import chars
-from codechat.text import tokenizer
-from codechat.training.opening import check_taken
 
 if TYPE_CHECKING:
     from codechat.labs.chars import CharsConfig
@@ -37,33 +34,14 @@ FILL_PASSES = 32  # in which a denoising model fills a sample in
 VAL_DRAWS = 4  # masks of each held-out window in the bound of a denoising model
 
 
-def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
-    """(settings with the architecture that is trained, parent checkpoint or None, the text)."""
-    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-    text = chars.load(cfg.source, tokenizer.from_dict(parent.meta["tokenizer"]) if parent else cfg.tokenizer)
-    shape = replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
-    if parent:
-        shape = config.from_dict(GPTConfig, parent.meta["model_config"])
-        check_taken(cfg, shape)
-        cfg.check_length(shape.block_size)
-    if shape.causal == (cfg.objective == "denoise"):
-        got = f"{cfg.init_from} has causal={shape.causal}"
-        raise ConfigError(f"{got}; objective {cfg.objective} takes the other kind; start from another checkpoint")
-    return replace(cfg, model=replace(shape, causal=True)), parent, text
-
-
 class Learner:
     """The model with its value head, and the current step: windows, draws and what is logged of them (`row`)."""
 
-    def __init__(self, cfg: CharsConfig, parent: Checkpoint | None, text: chars.Text, world: World) -> None:
+    def __init__(self, cfg: CharsConfig, text: chars.Text, world: World) -> None:
         self.cfg, self.text, self.world = cfg, text, world
-        # cfg.model says causal, so that a parent of either kind fits it; `shape` says what is built
-        shape = replace(cfg.model, causal=cfg.objective != "denoise")
-        self.model = sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=False)
-        if parent:
-            checkpoint.restore(parent, self.model)
-        self.head = advantages.ValueHead(shape.n_embd).to(world.device)
-        self.bigram = chars.Bigram(text.train, shape.n_ids).to(world.device)
+        self.model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
+        self.head = advantages.ValueHead(cfg.model.n_embd).to(world.device)
+        self.bigram = chars.Bigram(text.train, cfg.model.n_ids).to(world.device)
         self.total = cfg.device_batch_size * world.size  # windows of all ranks
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
         self.row: dict[str, float] = {}
@@ -96,8 +74,9 @@ class Learner:
     def credit(self, tokens: int) -> None:
         """Rewards and advantages (R, S, T) of the draws, after `tokens` places."""
         cfg, batch = self.cfg, self.batch
-        how = dict(partial=cfg.partial_logprob, credit=batch.truth_logprobs)
-        rewards = chars.dense_rewards(batch.drawn, batch.truth, **how)
+        rewards = chars.dense_rewards(
+            batch.drawn, batch.truth, partial=cfg.partial_logprob, credit=batch.truth_logprobs
+        )
         if cfg.objective == "grpo":
             self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, "mean")
             moves = self.advantage != 0
@@ -134,17 +113,14 @@ class Learner:
             if self.cfg.objective == "supervised":
                 nats = self.model.loss(self.windows[:, :-1], self.windows[:, 1:], reduction="sum")
             else:
-                nats = self._denoising()
+                # masks that all ranks draw together
+                offset = float(torch.rand((), generator=self.rng, dtype=torch.float64))
+                ranks = random_ranks(self.total, self.cfg.horizon, self.rng)[self.mine].to(self.world.device)
+                counts = mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(self.world.device)
+                nats = denoising_bound(self.model, self.windows, counts, ranks).sum()
         loss = nats / (self.total * self.cfg.horizon)
         self._log(train_loss=float(loss.detach()) * self.world.size)
         return loss
-
-    def _denoising(self) -> Tensor:
-        """Summed bound of the cross-entropy, nats, at masks that all ranks draw together."""
-        offset = float(torch.rand((), generator=self.rng, dtype=torch.float64))
-        counts = denoise.mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(self.world.device)
-        ranks = denoise.random_ranks(self.total, self.cfg.horizon, self.rng)[self.mine].to(self.world.device)
-        return denoise.bound(self.model, self.windows, counts, ranks).sum()
 
     def _rewarded(self, update: int) -> Tensor:
         """Clipped policy loss of one minibatch, with its KL, entropy and value terms: means over its draws."""
@@ -188,7 +164,7 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
     windows = text.val_windows(1 + T, T, -(-cfg.eval_tokens // T))
     mine = torch.arange(dist.rank(), len(windows), dist.world_size())
     rng, sums = torch.Generator().manual_seed(cfg.seed), torch.zeros(4, dtype=torch.float64)
-    ranks = [denoise.random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not model.cfg.causal else []
+    ranks = [random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not model.cfg.causal else []
     size = text.symbol_bytes()
     for rows in mine.split(cfg.device_batch_size):
         ids, nats, right = windows[rows].to(device), 0.0, 0.0
@@ -198,8 +174,8 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
                 logprobs, _ = per_token_rewards.symbol_logprobs(model, ids[:, :-1], states, ids[:, None, -T:])
                 nats, right = -float(logprobs.double().sum()), float(logprobs.double().exp().sum())
             for i, order in enumerate(ranks):
-                counts = denoise.mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
-                nats += float(denoise.bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
+                counts = mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
+                nats += float(denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
         counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
         sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
@@ -218,6 +194,53 @@ def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.
             drawn = [c.ids for c in generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)]
         else:
             rng = torch.Generator().manual_seed(cfg.seed)
-            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, 1:].tolist()
+            drawn = fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, 1:].tolist()
     decode = text.tokenizer.decode
     return [dict(prompt=decode(p), completion=decode(d)) for p, d in zip(prompts.tolist(), drawn)]
+
+
+# ---- masked denoising
+
+
+def mask_counts(numbers: Tensor, total: int, places: int, offset: float) -> Tensor:
+    """(W,) masked symbols, 1..places, of the windows `numbers` out of `total`, evenly spread from `offset` in [0, 1),
+    which lowers the variance of a batch (arXiv:2107.00630, appendix I.1)."""
+    level = (offset + numbers.double() / total) % 1
+    return 1 + (level * places).long()
+
+
+def random_ranks(count: int, places: int, rng: torch.Generator) -> Tensor:
+    """(W, T) for each window the rank of each position in a random order."""
+    return torch.rand(count, places, generator=rng, dtype=torch.float64).argsort(1)
+
+
+def mask_symbols(windows: Tensor, counts: Tensor, ranks: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (W, P + T): of the last T symbols those with a rank below counts (W,) are masked."""
+    masked = torch.zeros_like(windows, dtype=torch.bool)
+    masked[:, -ranks.shape[1] :] = ranks < counts[:, None]
+    return windows.masked_fill(masked, mask), windows.masked_fill(~masked, -100)
+
+
+def denoising_bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
+    """(W,) nats of each window's T symbols: T x the mean cross-entropy of the masked ones."""
+    inputs, targets = mask_symbols(windows, counts, ranks, model.cfg.n_ids - 1)
+    return model.loss(inputs, targets, reduction="none").sum(1) * (ranks.shape[1] / counts)
+
+
+@torch.no_grad()
+def fill_in(model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch.Generator) -> Tensor:
+    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), in random order, `passes` at about equal size.
+
+    With as many passes as symbols they are drawn from the model's own distribution; symbols of one pass do not see each
+    other."""
+    mask, (W, P), device = model.cfg.n_ids - 1, prompts.shape, prompts.device
+    ids = torch.cat((prompts, prompts.new_full((W, places), mask)), dim=1)
+    ranks = random_ranks(W, places, rng).to(device)
+    edges = [places * i // passes for i in range(passes + 1)]
+    for low, high in zip(edges, edges[1:]):
+        w, t = ((ranks >= low) & (ranks < high)).nonzero(as_tuple=True)
+        logits = torch.nn.functional.linear(model.hidden(ids)[w, P + t], model.head_weight()).float()
+        logits[:, mask:] = -torch.inf
+        u = torch.rand(len(logits), generator=rng, dtype=torch.float64).to(device)
+        ids[w, P + t] = generate.draw(logits, generate.Truncation(), u)[0]
+    return ids

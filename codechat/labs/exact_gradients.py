@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -260,34 +259,3 @@ def cosine(a: Tensor, b: Tensor) -> float:
     """Cosine of two directions; 0 if one is the zero vector."""
     norms = float(a.norm() * b.norm())
     return float(a @ b) / norms if norms > 1e-30 else 0.0
-
-
-def compare(
-    world: World,
-    theta: Tensor,
-    at: Tensor,
-    estimators: Mapping[str, Loss] = ESTIMATORS,
-    *,
-    truth: Tensor | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Each estimator on the same groups `at` (N, G), compared with the true gradient (default: of the expected reward).
-
-    scale: projection of its mean on the true gradient (1 = the correct size). bias: the part of its mean that is not
-    along the true gradient, and noise: root mean squared distance of a group's gradient from the mean, both over the
-    norm of the mean. cosine: of the mean with the true gradient. cosine_one: of one group's gradient, averaged."""
-    truth = world.gradient(theta) if truth is None else truth
-    rows = {}
-    for name, loss in estimators.items():
-        gradients = group_gradients(world, theta, loss, at)
-        mean = gradients.mean(0)
-        along = float(mean @ truth / (truth @ truth))
-        size = max(float(mean.norm()), 1e-30)
-        each = torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in gradients])
-        rows[name] = dict(
-            scale=along,
-            bias=float((mean - along * truth).norm()) / size,
-            noise=float((gradients - mean).square().sum(1).mean().sqrt()) / size,
-            cosine=cosine(mean, truth),
-            cosine_one=float(each.mean()),
-        )
-    return rows

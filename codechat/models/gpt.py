@@ -139,7 +139,9 @@ class GPT(nn.Module):
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
         if cache is not None:
             if not self.cfg.causal:
-                raise ConfigError("a cache with causal False; required is a causal model; see codechat.labs.denoise")
+                raise ConfigError(
+                    "a cache with causal False; required is a causal model; see codechat.labs.chars_learning"
+                )
             positions, mask = cache.positions(T), cache.mask(T)
         x = self.wte(ids)
         if self.wpe is not None:

@@ -13,16 +13,15 @@ import pytest
 import torch
 from contracts import assert_close_curves, assert_same_weights, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
-from raising import raising
 
 from codechat.core import config
-from codechat.core.errors import ConfigError
 from codechat.core.registry import COMMANDS
 from codechat.labs import chars as loop
-from codechat.labs import denoise, per_token_rewards
+from codechat.labs import chars_learning as learning
+from codechat.labs import per_token_rewards
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint, run
+from codechat.runs import run
 from codechat.tasks import chars
 
 VERSE = "".join(
@@ -161,14 +160,14 @@ def test_partial_credit_of_the_true_symbol_cancels_where_the_text_feeds_and_not_
 
 def test_masks_cover_the_places_and_never_the_prompt_and_every_count_is_as_likely() -> None:
     windows, ranks = torch.arange(12).view(2, 6), torch.tensor([[2, 0, 1, 3], [3, 1, 0, 2]])
-    inputs, targets = denoise.mask_symbols(windows, torch.tensor([1, 4]), ranks, 99)
+    inputs, targets = learning.mask_symbols(windows, torch.tensor([1, 4]), ranks, 99)
     assert inputs.tolist() == [[0, 1, 2, 99, 4, 5], [6, 7, 99, 99, 99, 99]]
     assert targets.tolist() == [[-100, -100, -100, 3, -100, -100], [-100, -100, 8, 9, 10, 11]]
     for offset in (0.0, 0.31, 0.999):
-        counts = denoise.mask_counts(torch.arange(700), 700, 7, offset)
+        counts = learning.mask_counts(torch.arange(700), 700, 7, offset)
         assert torch.bincount(counts, minlength=8).tolist() == pytest.approx([0] + [100] * 7, abs=1)
-    both = [denoise.mask_counts(part, 10, 7, 0.4) for part in (torch.arange(5), torch.arange(5, 10))]
-    assert torch.equal(torch.cat(both), denoise.mask_counts(torch.arange(10), 10, 7, 0.4)), "ranks take parts of them"
+    both = [learning.mask_counts(part, 10, 7, 0.4) for part in (torch.arange(5), torch.arange(5, 10))]
+    assert torch.equal(torch.cat(both), learning.mask_counts(torch.arange(10), 10, 7, 0.4)), "ranks take parts of them"
 
 
 @torch.no_grad()
@@ -177,7 +176,9 @@ def test_the_bound_is_the_mean_over_all_orders_of_the_chain_rule() -> None:
     model = random_model(causal=False, n_tags=1, vocab_size=5)
     window, orders = windows_of(model, 1, 4), list(itertools.permutations(range(3)))
     masked = itertools.product(orders, (1, 2, 3))
-    bounds = [float(denoise.bound(model, window, torch.tensor([m]), torch.tensor([ranks]))) for ranks, m in masked]
+    bounds = [
+        float(learning.denoising_bound(model, window, torch.tensor([m]), torch.tensor([ranks]))) for ranks, m in masked
+    ]
     mask, chains = model.cfg.n_ids - 1, []
     for order in orders:
         ids, nats = window.clone(), 0.0
@@ -202,7 +203,7 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
     for a, b in itertools.product(range(3), range(3)):
         left_first = p([1, mask, mask], 1)[a] * p([1, a, mask], 2)[b]
         want[a, b] = (left_first + p([1, mask, mask], 2)[b] * p([1, mask, b], 1)[a]) / 2
-    found = denoise.fill_in(model, prompt.expand(n, 1), 2, passes=2, rng=torch.Generator().manual_seed(0))
+    found = learning.fill_in(model, prompt.expand(n, 1), 2, passes=2, rng=torch.Generator().manual_seed(0))
     assert (found[:, 0] == 1).all() and found.max() < mask
     freq = (found[:, 1] * 3 + found[:, 2]).bincount(minlength=9).view(3, 3) / n
     torch.testing.assert_close(freq, want, atol=4 * 0.5 / n**0.5, rtol=0)
@@ -221,7 +222,7 @@ def test_all_objectives_end_at_the_same_count_of_places(home: Path) -> None:
         assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), "own symbols are no text"
         if objective == "supervised":
             windows = text.draw_windows(4, 9, torch.Generator().manual_seed(2))
-            model = GPT(replace(cfg.shape, vocab_size=text.tokenizer.n_vocab), seed=0)
+            model = GPT(replace(cfg.model, vocab_size=text.tokenizer.n_vocab, n_tags=0), seed=0)
             nats = float(model.loss(windows[:, :-1], windows[:, 1:]).detach())
             assert found["train_loss"].iloc[0] == pytest.approx(nats, rel=1e-5)
 
@@ -278,16 +279,6 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
         found = loop.train(settings(home, objective, kl_coef=1.0, kl_warmup_tokens=0, run_name=f"{objective}-dead"))
         assert found.metrics()["grad_norm"].eq(0).all()
         assert_same_weights(start, found)
-
-
-def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
-    loop.train(settings(home, "supervised", max_tokens=32 * 200, lr=1e-2))
-    more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more"))
-    assert more.metrics()["symbol_accuracy"].iloc[0] > 0.2, "it begins with what was learned"
-    assert more.env["parent"] and checkpoint.read_meta(more.path)["lineage"][0]["objective"] == "supervised"
-    with raising(ConfigError, "supervised", "causal=True", "denoise"):
-        loop.train(settings(home, "denoise", init_from="supervised"))
-    assert run.Run.open("supervised").status["status"] == "finished"
 
 
 def test_the_command(home: Path) -> None:
