@@ -136,6 +136,7 @@ biased = {name: cosine(expectation(world, theta, exact_gradients.group_loss(base
         for name, (b, w) in causes.items()}
 pd.Series(biased, name="cosine").round(4)
 
+
 # %% [markdown]
 # ## The same rollouts for all estimators
 #

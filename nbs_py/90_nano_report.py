@@ -31,7 +31,7 @@ import pandas as pd
 from codechat import articles, comparisons, plots, run_frames
 from codechat.reports.style import colour_of, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
-from codechat.runs.run import ROOT
+from codechat.runs.paths import ROOT
 from codechat.tasks.funcall.staircase import TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")

@@ -35,7 +35,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
 from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure
-from codechat.runs.run import ROOT
+from codechat.runs.paths import ROOT
 
 
 

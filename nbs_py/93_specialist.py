@@ -44,7 +44,7 @@ from codechat.reports.comparisons import in_points, with_settings
 from codechat.reports.plots import finish_heat, write_share
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
 from codechat.runs import checkpoint
-from codechat.runs.run import ROOT
+from codechat.runs.paths import ROOT
 
 SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")  # of tools/counterfactuals.py
 
