@@ -273,7 +273,7 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
             checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
-        verdicts = ("verdict", "remedy", "reward_verdict")
+        verdicts = ("verdict", "remedy", "reward_verdict", "gate")
         summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
         run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run

@@ -53,13 +53,15 @@ class PasskConfig(EvaluateConfig):
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = ("train",)
     max_new_tokens: int = 128
     n: int = opt(8, "completions per problem", least=2)
+    gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1)
+    gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1)
 
 
 def run_passk(cfg: PasskConfig) -> Run:
     """The evaluation with verdicts."""
 
     def judge(run: Run, result: TaskResult, *_: Any) -> dict[str, Any]:
-        row = verdicts(result)
+        row = verdicts(result, cfg)
         if dist.is_main():
             print(*_report(result, row), sep="\n")
         return row
@@ -67,14 +69,14 @@ def run_passk(cfg: PasskConfig) -> Run:
     return run_evaluation(cfg, "passk", judge, reward="tiered")
 
 
-def verdicts(result: TaskResult) -> dict[str, Any]:
-    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`."""
+def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
+    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and a gate where one is set (it stops nothing)."""
     import torch
 
     table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
     signal, solved = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    return dict(
+    row = dict(
         parseable_frac=result.tier_share(PARSEABLE),
         runnable_frac=result.tier_share(RUNNABLE),
         frac_zero_std_groups=signal.frac_zero_std_groups,
@@ -84,6 +86,10 @@ def verdicts(result: TaskResult) -> dict[str, Any]:
         reward_verdict=signal.verdict,
         reward_remedy=signal.remedy,
     )
+    if cfg.gate_parseable or cfg.gate_pass_at_k:
+        reached = result.pass_at[max(cfg.ks)].value >= cfg.gate_pass_at_k
+        row["gate"] = "pass" if reached and row["parseable_frac"] >= cfg.gate_parseable else "fail"
+    return row
 
 
 def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
@@ -96,6 +102,7 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
         *(f"  level {level}: pass@1 {passes} (N={size})" for level, (passes, size) in levels.items()),
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
         f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}{few}",
+        *([f"GATE {row['gate']}"] if "gate" in row else []),
     ]
 
 

@@ -28,7 +28,7 @@ def test_both_verdicts_stand_beside_each_other() -> None:
         dict(reward=rungs[t], tier=t, correct=False, tokens=1, stop="stop", terms={}) for _ in problems for t in tiers
     ]
     result = results.TaskResult(task, problems, rows, 4, 1.0, (1, 4))
-    row = pass_rates.verdicts(result)
+    row = pass_rates.verdicts(result, pass_rates.PasskConfig(ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
     assert row["parseable_frac"] == 0.75 and row["runnable_frac"] == 0.25
     bounds = {0.0: "DEAD", 0.0099: "DEAD", 0.01: "WEAK", 0.0499: "WEAK", 0.05: "LIVE", 0.85: "LIVE", 0.851: "SATURATED"}
@@ -66,11 +66,11 @@ def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
 def test_the_commands_end_to_end(
     passk: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    passk("--run-name", "rates")
+    passk("--run-name", "rates", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
     out, run = capsys.readouterr().out, Run.open("rates")
-    for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level "):
+    for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level ", "GATE fail"):
         assert words in out
-    assert run.status["summary"]["verdict"] == run.evals()["verdict"].iloc[-1] == "DEAD"
+    assert run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"  # it states and does not stop
     path, target = run.path / "per_problem.jsonl", tmp_path / "kept"
     target.mkdir()
     (target / "micro.train.jsonl").write_text("{}")  # of a former call

@@ -19,7 +19,7 @@ import pytest
 from contracts import killed_after
 
 import codechat
-from codechat.core import config, processes
+from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
@@ -137,8 +137,14 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeyp
 
 def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its middle it is not finished; in its last step it is, and stays so."""
+    batch = corpus.WindowLoader.next
+
+    def early(self: corpus.WindowLoader) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self)
+
     with monkeypatch.context() as patch:
-        patch.setattr(processes.stop, "is_set", lambda: True)
+        patch.setattr(corpus.WindowLoader, "next", early)
         with pytest.raises(RunError, match="first .*interrupted"):
             ran()
     assert set(json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())) == {"corpus"}
