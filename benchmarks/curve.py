@@ -18,7 +18,6 @@ import itertools
 import random
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,7 @@ def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, 
 
 def intervals(curves: Sequence[Curve]) -> list[dict[str, float]]:
     """{value, lo, hi} of each step over seeds."""
-    return [asdict(bootstrap_interval(step)) for step in zip(*curves, strict=True)]
+    return [bootstrap_interval(step)._asdict() for step in zip(*curves, strict=True)]
 
 
 def bench(cfg: CurveBench) -> dict[str, Any]:

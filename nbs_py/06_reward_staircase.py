@@ -101,6 +101,8 @@ found.rename(columns=names)[list(names.values())].round(3)
 spread = dense_rewards.table(dense_rewards.frozen(baseline="zscore")).set_index(["start", "reward"])
 gains = {name: 100 * part.loc[["poor", "weak"], ["gain", "gain/lo", "gain/hi"]].dropna().astype(float)
          for name, part in (("minus the group's mean", found), ("divided by the group's spread too", spread))}
+
+# %%
 above = sum(int((part["gain/lo"] > 0).sum()) for part in gains.values())
 fig, axes = new_figure(f"{above} of {sum(map(len, gains.values()))} gains over the binary reward lie above 0", cols=2, sharey=True, size=(6.8, 2.8))
 for ax, (name, part) in zip(axes[0], gains.items()):

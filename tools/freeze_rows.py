@@ -22,7 +22,9 @@ def freeze(recipe: str) -> Frames:
     MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written then."""
     frames = run_frames.collect([f"{recipe}/{stage}" for stage in STAGES], samples=None)
     for table, stages in READ.items():
-        frames[table] = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
+        rows = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
+        first = rows["sampling"].dropna().iloc[:1] if "sampling" in rows else []
+        frames[table] = rows[rows["sampling"].isna() | rows["sampling"].isin(first)] if len(first) else rows
     if siblings := run_frames.seeds_of(f"{recipe}/evaluate")[1:]:  # of other seeds only the result is kept
         frames["runs"] = pd.concat([frames["runs"], run_frames.collect(siblings, samples=None)["runs"]])
     manifests = [{"run": f"{recipe}/{data}", "manifest": frozen_rows.manifest(recipe, data)} for data in DATA]

@@ -11,15 +11,14 @@ import benchmarks as bench
 from benchmarks import curve
 from benchmarks.settings import CurveBench
 from codechat.models import export, loading
-from codechat.runs import paths, run
+from codechat.runs import paths
 
 TINY = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
 
 
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (paths, run):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
 
 

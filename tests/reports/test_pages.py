@@ -80,7 +80,7 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
     data = pages.completions_data()
     assert len(data["rows"]) == 80 and len(data["who"]) == 2
     for row in data["rows"]:
-        assert len(row["answers"]) == 2 and all(0 <= a["c"] <= a["n"] == 8 for a in row["answers"])
+        assert len(row["answers"]) == 2 and all(0 <= a["c"] <= a["n"] == 4 for a in row["answers"])
         assert row["gold"] and row["request"] and {a["tier"] for a in row["answers"]} <= set(data["tiers"])
     real, first = frozen_rows.rows, data["who"][0]
     monkeypatch.setattr(frozen_rows, "rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])

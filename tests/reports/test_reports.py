@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from counterfactuals import SwapsConfig
 from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
@@ -66,7 +67,7 @@ def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_r
 def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
     for kind, names in run_frames.COMPARED.items():
         if kind != "anatomy":  # written by a tool
-            settings = COMMANDS["counterfactuals" if kind == "swaps" else kind].config_class
+            settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
             assert set(names) <= settings.__dataclass_fields__.keys(), kind
 
 
