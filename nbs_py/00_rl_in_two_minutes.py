@@ -24,7 +24,7 @@
 # above 0.6.
 #
 # **Runs/needs.** No runs and no data: a model of 326,112 weights is trained here, in about 40 seconds of one
-# core. This notebook alone trains a whole policy in front of you, so its claims are bands over five seeds.
+# core. A whole policy is trained in front of you, so the claims are bands over five seeds.
 #
 # In depth: [where the gradient goes](07_reinforce.ipynb). Seven defects of the original system:
 # [the museum](20_museum_stop_mask.ipynb).
@@ -92,8 +92,8 @@ print(train[0].messages[0]["content"], "->", task.gold(train[0]))
 # %% [markdown]
 # ## First, imitation
 #
-# Supervised fine-tuning on a bad teacher: in seven of ten calls it draws the function at random, so 42 % of
-# its calls are correct. Imitation learns the mistakes too: no policy that copies this teacher does better.
+# SFT on a bad teacher, which draws the function at random in seven of ten calls: 42 % of its calls are correct.
+# Imitation learns the mistakes too: a policy that copies it does no better.
 
 # %%
 shape = GPTConfig(depth=2, n_embd=96, n_head=3, block_size=64, vocab_size=tok.n_vocab)
@@ -117,11 +117,11 @@ print(f"{sum(p.numel() for p in policy.parameters()):,} weights after {sft_steps
 
 
 # %% [markdown]
-# ## REINFORCE, in five functions
+# ## REINFORCE, in five steps
 #
-# **Sample.** From each prompt, $G$ answers, one token at a time, each drawn from the policy's own
-# distribution. Without a cache every token runs the whole text again; the loop below takes the library's
-# sampler, which keeps it ([the cache](19_sampling_and_cache.ipynb)).
+# **Sample.** Draw $G$ answers to each prompt, token by token, from the policy. Without a cache each token
+# reruns the whole text. The training loop uses the library's sampler, which has one ([the
+# cache](19_sampling_and_cache.ipynb)).
 
 # %%
 @torch.no_grad()
@@ -305,9 +305,9 @@ if record:
     print(xray_steps.freeze(shown))
 
 # %% [markdown]
-# They rise together, and the reward lies higher: a wrong name still earns a fifth. Groups with variance become
-# fewer: a request that all eight answers get right teaches nothing more. The answers of such a policy token by
-# token, at every fifth step: [the x-ray page](../reports/pages/xray.html).
+# Both rise. The reward is higher, since a wrong name still earns 0.35. Fewer groups have variance: once all
+# eight answers are right, a request gives no gradient. Answers of such a policy, token by token, every five
+# steps: [the x-ray page](../reports/pages/xray.html).
 #
 # ## After
 
@@ -320,12 +320,12 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Try this
 #
-# One switch in the parameters cell each; answer the question first. Where this was written, five seeds of the default
-# ended between 73 % and 93 %, so smaller differences mean nothing.
+# Change one parameter at a time. Answer the question first. On our machine five seeds of the default ended between 73
+# % and 93 %: smaller differences mean nothing.
 #
 # | switch | question | outcome |
 # |---|---|---|
-# | `baseline = "none"` | all rewards are positive: is every answer made likelier? | <details><summary>outcome</summary>no: the policy can only share out a probability of 1. It learns more slowly (60 % in one seed)</details> |
+# | `baseline = "none"` | all rewards are positive: is every answer made likelier? | <details><summary>outcome</summary>no: probabilities must sum to 1. The policy learns more slowly (60 % in one seed)</details> |
 # | `mask = "opening"` | the first three tokens are the same in every answer: what is their mean advantage? | <details><summary>outcome</summary>0: nothing useful is taught (0 % and 27 % at the end in two seeds); the defect of [notebook 20](20_museum_stop_mask.ipynb)</details> |
 # | `reward_shape = "binary"` | which groups lose their gradient? | <details><summary>outcome</summary>those in which no answer is exactly right; count them in the green curve</details> |
 # | `temperature = 0.3` | what happens to the variance of a group? | <details><summary>outcome</summary>answers become alike; watch the green curve</details> |

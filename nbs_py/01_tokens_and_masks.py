@@ -16,12 +16,12 @@
 # %% [markdown]
 # # Training learns what the assistant wrote and nothing else, and the mask can be seen
 #
-# **Question.** What is a conversation to the model, which of its tokens are learned, and what happens when
-# the end of a turn is detected wrongly?
+# **Question.** How does a conversation become tokens, which of them carry loss, and what if the end of a turn
+# is detected wrongly?
 #
 # **Result.** Of the 107 tokens of a conversation with a function call, the 42 that the assistant wrote are
-# supervised, and they receive all of the gradient. Only with reserved ids for the tags can a user's text never
-# forge a turn. A rule that takes any *piece* of `<|end|>` for the end keeps 3 of the 33 tokens of a call.
+# supervised, and they receive all of the gradient. Only reserved tag ids keep a user's text from forging a
+# turn. A rule that treats any *piece* of `<|end|>` as the end keeps 3 of a call's 33 tokens.
 #
 # | also measured | |
 # |---|---|
@@ -67,8 +67,8 @@ token_view.xray_boundaries(code, tok)
 
 # %% [markdown]
 # A vocabulary of `gpt2:N` keeps the first N merges of GPT-2, `python:N` those of Python's standard library.
-# More merges pack more text into a token, but each doubling adds less. Each id is also a row of the
-# embedding, which in a small model soon has more parameters than all other parts. GPT-2 has no merges for
+# More merges pack more text into a token, but each doubling adds less. Each id is also a row of the embedding,
+# soon the largest part of a small model. GPT-2 has no merges for
 # indentation; those learned on Python begin with them. Fewer tokens are not the only criterion: a small model
 # with `python:4096` needed 1.69 bits per byte instead of 1.85 with `gpt2:4096`, but after fine-tuning it copied
 # the arguments of calls worse ([experiments](../docs/experiments/pretraining.md)).
@@ -117,8 +117,8 @@ shown
 print(shown.coloured())
 
 # %% [markdown]
-# The prompt of a rollout equals the beginning of the training sequence, id by id: tags, line ends and
-# contents are tokenized separately, so that no merge crosses the position where the model takes over.
+# A rollout's prompt has the same ids as the start of the training sequence: tags, line ends and contents are
+# tokenized separately, so no merge spans prompt and completion.
 
 # %%
 rendered = chat.render(messages, tok)
@@ -131,7 +131,7 @@ print(chat.decode(prompt_ids + answer, tok))
 
 
 # %% [markdown]
-# The same from scratch, in a few lines; it must agree with the library, whose loop is printed below.
+# The same from scratch. It must agree with the library, whose loop is printed below.
 
 # %%
 def by_hand(messages):
@@ -154,8 +154,8 @@ print(inspect.getsource(chat._turn))
 # %% [markdown]
 # ## The gradient follows the mask
 #
-# A small untrained model and the loss that training uses: pink is each token's share of the gradient. It is
-# zero wherever the mask is zero.
+# A small untrained model under the training loss. Pink is each token's share of the gradient: zero wherever the
+# mask is zero.
 
 # %%
 sizes = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab)
@@ -167,8 +167,8 @@ token_attribution.xray_values(rendered.ids, shares, tok, "gradient", shown.roles
 # %% [markdown]
 # ## Tags as ids, tags as text
 #
-# The original project writes its tags in ordinary tokens; its recipes need that, so both modes exist. Text
-# tags are longer, and a user can type them. Reserved ids cannot result from any text.
+# The original project spells its tags in ordinary tokens. Its recipes need that, so both modes exist. Text tags
+# are longer, and a user can type them. No text encodes to a reserved id.
 
 # %%
 spelled = chat.render(messages, tok, tags="text")
@@ -193,8 +193,8 @@ picture
 #
 # In text mode `<|end|>` is five tokens, and a stop must match all five in order. The original project tested
 # whether a token is *one of* them, and ended the loss mask of a rollout at the second such token. A call
-# begins with `<functioncall>`, which contains two. Below, the tokens of the same call that this rule keeps,
-# then those that the library keeps.
+# begins with `<functioncall>`, which contains two. Below: the tokens of this call that the rule keeps, then
+# those the library keeps.
 
 # %%
 gpt2 = tokenizer.load("gpt2")
@@ -213,8 +213,8 @@ assert right.ids[start : start + len(completion)] == completion
 token_attribution.xray_values(completion, kept, gpt2, "mask")
 
 # %% [markdown]
-# Name and arguments, the only tokens that differ between rollouts, received no gradient. If every rollout
-# begins the same way, centred advantages cancel to exactly zero. The same set also ended sampling, and code
+# Rollouts differ only in name and arguments, and these got no gradient. Where all rollouts begin alike, centred
+# advantages cancel to exactly zero. The same set also ended sampling, and code
 # is full of `<`:
 
 # %%
@@ -249,7 +249,7 @@ check_cases(loss_mask, (([("user", 2)],), [0] * 7), (([("user", 2), ("assistant"
 # | change | question | outcome |
 # |---|---|---|
 # | `spec = "python:4096"` in the parameters cell | tokens learned on Python pack Python better; is the conversation shorter too? | <details><summary>outcome</summary>No: 108 tokens instead of 107, because it is English and JSON. The last cell then names the number that changed</details> |
-# | write `if a < b` with spaces in `clamp` | is the function still cut? | <details><summary>outcome</summary>No: the whole function is kept, since ` <` with its space is another token than `<`. Whether an answer is cut depends on its spacing</details> |
+# | write `if a < b` with spaces in `clamp` | is the function still cut? | <details><summary>outcome</summary>No: the whole function is kept, since ` <` is another token than `<`. Spacing decides whether an answer is cut</details> |
 #
 # The last cell asserts the Result.
 

@@ -155,7 +155,7 @@ counts.assign(embedding=(parts["embedding"] / total).map("{:.1%}".format))
 # ## FLOPs per token
 #
 # Each weight of a matrix costs a multiplication and an addition forward and twice that backward: 6 per token.
-# Attention's own products belong to no weight:
+# Attention adds products without weights:
 #
 # $$\text{FLOPs per token} = 6\,(VD + 12\,L\,D^2) + 12\,L\,D\,T$$
 #
@@ -239,9 +239,8 @@ for step in range(steps):
         optimizer.zero_grad()
 
 # %% [markdown]
-# The picture shows the weights of each head on a new text: a row is the query position, a column the key
-# position; above the diagonal lies the future, which is masked. The stripe is the answer: the token that
-# followed last time.
+# The picture shows each head's weights on a new text: rows are query positions, columns are key positions, and
+# the future above the diagonal is masked. The stripe is the right key: the token that followed last time.
 
 # %%
 caught = []  # of each layer: input (T, D), output (T, D)
@@ -265,7 +264,7 @@ axes[0, 0].set_ylabel("query position", fontsize=8)
 fig
 
 # %% [markdown]
-# The library's layer must give the same output; otherwise the picture would show something else.
+# This must equal the library's layer, or the picture is wrong.
 
 # %%
 for (_, ours), (_, library) in zip(drawn, caught):
@@ -306,7 +305,7 @@ fig
 #
 # ## Three lines of your own
 #
-# The formula of the FLOPs, as a function; PyTorch counted the same.
+# Write the FLOPs formula as a function. PyTorch counted the same.
 
 # %%
 def flops_per_token(V, D, L, T):

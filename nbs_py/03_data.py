@@ -19,8 +19,8 @@
 # **Question.** What does the model read, what was dropped and why, and is a test value ever seen in training?
 #
 # **Result.** Every row is kept, skipped by a rule, or lost for a declared reason, and more than 5 % lost raises an
-# error. Packing fills over 98 % of the positions, and a packed conversation gets the logits that it gets alone. Of the
-# values that the held-out splits contain, 0 occur in the training problems; what else a recipe reads may hold some.
+# error. Packing fills over 98 % of the positions, and a packed conversation gets the logits that it gets alone. 0 of
+# the held-out splits' values occur in the training problems; other data of a recipe may contain some.
 #
 # | also measured | |
 # |---|---|
@@ -28,7 +28,7 @@
 # | positions filled with one conversation per row | under a third |
 # | share of code in the conversations, in the supervised tokens | 15 %, over a third |
 # | a mix by supervised tokens | within two points of the requested one |
-# | held-out values that a random split would have let into training | more than a tenth |
+# | held-out values that a random split would leak into training | more than a tenth |
 #
 # **Runs/needs.** No run: Python's standard library, the toolbox and a temporary folder. Works without a
 # network.
@@ -88,8 +88,7 @@ pd.Series({key: f"{manifest[key]:,}" for key in kinds}).to_frame(f"manifest, {ma
 
 # %% [markdown]
 # The ledger separates choices from losses. A rule *skips* files of little use: tests, copies of other
-# packages, tables of numbers. A row that should have been usable and was not is *lost*, with a declared
-# reason.
+# packages, tables of numbers. A row that we wanted and could not use is *lost*, with a declared reason.
 
 # %%
 pd.DataFrame(ledger.rows(), dtype=object).fillna("")
@@ -127,8 +126,8 @@ accounts.fillna("")
 # %% [markdown]
 # ## Conversations, by domain
 #
-# Four domains: functions with docstrings turned around into questions, calls of the toolbox, small talk,
-# and drills in copying. One of the calls:
+# Four domains: code requests made from functions' docstrings, calls of the toolbox, small talk, and copying
+# drills. One of the calls:
 
 # %%
 made = {
@@ -143,8 +142,8 @@ longer = next(row for row in made["calls"] if row["meta"]["kind"] == "multi_turn
 print("\n".join(f"{m['role']:>10}: {m['content']}" for m in longer["messages"]))
 
 # %% [markdown]
-# A domain's weight in the gradient is its number of supervised tokens, and by that count code catches up with
-# calls: its answers are long, while a call is short after a long prompt.
+# A domain weighs in the gradient by its supervised tokens. By that count code catches up with calls: its
+# answers are long, and a call is short after a long prompt.
 
 # %%
 amounts = pd.DataFrame({name: {
@@ -227,7 +226,7 @@ by_hand = [[j == i or (j < i and row[i] == row[j] >= 0) for j in range(block)] f
 torch.testing.assert_close(torch.tensor(by_hand), mask[0, 0])
 
 # %% [markdown]
-# Its purpose: the second conversation of the row has the same logits as in a row of its own.
+# The point: the second conversation gets the same logits as it gets alone.
 
 # %%
 model = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=block, vocab_size=tok.n_vocab), seed=seed)
@@ -280,9 +279,9 @@ axes[0, 0].set_ylabel("held-out values that occur in training, %", fontsize=8.5)
 fig
 
 # %% [markdown]
-# That is what requests and calls of the toolbox keep. A whole recipe reads more: results that a chain passes on, units, and
-# the numbers of lookup drills, which are drawn from all. So the data stage counts what is left (`values` in the manifest).
-# In recipe `nano`'s data made-up words, dates and colours stay apart, and some calls consist of values that occur in training:
+# Requests and calls of the toolbox respect this split. Other parts of a recipe do not: results passed along a chain, units,
+# and numbers of lookup drills. So the data stage counts the overlap (`values` in the manifest). In recipe `nano`'s data
+# made-up words, dates and colours stay apart, and some calls contain only values seen in training:
 
 # %%
 words = {"calls": "calls", "same": "that are calls of training", "seen": "only with values of training", "values": "values but small numbers",

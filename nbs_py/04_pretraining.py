@@ -94,8 +94,8 @@ pd.Series(facts, name=run).to_frame()
 # %% [markdown]
 # ## The curve
 #
-# The loss is the mean of $-\ln p(x_t \mid x_{<t})$. An uninformed model should start at $\ln V$, the logarithm of
-# its vocabulary, fall steeply while it learns which tokens are frequent, then slowly.
+# The loss is the mean of $-\ln p(x_t \mid x_{<t})$. An uninformed model should start at $\ln V$, the log of its
+# vocabulary. The loss falls steeply while it learns token frequencies, then slowly.
 
 # %%
 plots.pretraining(run, metrics, evals)
@@ -107,7 +107,7 @@ evals[["step", "val_loss", "val_bpb"]].set_index("step").round(3)
 # %% [markdown]
 # ## What it writes
 #
-# Three beginnings, continued at temperature 0.8 by each checkpoint that the run kept. **Predict before you read on:
+# Each saved checkpoint continues three beginnings at temperature 0.8. **Predict before you read on:
 # what comes first, names that make sense or the form of Python?**
 
 # %%
@@ -131,9 +131,9 @@ for step, found in texts.items():
 # %% [markdown]
 # ### Why it starts below a uniform guess
 #
-# An untrained model already has a preference. Its blocks add nothing yet and the head is the embedding, so
-# the likeliest next token is the current one; and Python repeats tokens, such as runs of spaces. The same
-# model, measured separately on tokens that repeat and tokens that do not:
+# An untrained model prefers to repeat. Its blocks add nothing yet and the head is the embedding, so the
+# likeliest next token is the current one. Python does repeat tokens, such as runs of spaces. Its loss on tokens
+# that repeat, and on others:
 
 # %%
 modules = (argparse, difflib, statistics, tarfile, textwrap)
@@ -153,12 +153,12 @@ start.astype({"tokens": int}).round(2)
 # %% [markdown]
 # ## Why bits per byte
 #
-# A token is not a unit: one tokenizer cuts the same text into fewer, larger pieces than another, and a larger
-# piece is harder to guess. The total negative log-likelihood of a text does not depend on the cut:
+# Losses per token do not compare across tokenizers: larger pieces are fewer, and each is harder to guess. The
+# total negative log-likelihood of a text does not depend on the cut:
 #
 # $$\text{bits per byte} = \frac{-\sum_t \ln p(x_t \mid x_{<t})}{\ln 2 \cdot \text{bytes}}$$
 #
-# Here are the losses per token at which three models would be exactly as good as this one:
+# Under three tokenizers an equally good model would have these losses per token:
 
 # %%
 text, rows = "".join(files), {}
@@ -199,10 +199,9 @@ print(inspect.getsource(pretrain.bits_per_byte))
 # ## What bits per byte mean
 #
 # An arithmetic coder that uses the model's probabilities stores a text in as many bits as its total negative
-# log2-likelihood: the loss *is* a file size. So the model can be compared with compressors, on the same bytes:
-# the validation text that the run's evaluations read. They read it once as whole files, once in pieces as long as
-# the model's context. (The frozen rows hold no text. `compressors.json` keeps what this cell computed on the corpus
-# with the same checksum.)
+# log2-likelihood: the loss *is* a file size. So we compare the model with compressors on the same bytes, the run's
+# validation text. They read it once as whole files, once in pieces as long as the model's context. (The frozen rows
+# hold no text. `compressors.json` keeps this cell's result on the corpus with the same checksum.)
 
 # %%
 context = round(cfg.length * manifest["val_bytes"] / manifest["val_tokens"])  # bytes
@@ -282,8 +281,8 @@ fall.set_index("until step").round(4)
 # ## What it cost
 #
 # A token costs 6 FLOPs per weight of a matrix and $12\,L\,D\,T$ for attention ([notebook 02](02_model.ipynb)).
-# MFU (model FLOPs utilization) is that times tokens per second over the peak of the machine. For a processor
-# without a data sheet the peak is the speed of a large matrix product, measured when the run starts.
+# MFU (model FLOPs utilization) is this cost times tokens per second, over the machine's peak. Without a data
+# sheet the peak is measured: the speed of a large matrix product when the run starts.
 
 # %%
 flops = cfg.model.flops_per_token(cfg.length)
@@ -301,8 +300,8 @@ pd.Series({
 }, name=run).to_frame()
 
 # %% [markdown]
-# The same arithmetic shows the limits of this machine. Twenty tokens per parameter is a common budget
-# (Chinchilla); at this run's speed in FLOPs a preset takes:
+# What could this machine train? With twenty tokens per parameter, a common budget (Chinchilla), and this run's
+# FLOP/s, a preset takes:
 
 # %%
 speed, gpus = metrics["tok_per_s"].median() * flops, 8 * 0.4 * gpu_specs.find("h200-141gb").bf16_flops  # FLOP/s
@@ -319,7 +318,7 @@ budget.map(lambda value: value if isinstance(value, str) else f"{value:.3g}")
 # %% [markdown]
 # ## Three lines of your own
 #
-# From a loss per token to bits per byte: the column of three tokenizers above must come out the same.
+# Convert a loss per token to bits per byte. The three tokenizers above must give the same value.
 
 # %%
 def bits_per_byte(nats_per_token, bytes_per_token):

@@ -16,14 +16,14 @@
 # %% [markdown]
 # # Fine-tuning learns what the assistant wrote; the mask hides the rest from the loss, not from the model
 #
-# **Question.** Which tokens of a conversation does fine-tuning learn from, how are domains mixed by them,
-# and what does the model do, while it learns, when code or a tool is requested?
+# **Question.** Which tokens does fine-tuning learn from, how do they set the mix of domains, and what does the
+# model do during training when code or a tool is requested?
 #
-# **Result.** Only what the assistant writes carries loss, a minority of the tokens; a loss summed by hand over these
-# tokens, one conversation at a time, equals the library's over packed rows. What the mask hides still reaches the model
-# as input: a large part of the gradient at the inputs flows through text that others wrote. In the run the held-out
-# loss of calls falls, and at the end a requested tool is called where it is offered (32 of 32) and not where none is
-# (0 of 32). The worst cell is a tool that is requested where only others are offered: 25 of 32 answers decline.
+# **Result.** Only the assistant's tokens carry loss, a minority. Summed by hand over them, one conversation at a time,
+# the loss equals the library's over packed rows. The mask hides the other tokens as targets, not as inputs: a large
+# part of the gradient at the inputs flows through them. In the run the held-out loss of calls falls. At the end the
+# model calls a requested tool that is offered (32 of 32) and makes no call without tools (0 of 32). The worst cell is a
+# tool requested where only others are offered: 25 of 32 answers decline.
 #
 # **Runs/needs.** Recipe nano's `sft` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). A model of toy size is trained here for seconds on one core.
@@ -58,8 +58,8 @@ tok, tags = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"]),
 # %% [markdown]
 # ## The result in numbers
 #
-# What the run learned: the held-out loss of each domain at the start and at the end, its extremes between, and what
-# the model did in the probes at the end.
+# The held-out loss of each domain at the start and at the end, its extremes, and the model's behaviour in the
+# probes at the end.
 
 # %%
 held = evals.filter(like="heldout_loss/").rename(columns=lambda name: name.removeprefix("heldout_loss/"))
@@ -86,7 +86,7 @@ masked = xray_mask(messages, tok, tags)
 HTML(masked.html())
 
 # %% [markdown]
-# The picture is exact: the coloured text is what the loss sees, and nothing else.
+# The coloured text is exactly what the loss counts.
 
 # %%
 print(masked.coloured())
@@ -102,8 +102,8 @@ print(inspect.getsource(chat.render))
 #
 # The mask hides a token as a *target*. As an *input* it stays: the answer depends on it. The gradient shows
 # both. At the predictions (`hidden`) only supervised tokens have a share; at the inputs (`embedding`) a large part
-# of it flows through text that others wrote. The model is small and trained for seconds on other conversations of
-# the toolbox, so that its attention reads the prompt (a new model's blocks start at zero and pass no gradient).
+# of it flows through text that others wrote. This small model is first trained for seconds on other conversations
+# of the toolbox, since a new model's blocks start at zero and pass no gradient.
 
 # %%
 small = GPT(GPTConfig(depth=2, n_embd=64, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=seed)
@@ -134,10 +134,9 @@ HTML(xray_values(rendered.ids, shares["embedding"], tok, "gradient", masked.role
 # %% [markdown]
 # ## The masked loss, from scratch
 #
-# Training packs several conversations into a row; they must not see each other. From scratch there is no
-# packing and no mask matrix: each conversation runs alone, the negative log-likelihoods of its supervised
-# tokens are added up, and the sum is divided by the number of supervised tokens in the batch. The library's
-# loss over packed rows must be the same:
+# Training packs several conversations into a row, and they must not see each other. By hand, each conversation
+# runs alone: we add up the negative log-likelihoods of supervised tokens and divide by their number in the
+# batch. The library's loss over packed rows must be the same:
 #
 # $$L = -\frac{1}{\sum_{i,t} m_{i,t}} \sum_{i,t} m_{i,t} \ln p(x_{i,t} \mid x_{i,<t}), \qquad m_{i,t} = 1 \text{ on supervised tokens}$$
 
@@ -159,8 +158,8 @@ torch.testing.assert_close(nats / count, library, rtol=1e-5, atol=0)
 print(f"by hand {nats / count:.6f}, library {library:.6f} nats per token over {count:,} tokens")
 
 # %% [markdown]
-# Without these masks: with causal attention alone, a conversation reads its neighbours in the row; without
-# the loss mask, most of the loss comes from text that the model never has to write.
+# With causal attention alone a conversation reads its neighbours in the row. Without the loss mask most of the
+# loss comes from text that the model never has to write.
 
 # %%
 with torch.no_grad():
@@ -176,9 +175,9 @@ losses.round(4)
 # %% [markdown]
 # ## The mix
 #
-# Domains differ in how much of them the assistant wrote: a call is short and its prompt long, an answer in
-# code is the reverse. So a mix by conversations, by tokens and by supervised tokens are three different
-# things; the gradient counts the last. The run was configured with the bottom bar.
+# A call is short and its prompt long; an answer in code is the reverse. So shares by conversations, by tokens
+# and by supervised tokens differ. The gradient counts supervised tokens, and the bottom bar is the run's
+# setting.
 
 # %%
 requested = pd.Series({d: float(s) for d, s in (item.split("=") for item in settings["mix"])})
@@ -200,9 +199,9 @@ fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
 fig
 
 # %% [markdown]
-# The next conversation comes from the domain that is furthest below its share of supervised tokens. For two
-# example domains, seven to three, the shares are as requested (up to conversations that still wait for a
-# row), although a copying drill is a fifth as long as a call.
+# The next conversation comes from the domain that is furthest below its share of supervised tokens. Two example
+# domains, requested at seven to three, get these shares (but for conversations that wait for a row), although a
+# copying drill is a fifth as long as a call.
 
 # %%
 loader = conversations.PackedLoader(encoded, {"calls": 0.7, "copy": 0.3}, batch=8, T=512, seed=seed)
@@ -229,15 +228,15 @@ passes.fillna(0).round(2).astype({name: int for name in order})
 # %% [markdown]
 # ## Held-out loss, domain by domain
 #
-# One total loss would hide a domain that is being overwritten. Each domain has its own curve on held-out
-# conversations; three rises in a row would be reported. Watch code, which the model knew from pretraining: a known
-# domain can be overwritten at first and regained later, or lost.
+# A total loss would hide a domain that is being forgotten. So each domain has its own held-out curve; three rises
+# in a row are reported. Watch code, which the model knows from pretraining: it can be forgotten at first and
+# regained later, or lost.
 
 # %%
 plots.heldout_losses(run, evals)
 
 # %% [markdown]
-# ## What it does: two by two
+# ## What it does, cell by cell
 #
 # Code or a tool is requested; tools are offered or not. Only a tool that is requested *and* offered should be
 # called, and the loss cannot tell whether it is. Probes can: one
@@ -291,8 +290,9 @@ pd.DataFrame({name: column.map(str) for name, column in zip(names, (first, final
 # %% [markdown]
 # ## What it answers
 #
-# A held-out loss does not say whether an answer is right. Recipe nano's model after SFT, whose lists have to be read, over its seeds: exact answers by what a request asks for,
-# greedy and at two temperatures (95 % intervals over seeds and tools). Greedy is the best of the three nearly everywhere: a small model's second choice of a token is seldom right.
+# A held-out loss does not say whether an answer is right. The table has exact answers of recipe nano after SFT, over its seeds, by kind of request,
+# greedy and at two temperatures (95 % intervals over seeds and tools). Greedy is best nearly everywhere: a small model's second choice of a token
+# is seldom right.
 
 # %%
 reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")

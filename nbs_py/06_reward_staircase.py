@@ -19,14 +19,14 @@
 # **Question.** A reward can pay for exact calls alone, or for every step towards one. When does partial credit
 # make the policy better at exact calls, which are all that counts?
 #
-# **Result.** Over five seeds no gain of partial credit over the binary reward is resolved, though from starts that are hardly
-# ever correct it gives three quarters of the groups a gradient instead of an eighth. From a start that is correct in a third
-# of its answers the staircase ends 4.4 points below binary [1.9, 7.0], the tiers 2.0. A share of correct arguments loses
-# all exact calls in one seed of five, because it pays for a call that goes on.
+# **Result.** Over five seeds partial credit has no resolved gain over the binary reward. From starts that are hardly ever
+# correct it does give three quarters of the groups a gradient instead of an eighth. From a start with a third correct, the
+# staircase ends 4.4 points below binary [1.9, 7.0], the tiers 2.0. Paying the share of correct arguments loses all exact
+# calls in one seed of five: it also pays for a call that goes on.
 #
 # | also measured | |
 # |---|---|
-# | random edits of a correct call that earn 1 without being it | 0 of 2,467 |
+# | random edits of a correct call that earn 1 and are wrong | 0 of 2,467 |
 # | notations of a correct call that score 1 | 9 of 9 |
 # | correct calls with arguments in single quotes, read here | 400 of 400 |
 # | the same calls, read by the original project's parser | 0 of 400 |
@@ -62,8 +62,8 @@ from codechat.tasks.funcall.staircase import Staircase, score_call
 # %% [markdown]
 # ## Does it help, and when?
 #
-# The experiment: four rewards, four starts, the same requests, the same 200 updates of REINFORCE. The starts
-# are one SFT run at four of its steps: *base* is never correct, *poor* hardly ever, *weak* sometimes, *strong* mostly. The
+# The experiment: four rewards, four starts, the same requests, the same 200 updates of REINFORCE. The starts are four
+# checkpoints of one SFT run: *base* is never correct, *poor* hardly ever, *weak* sometimes, *strong* mostly. The
 # model has two layers and knows eight tools by heart; held-out requests use pairs of numbers that it never saw.
 # Only the reward differs between two runs of a start and seed.
 #
@@ -85,17 +85,17 @@ names = {"pass@1 before": "T = 1, start", "pass@1": "T = 1, end", "greedy before
 found.rename(columns=names)[list(names.values())].round(3)
 
 # %% [markdown]
-# In the third panel the dense rewards win: where exact calls are rare, their groups differ. That is a gradient
-# towards *partly* correct calls. The first two panels show what it is worth: from *base* and *poor* the policy becomes
-# better at names and at single arguments, and exact match hardly moves. From *weak* a gradient is there anyway, and
-# part of the dense one leads elsewhere: the staircase ends lower in all five seeds. From *strong* nothing differs. The
-# published 8B runs began at the two ends: with programs that were never correct, and with calls that mostly were.
+# In the third panel the dense rewards win: where exact calls are rare, more groups have variance. But this gradient
+# points to *partly* correct calls. The first two panels show the result: from *base* and *poor* the policy improves at
+# names and single arguments, and exact match hardly moves. From *weak* every reward has a gradient, and part of the
+# dense one points elsewhere: the staircase ends lower in all five seeds. From *strong* no difference is resolved. The published
+# 8B runs began at both extremes: with programs that were never correct, and with calls that mostly were.
 #
 # The learning rate is the same for all. A reward that is five times as large changes nothing, since AdamW divides a
 # constant factor out; the tests of `reward_starts` check it.
 #
-# These runs subtract the group's mean from each reward. Divided by the group's spread as well (z-scores), what is left of
-# the differences is not resolved, from *poor* and from *weak*:
+# These runs subtract the group's mean from each reward. Divided by the standard deviation as well (z-scores), no
+# difference is resolved, from *poor* or from *weak*:
 
 # %%
 spread = dense_rewards.table(dense_rewards.frozen(baseline="zscore")).set_index(["start", "reward"])
@@ -141,10 +141,10 @@ said = {"the call": call, "the call, then text": call + '": {"price": "b', "the 
 pd.DataFrame({what: {shape: reshaped(score_call(text, request), shape) for shape in SHAPES} for what, text in said.items()}).T.round(3)
 
 # %% [markdown]
-# A call with text behind it earns 0.99 from two of the four, though it is no correct answer: 0.01 is all that keeps
-# the end of the call. In the first seed the fractional run from *weak* lost it near update 105: its answers go on until
-# they are cut off, as `{"name": "add", "arguments": {"a": 3, "b": 13}}": {"price": "b`, no answer is exact, and the reward
-# stays where it was. The staircase takes a rung for whatever follows the call.
+# Two of the four pay 0.99 for a call with text after it, which is wrong: stopping earns only 0.01 more. In the first seed
+# the fractional run from *weak* stopped ending its calls near update 105. Its answers go on until they are cut off, as
+# `{"name": "add", "arguments": {"a": 3, "b": 13}}": {"price": "b`, no answer is exact, and the reward
+# stays the same. The staircase drops a rung for anything after the call.
 #
 # ## Why: groups of a poor policy
 #
@@ -183,8 +183,8 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green
 # %% [markdown]
 # ## The tiers
 #
-# Tiers follow the order in which a model learns: to call at all, in valid JSON, with a name, with the correct
-# name, with correct arguments. Between the name and the full match the reward is a slope.
+# Tiers follow the order of learning: a call at all, valid JSON, a name, the correct name, correct arguments.
+# Between the correct name and the full match the reward is linear.
 
 # %%
 reward_of = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
@@ -288,8 +288,8 @@ pd.DataFrame(table, columns=["written as", "completion", "reward here", "their p
 
 
 # %% [markdown]
-# Correct calls of the toolbox in the format of that data, beside the same calls without arguments: the parser
-# reads only the easy ones, and the same parser chose the problems for RL.
+# Correct calls of the toolbox in that format, with and without arguments. The parser reads only those without,
+# and the same parser chose the problems for RL.
 
 # %%
 def quoted(name, arguments):
@@ -313,10 +313,10 @@ pd.DataFrame(reads).T
 # %% [markdown]
 # ## Can another text earn the full reward?
 #
-# No finite list of tricks proves that a reward cannot be cheated. This is a search: thousands of random edits of
-# the correct call, each one to three pieces deleted, inserted, replaced or swapped. The pieces are those of a correct
-# and of a wrong call, both calls as a whole, and claims such as `REWARD 1.0`. A judge that shares no code with the reward
-# reads what follows the tag.
+# No finite list of tricks proves that a reward cannot be cheated. So we search: thousands of random edits of the correct
+# call, one to three pieces each, deleted, inserted, replaced or swapped. Pieces come from a correct and a wrong call,
+# both calls as a whole, and claims such as `REWARD 1.0`. A judge that shares no code with the reward reads what follows
+# the tag.
 
 # %%
 correct, wrong = attempts["full"], attempts["wrong_name"]
@@ -420,7 +420,7 @@ check_cases(partial_reward, *((case, score_call(chat.format_call("f", t), {"name
 # | change | question | outcome |
 # |---|---|---|
 # | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | <details><summary>outcome</summary>partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost</details> |
-# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | <details><summary>outcome</summary>no: it does not charge for text behind the call, so texts that go on earn 1, and 6 of the 47 texts that do are in `cheats`</details> |
+# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | <details><summary>outcome</summary>no: text after the call is free there, so 6 of the 47 texts that earn 1 are in `cheats`</details> |
 #
 # The last two cells assert the Result.
 

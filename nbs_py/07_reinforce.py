@@ -16,14 +16,13 @@
 # %% [markdown]
 # # REINFORCE moves the tokens on which a group's rewards differ and the policy is unsure
 #
-# **Question.** A reward is one number for a whole completion. Which tokens does its gradient reach, and how
-# does one see, while it runs, that it reaches any?
+# **Question.** A reward is one number for a whole completion. Which tokens does its gradient reach, and which
+# metrics show during a run that it does?
 #
-# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. Within a correct call,
-# a toy policy gives 2 % of the gradient to the half of the tokens that it is sure of; the loss summed by hand equals
-# the library's. In the real run half of the groups have a gradient, and still the same held-out problems are answered no
-# better after RL than before: exact match 0.87, then 0.84, one seed. SFT had taught this already. Of learning rate, group size and temperature the learning rate decides, and
-# the share of groups with variance cannot choose any of them.
+# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. In a correct call of a toy policy, the half of the
+# tokens that it is sure of gets 2 % of the gradient; the loss by hand equals the library's. In the real run half of the groups have a gradient, yet
+# RL does not improve answers to the same held-out problems: exact match 0.87, then 0.84, one seed. SFT had taught this already. The learning rate
+# matters more than group size and temperature, and the share of groups with variance is no guide to any of them.
 #
 # **Runs/needs.** Recipe nano's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
 # this machine); committed rows of 33 short runs at several rates. A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
@@ -153,8 +152,7 @@ print(f"loss {loss.item():.2f} nats per supervised token after {toy_steps} steps
 # by the number $N$ of completion tokens of the *whole* step, and negate:
 #
 # $$L = -\frac{1}{N} \sum_i A_i \sum_t \log \pi(y_{i,t} \mid x, y_{i,<t}), \qquad A_i = r_i - \frac{1}{G} \sum_j r_j$$
-# A group with equal rewards adds nothing
-# to the numerator and its tokens to the denominator.
+# A group with equal rewards adds its tokens to the denominator only.
 
 # %%
 both = advantages.group_advantages(three[:2], "mean")  # (2, G): the group above, and one with equal rewards
@@ -237,10 +235,10 @@ print(f"pass@1 {row['pass@1']:.2f}, pass@{n} {row[f'pass@{n}']:.2f} (n={n}, N={N
 # %% [markdown]
 # ## Reward, exact match, tiers
 #
-# The shaped reward is optimized; exact match is the goal. A reward that rises alone would indicate a
-# loophole. The curve shows the rollouts: different problems at every step, some of which require no call, so
-# its noise exceeds its trend. The points use the same problems every time, held out from training (`select`,
-# the validation split): those can be compared, and the first table does.
+# RL optimizes the shaped reward; exact match is the goal. A reward that rises alone would indicate a loophole.
+# The curve shows rollouts: each step has other problems, some without a call, so noise exceeds the trend. The
+# points are always the same held-out problems (`select`, the validation split): only these compare, as in the
+# first table.
 
 # %%
 title = f"On the same problems, one seed: exact match {start['exact_match']:.2f}, then {end['exact_match']:.2f}"
@@ -263,8 +261,8 @@ fig
 # %% [markdown]
 # ## Does it still learn?
 #
-# The better the policy, the more groups have equal rewards and the fewer carry a gradient: learning uses up
-# its own signal. Above the dashed lines there is enough. The right panel shows how many weights a step
+# The better the policy, the more groups have equal rewards and no gradient: learning uses up its signal.
+# Above the dashed lines there is enough. The right panel shows how many weights a step
 # changes after rounding to bfloat16, the precision in which large models are served; a learning rate that is
 # too small would show as zero.
 
@@ -274,12 +272,11 @@ fig.set_size_inches(6.4, 2.7)
 fig
 
 # %% [markdown]
-# In numbers. The loss is right only if the trainer's log-probabilities are those of the sampler:
-# `logprob_mismatch` is the largest difference over all tokens of a step. In float32 it is below 0.001. In bfloat16
-# rounding moves unlikely tokens by tenths of a nat, now and then by more, and likely ones hardly; a trainer that read
-# another context would differ by nats in every step, so its median tells the two apart. Entropy falls where
-# rewarded answers become more likely; at zero all samples would be equal. Here it rises, as does the share of answers that
-# are cut at the limit.
+# In numbers. Sampler and trainer must agree on log-probabilities: `logprob_mismatch` is their largest difference over all
+# tokens of a step. In float32 it is below 0.001. In bfloat16 rounding moves unlikely tokens by tenths of a nat, sometimes
+# more, and likely ones hardly. A trainer with another context would differ by nats in every step, so the median separates
+# the two. Entropy falls as rewarded answers become more likely; at zero all samples are equal. Here it rises, as does the
+# share of answers cut at the limit.
 
 # %%
 names = ["reward_mean", "exact_match", "tier/no_tag", "tier/bad_json", "frac_zero_std_groups", "adv_abs_mean",
@@ -303,10 +300,10 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Learning rate, group size, temperature
 #
-# Can the share of groups with variance choose them before training? A model of two layers has learned calls of eight tools and is stopped early.
-# Then REINFORCE with a binary reward, 48 completions an update whatever the choice, so that groups of $G$ come from $48 / G$
-# requests; three seeds each (`python tools/reward_rows.py rates`). Exact match is measured at temperature 1, with 95 % intervals over seeds and problems;
-# the difference is to learning rate 0.001, $G = 8$, $T = 1$, paired by seed and problem. More groups differ where groups are large:
+# Can the share of groups with variance choose them before training? A two-layer model is trained on calls of eight tools and stopped early. Then
+# REINFORCE with a binary reward, always with 48 completions an update, so groups of $G$ use $48 / G$ requests; three seeds each
+# (`python tools/reward_rows.py rates`). Exact match is measured at temperature 1, with 95 % intervals over seeds and problems;
+# the difference is to learning rate 0.001, $G = 8$, $T = 1$, paired by seed and problem. Larger groups have variance more often:
 # **do these policies end higher?**
 
 # %%
@@ -342,8 +339,8 @@ fig
 # %% [markdown]
 # The learning rate decides: at 0.005 exact match falls from 0.32 to below 0.01 with every group size. At 0.001 groups of 24 end 5 points lower than
 # groups of 8 (the interval just excludes 0) although more of them carry a gradient: they come from fewer requests. Sampling at temperature 0.5 costs
-# 10 points. So: raise the learning rate until exact match falls in a short run, take a fifth of it, keep temperature 1, and of two group sizes with
-# enough groups take the one with more requests an update. The same metrics in a run that failed: [notebook 28](28_read_a_failed_run.ipynb).
+# 10 points. So: raise the rate in short runs until exact match falls, then take a fifth of it. Keep temperature 1. Of two group sizes with enough
+# groups, take the one with more requests an update. The same metrics in a run that failed: [notebook 28](28_read_a_failed_run.ipynb).
 
 # %% [markdown]
 # ## Three lines of your own

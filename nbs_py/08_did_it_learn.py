@@ -20,9 +20,9 @@
 # how much, and at what price?
 #
 # **Result.** No gain is resolved. On test, pass@1 at temperature 1 changes by -0.003 [-0.023, 0.017] and pass@4 by -0.020
-# [-0.044, 0.000], problem by problem, and greedy answers over all seeds gain nothing either (last figure). Comparing the two
-# models within each problem narrows the interval to a third. Treating completions as independent would narrow it wrongly,
-# to 0.048 in place of 0.083.
+# [-0.044, 0.000], problem by problem, and greedy answers over all seeds gain nothing either (last figure). Pairing by
+# problem narrows the interval to a third. Treating completions as independent is wrong and too narrow: 0.048 in place of
+# 0.083.
 #
 # **Runs/needs.** Recipe nano's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
 # made on this machine), and the committed rows of recipe nano's report. Seconds on one core.
@@ -103,7 +103,7 @@ fig
 #
 # $$\text{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}$$
 #
-# is the same number. The naive $1 - (1 - c/n)^k$ is a different number, and too low.
+# is the same number. The naive $1 - (1 - c/n)^k$ is too low.
 
 # %%
 k, rows = n // 2, {}
@@ -188,8 +188,7 @@ fig
 # ## More of the same, or something new?
 #
 # If RL taught the model calls that it could not make before, fewer problems would have 0 correct completions
-# of n, and pass@n would rise. If it only makes more frequent what SFT could do sometimes, the middle moves to
-# n.
+# of n, and pass@n would rise. If RL only repeats more often what SFT did sometimes, the middle moves to n.
 
 # %%
 test_rows = problems[problems["split"] == "test"]
@@ -221,7 +220,7 @@ tier_shares.round(3)
 #
 # The reward is for calls. Did it also teach the model to call where no function fits, or to forget code? Only
 # behaviours that were not rewarded can tell: a tool requested without tools or with other tools, code requested
-# with tools. What SFT already taught here, RL cannot unlearn as long as all answers of a group do the same.
+# with tools. RL cannot unlearn a behaviour of SFT while all answers of a group show it.
 
 # %%
 test = evals[evals["split"] == "test"].set_index("checkpoint")
@@ -273,8 +272,8 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Other seeds
 #
-# One training run is one sample. Every seed that was run on this data, with its own SFT, RL and evaluation; a point
-# is a seed, and its interval covers the problems, not the training run:
+# One training run is one sample. Here are all seeds, each with its own SFT, RL and evaluation. A point is a seed;
+# its interval covers the problems, not the training run:
 
 # %%
 compared = list(dict.fromkeys(seeds["comparison"].str.partition(":")[0]))
@@ -292,10 +291,9 @@ fig
 # %% [markdown]
 # ## Greedy beside temperatures 0.5 and 1, and calls apart from declining
 #
-# All of the above samples at temperature 1, and adds up requests of all kinds. Two questions are left: does the gain
-# survive greedy answers, and does it lie in the calls or in declining? The rows of recipe `nano`, whose model reads its list of
-# tools, answer both, over all its seeds (95 % intervals over seeds and tools). Its whole report is
-# [reports/nano.ipynb](../reports/nano.ipynb). With the call tag given (`--forced-call true`) a completion cannot decline: the control for a gain that is only more calls.
+# All of the above samples at temperature 1 and pools all kinds of request. Is there a gain in greedy answers, and is it in
+# calls or in declining? Recipe `nano`'s rows answer both, over all its seeds (95 % intervals over seeds and tools). Its whole report is
+# [reports/nano.ipynb](../reports/nano.ipynb). With the call tag given (`--forced-call true`) no completion can decline. This separates better calls from more calls.
 
 # %%
 reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")
@@ -335,7 +333,7 @@ fig
 
 
 # %% [markdown]
-# Where only temperature 1 gains, RL made more frequent what greedy decoding said already: a lower temperature does the same without training.
+# A gain at temperature 1 alone is sharpening: RL repeats the greedy answer more often. Sampling cooler gives the same gain, without RL.
 
 # %% [markdown]
 # ## Three lines of your own

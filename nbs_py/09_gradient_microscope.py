@@ -20,9 +20,9 @@
 # gradient of the expected reward, how noisy are they, and what does a KL term do in the loss or in the
 # reward? Usually the true gradient is unknown. Here it is known.
 #
-# **Result.** No baseline, leave-one-out, and PPO with exact values have the true gradient as their mean; dividing by
-# length and by the group's standard deviation, as GRPO does, turns it (cosine 0.91), and more rollouts do not remove
-# this bias. In a single group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it. Of six ways
+# **Result.** No baseline, leave-one-out, and PPO with exact values are unbiased. GRPO divides by length and by the
+# group's standard deviation, which turns the mean gradient (cosine 0.91). More rollouts do not remove this bias.
+# In a single group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it. Of six ways
 # to add a KL term, only k1 in the reward has the right gradient.
 #
 # | cosine to the true gradient | exact mean | one group |
@@ -38,7 +38,7 @@
 # | k1 in the reward | 1 | |
 # | k2, k3 in the reward | 0.36, 0.30 | |
 #
-# **Runs/needs.** No runs and no data: a world of 31 texts, all of whose groups of three are enumerated. A minute on
+# **Runs/needs.** No runs and no data: a world of 31 texts; all groups of three are enumerated. A minute on
 # one core.
 #
 # Previous: [08 did it learn](08_did_it_learn.ipynb) · Next: [10 plan](10_plan.ipynb)
@@ -128,7 +128,7 @@ exact = pd.DataFrame({name: {"cosine to the truth": cosine(mean, truth), "scale"
 exact.round(3)
 
 # %% [markdown]
-# The scale is absorbed by a learning rate; the direction is not. Which of GRPO's two divisions changes it?
+# A learning rate absorbs the scale, not the direction. Which of GRPO's two divisions changes it?
 
 # %%
 causes = {"neither": ("leave_one_out", "constant"), "std": ("zscore", "constant"), "length": ("leave_one_out", "sequence"), "both": ("zscore", "sequence")}
@@ -194,7 +194,7 @@ fig
 # ## The KL divergence
 #
 # With $\Delta = \log \pi - \log \pi_\text{ref}$ of a sampled token, $k_1 = \Delta$, $k_2 = \Delta^2 / 2$ and
-# $k_3 = e^{-\Delta} - 1 + \Delta$. As *values*, k1 and k3 have the divergence as their mean, and k2 approximately.
+# $k_3 = e^{-\Delta} - 1 + \Delta$. As *values*, k1 and k3 are unbiased, and k2 approximately.
 # But a loss is differentiated, and a reward is not.
 
 # %%
@@ -226,8 +226,8 @@ fig
 # %% [markdown]
 # A published run had k1 in its loss for 16.7 hours with a reward of 0 everywhere: the policy moved by about
 # 1.5 nats per token. The gradient's mean is zero, its size is not, so the policy does a random walk. The next
-# cell compares k2 and k3 in the loss with what they do estimate: the divergence of the *next token*, in k3's
-# case reversed, at the prefixes that the policy visits.
+# cell checks what k2 and k3 in the loss do follow: the divergence of the *next token* (for k3 reversed), at the
+# prefixes that the policy visits.
 
 # %%
 next_token = {"k2 in the loss": world.next_token_kl_gradient(theta, reference),

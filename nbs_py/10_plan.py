@@ -82,9 +82,9 @@ with contextlib.redirect_stderr(io.StringIO()):  # the library says its precisio
 found
 
 # %% [markdown]
-# The memory is measured, not estimated by a formula: the training step of one device ran on tensors that have
-# shapes and no storage. Only the sharing is arithmetic: eight ranks divide weights, gradients and states, and each
-# gathers the block that it computes. The hours are FLOPs over a share of the data sheet's peak:
+# Memory is measured, not estimated by a formula: one device's training step ran on tensors with shapes and no
+# storage. Only sharding is computed: eight ranks divide weights, gradients and states, and each gathers the block
+# that it computes. The hours are FLOPs over a share of the data sheet's peak:
 #
 # $$\text{hours} = \frac{\text{tokens} \cdot \text{FLOPs per token}}{3600 \cdot \text{GPUs} \cdot \text{MFU} \cdot \text{peak}}$$
 
@@ -96,8 +96,8 @@ print(f"{tokens / 1e9:.2f} billion tokens / {found.tokens_per_s:,.0f} per second
 # %% [markdown]
 # ## Every block adds the same bytes
 #
-# So two shallow models predict a deep one. The 40 blocks of the published run, all of them run on tensors
-# without storage, must equal the prediction to the byte in every category.
+# So two shallow models predict a deep one. A run of all 40 blocks, on tensors without storage, must equal the
+# prediction to the byte in every category.
 
 # %%
 assert measure(planned.step) == measure(planned.step, whole=True)  # from 3 and 4 blocks; all 40
@@ -108,8 +108,8 @@ pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.ite
 # %% [markdown]
 # ## Presets, GPUs, rows per microbatch
 #
-# Memory of a rank at the peak of a training step, without recomputation. The activations (green) grow with
-# the rows beyond everything else, and more GPUs do not divide them: 16 GPUs halve the blue and red of 8b and
+# Memory of a rank at the peak of a training step, without recomputation. The activations (green) grow with the
+# rows and dominate. More GPUs do not divide them: 16 GPUs halve the blue, orange and red of 8b and
 # leave the green. 2b fits on one GPU, so each of eight GPUs holds all of it.
 
 # %%
@@ -153,9 +153,8 @@ fig
 # %% [markdown]
 # ## What each setting saves
 #
-# From four rows without recomputation, one setting at a time, at the same global batch. Recomputation costs a
-# second forward pass, a quarter of the step; the published rate, from which the hours are computed, includes
-# it.
+# One setting changed at a time, from four rows without recomputation, at the same global batch. Recomputation
+# costs a second forward pass, a quarter of the step; the published rate behind the hours includes it.
 
 # %%
 plain = replace(planned, model=replace(recomputing, recompute="nothing"))
@@ -214,7 +213,7 @@ check_cases(hours, ((3600, 1, 1, 1, 1), 1), ((3.93e9, 5.4e10, 8, 0.45, 312e12), 
 # | change | question | outcome |
 # |---|---|---|
 # | `gpu = "h100-80gb"` | as much memory and 3.2 times the peak: what happens to GiB and hours? | <details><summary>outcome</summary>the same GiB and about 20 instead of 52 hours: for this GPU the plan assumes an MFU of 0.36, not 0.45. The last cell names what changed</details> |
-# | `price = 3.0` | what does the run cost? | <details><summary>outcome</summary>twice the money for the same 417 GPU-hours; no setting of this notebook looks at the price</details> |
+# | `price = 3.0` | what does the run cost? | <details><summary>outcome</summary>twice the money for the same 417 GPU-hours; no setting here depends on the price</details> |
 #
 # The last cell asserts the Result.
 

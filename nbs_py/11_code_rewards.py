@@ -19,9 +19,9 @@
 # **Question.** Code rewards run what a policy wrote. What can a program do to be rewarded without solving
 # anything, which executors accept it, what stops it, and what is a partly correct program worth?
 #
-# **Result.** Each of 21 programs that solve nothing is rewarded by at least one of four naive executors; the best of
-# these still rewards 8. The sandbox rewards none of them, and stops every attack on the machine that was tried. No
-# executor can tell a program that exploits weak *tests* from a correct one.
+# **Result.** 21 programs solve nothing. At least one of four naive executors rewards each, and the best still
+# rewards 8. The sandbox rewards none of them, and stops every attack on the machine that we tried. No executor can
+# tell a program that exploits weak *tests* from a correct one.
 #
 # | also measured | |
 # |---|---|
@@ -154,8 +154,8 @@ PATCHES = {
 }
 
 # %% [markdown]
-# Each program against the four executors and the sandbox, and one honest program, because an executor that
-# rejects everything is useless. The prediction is one column without red.
+# Each program against the four executors and the sandbox, plus one honest program: an executor that rejects
+# everything is useless. Prediction: one column has no red.
 
 # %%
 attacks = ENDS | AGREES | READS | PATCHES
@@ -196,7 +196,7 @@ with pd.option_context("display.max_colwidth", 100):
     display(reasons.to_frame())
 
 # %% [markdown]
-# No executor can tell two kinds of programs from correct ones, and neither can this one. The remedy is better
+# Two kinds of programs look correct to any executor, also to this one. The remedy is better
 # tests: many, hidden from the prompt, and none that NaN satisfies.
 
 # %%
@@ -221,9 +221,9 @@ pd.DataFrame([(name, "stopped" if verdict.passed else "ALLOWED") for name, verdi
 # %% [markdown]
 # ## What it costs
 #
-# A step needs thousands of rewards. No process is started per program: one that has loaded the standard
-# library, and sees neither tests nor programs, forks a child per program ahead of time. Programs per second
-# on this machine now, all of them correct (no claim: it depends on the load):
+# A step needs thousands of rewards. So no program waits for a new interpreter: one process loads the standard
+# library, sees neither tests nor programs, and forks children ahead of time. Programs per second on this
+# machine now, all correct (no claim: it depends on the load):
 
 # %%
 began = time.perf_counter()

@@ -19,10 +19,10 @@
 # **Question.** An 8B model was trained by GRPO on MBPP for 415 steps and 16.7 hours. Its reward was 0.000 at
 # every printed step. Why, why did nothing report it, and what moved the policy?
 #
-# **Result.** Asked the same question, a small SFT model solves none of 64 MBPP problems in eight attempts each: with a
-# reward of right or wrong, no group has a gradient, and `diagnose` says DEAD before the first step. What moved the
-# policy was the KL term: with no reward at all, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward
-# change no weight. (The 8B itself was not run again.)
+# **Result.** A small SFT model also solves none of 64 MBPP problems in eight attempts each. With a binary reward no
+# group has a gradient, and `diagnose` reports DEAD before the first step. The KL term moved the policy: without any
+# reward, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward change no weight. (The 8B was not run
+# again.)
 #
 # | | measured here |
 # |---|---|
@@ -66,7 +66,7 @@ BLUE, ORANGE, GREEN, RED = (OKABE_ITO[c] for c in ("blue", "orange", "green", "v
 # %% [markdown]
 # ## What was published
 #
-# Every row of that run that was printed (8B on eight A800; **published, not measured here**). The reward is 0
+# All rows that the run printed (8B on eight A800; **published, not measured here**). The reward is 0
 # and the loss is not. With equal rewards every advantage is 0, so only the KL term of the loss is left:
 # coefficient 0.02 times nats per token.
 
@@ -84,8 +84,8 @@ fig
 # %% [markdown]
 # ## Cause one: nothing to reward
 #
-# The same question for a model that trains in minutes (2.6 M parameters, fine-tuned on calls and code), eight
-# completions for each of 64 MBPP problems. The rows were made by
+# The same test on a model that trains in minutes (2.6 M parameters, fine-tuned on calls and code): eight
+# completions for each of 64 MBPP problems. The rows come from
 #
 #     codechat passk --run-name nano/mbpp --ckpt nano/sft --task mbpp --data-dir MBPP --split train \
 #         --limit 64 --max-new-tokens 128
@@ -136,7 +136,7 @@ with pd.option_context("display.max_colwidth", 300):
 # ## The same completions, two rewards
 #
 # The binary reward is 0 for all of them. The tiered reward pays for valid Python, more for programs that run. In
-# the figure a column is a group, and a cell a completion: only where one of them is Python does a reward differ.
+# the figure a column is a group of completions: rewards differ only where one of them is Python.
 
 # %%
 def rewards_of(problem):
@@ -188,8 +188,7 @@ pd.DataFrame(found).T
 # $$1 - p^G - (1 - p)^G.$$
 #
 # Which $p$ is consistent with none correct of $n$? (Wilson's 95 % bound, as if completions were
-# independent. The original later asked its 8B 50 problems 8 times: none of 400 was correct, 1.75 % were
-# Python.)
+# independent. The original later gave its 8B 50 problems 8 times: none of 400 was correct, 1.75 % were Python.)
 
 # %%
 later = pd.read_csv(ROOT / "reports" / "published" / "mbpp_diagnosis.csv").iloc[0]
@@ -240,8 +239,8 @@ fig
 #
 # $$\mathbb{E}_{y \sim \pi}[\nabla \log \pi(y)] = \nabla \sum_y \pi(y) = 0,$$
 #
-# but that of a finite sample is not. Adam divides a gradient by its own size,
-# so noise makes full steps. A toy policy with reward 0 everywhere, one term at a time:
+# but a finite sample's mean is not. Adam divides a gradient by its size, so noise makes full steps.
+# A toy policy with reward 0 everywhere, one term at a time:
 
 # %%
 shape, prompts = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=32, vocab_size=50), [[i] for i in range(16)]
@@ -291,8 +290,8 @@ pd.DataFrame({name: {"last exact KL (nats per token)": path[-1], "largest change
 # %% [markdown]
 # Three of the four terms leave every weight unchanged: their gradient at the reference is exactly 0 (they were run
 # for ten steps; every further one is the same). k1 in the loss drifts, about as far with a tenth of the coefficient: over eight seeds 0.75 to 1.24
-# times as far, where a drift in proportion would be a tenth. The right panel shows the gradient of the first
-# step over more and more samples: it falls with the square root, as noise does.
+# times as far, and not a tenth as far. The right panel averages the first step's gradient over more and more samples: it falls with the square
+# root, as noise does.
 
 # %%
 sizes, norms = [4, 16, 64, 256], []

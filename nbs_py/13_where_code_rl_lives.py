@@ -20,10 +20,9 @@
 # RL with the same rewards works, how much does it add on unseen problems, and what does each KL estimator do
 # to such a policy?
 #
-# **Result.** On small problems of our own, some of which the SFT model solves sometimes, GRPO raises pass@1 on unseen
-# problems in each of three seeds: by 0.063 [0.032, 0.096], paired, over seeds and problems. pass@8 does not follow, and on families that
-# SFT never saw nothing is gained. At three times the learning rate the policy collapses; each KL term keeps it nearer to
-# the base, none prevents the collapse.
+# **Result.** On our own small problems, which the SFT model partly solves, GRPO raises pass@1 on unseen problems in each of three seeds:
+# by 0.063 [0.032, 0.096], paired, over seeds and problems. pass@8 does not rise, and families that SFT never saw gain nothing. At three
+# times the learning rate the policy collapses: each KL term keeps it nearer to the base, none prevents the collapse.
 #
 # | n=8, temperature 1, 95 % intervals | before | after, three seeds | paired, all seeds |
 # |---|---|---|---|
@@ -35,8 +34,8 @@
 # | calls, pass@8, the seed that fell | | | -0.040 [-0.080, -0.007] |
 # | three times the rate, after 20 steps | 58 % correct | 12 % without a KL term, 14 to 29 % with one of six | one seed |
 #
-# **Runs/needs.** Committed rows of twelve runs (`reports/frozen/micro`), none of a recipe: their base is a model of its own, named `nano/joint`, with
-# the settings below. `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
+# **Runs/needs.** Committed rows of nineteen runs (`reports/frozen/micro`), none from a recipe: their base is a separate model, `nano/joint`, with the
+# settings below. `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
 #
 # Previous: [12 why mbpp died](12_why_mbpp_died.ipynb) · Next: [14 reasoning lab](14_reasoning_lab.ipynb)
 
@@ -103,7 +102,7 @@ SUPERVISED = [
 ]
 
 # %% [markdown]
-# Then: how often is each training problem solved, which ones are useful, and GRPO on these in three seeds. (The
+# Then measure how often each training problem is solved, keep the useful ones, run GRPO in three seeds. (The
 # machine was shared: at micro's limit of 1 s a test, 2 of 512 *reference* programs ran out of time under load, and
 # the reference-solution check stopped training; hence 4 s in all runs but the first two.)
 
@@ -155,8 +154,8 @@ evals["checkpoint"] = evals["checkpoint"].str.partition("@")[0]
 # %% [markdown]
 # ## Before: is there something to learn from?
 #
-# `codechat passk` tries 800 training problems eight times. A group is useful if it is solved sometimes:
-# neither never nor always. `codechat filter` keeps these problems.
+# `codechat passk` tries 800 training problems eight times. A problem is useful if some of its answers are
+# correct, not all. `codechat filter` keeps these problems.
 
 # %%
 before = evals[evals["run"] == "nano/micro-rates"].iloc[0]
@@ -204,7 +203,7 @@ fig
 #
 # `test` has other parameters, `test_hard` other families. Every checkpoint answers the same problems with the
 # same random numbers, so the differences are paired by problem; intervals are over problems. The row of all
-# seeds resamples seeds and problems: another training run is another draw, too.
+# seeds resamples seeds and problems: a training run is a sample, too.
 
 # %%
 def passes(run, split, checkpoint, k):
@@ -249,9 +248,9 @@ gaps.astype(float).round(3).astype({"N": int})
 # %% [markdown]
 # ## More of the same, or something new?
 #
-# As with calls (notebook 08): does RL solve problems that were never solved, or more often those that were
-# solved sometimes? Problems of `test` by their state before RL. (Part of the rise of the first row and of the
-# fall of the last is chance: "never" means in eight samples.)
+# As in notebook 08: does RL solve new problems, or the solved ones more often? The table groups `test` by the
+# state before RL. (Part of the first row's rise and of the last row's fall is chance: "never" means in eight
+# samples.)
 
 # %%
 own = problems[(problems["run"] == "test") & (problems["split"] == "test")].copy()
@@ -295,8 +294,7 @@ for which, chosen in (("GAINED", gained), ("LOST", lost)):
 #
 # Seven short runs from the same base with the same seed and problems, at three times the learning rate, so
 # that a KL term has something to hold: no term, and k1, k2, k3 with the weight 0.2 in the loss and in the
-# reward. The divergence drawn is k3's estimate of KL(policy || base) on the policy's own completions, in all
-# runs, whatever they are trained with.
+# reward. The figure shows k3's estimate of KL(policy || base) on the policy's own completions, for every run.
 
 # %%
 short = metrics[metrics["run"].str.startswith("nano/micro-kl-") & (metrics["step"] <= 20)]
@@ -317,8 +315,8 @@ fig
 
 
 # %% [markdown]
-# One seed each, so only the largest differences mean anything: a term of this weight slows the drift and does
-# not make steps of this size safe. The lower learning rate of the three runs above does.
+# One seed each, so only the largest differences count: a KL term of this weight slows the drift but does not
+# make this learning rate safe. The lower rate of the three runs above does.
 #
 # Not shown: that RL beats more SFT in the same time. On held-out families the base solves almost nothing and
 # RL adds nothing: the policy learned these families, not programming.
@@ -343,7 +341,7 @@ check_cases(kept, (([0, 1, 4, 8], 8, 0.05, 0.95), 2), (([0, 8, 8], 8, 0.05, 0.95
 # | change | question | outcome |
 # |---|---|---|
 # | `(1, 8)` to `(1, 2, 4, 8)` in the cell of `gaps` | at which k does the gain on micro's test vanish? | <details><summary>outcome</summary>it shrinks with every k; at 8 the interval includes 0</details> |
-# | `tried.loc[2:6]` for `tried.loc[1:7]` | how many problems are left if a group must be solved and must fail at least twice? | <details><summary>outcome</summary>fewer: the two bars beside the grey ones go, whose groups vary least</details> |
+# | `tried.loc[2:6]` for `tried.loc[1:7]` | how many problems are left if a group must be solved and must fail at least twice? | <details><summary>outcome</summary>fewer: the two bars beside the grey ones go; their groups vary least</details> |
 #
 # The last two cells assert the Result.
 

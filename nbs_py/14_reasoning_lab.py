@@ -20,8 +20,8 @@
 # layout and to answer correctly, and what do SFT, expert iteration and GRPO each add?
 #
 # **Result.** SFT learns the layout at once (87 % of completions after 75 steps) and arithmetic slowly: pass@1 on test
-# ends at 0.193. Twenty steps of expert iteration or GRPO from there change nothing measurable. What is missing is facts:
-# the first error of a solution is an unknown sum in 66 % of cases.
+# ends at 0.193. Twenty steps of expert iteration or GRPO from there change nothing measurable. The model lacks facts: in
+# 66 % of cases a solution's first error is an unknown sum.
 #
 # | n=4, temperature 1, 95 % intervals | |
 # |---|---|
@@ -31,11 +31,11 @@
 # | with wordings that it never saw | 0.065 |
 # | expert iteration minus SFT, GRPO minus SFT (paired, one seed each) | -0.001 [-0.031, 0.028], -0.005 [-0.034, 0.025] |
 # | first error: unknown sum, copied number, sign | 66 %, 17 %, 2 % |
-# | solutions correct throughout, answers correct | 14 %, 19 %: a reward of answers also pays lucky ones |
+# | solutions correct throughout, answers correct | 14 %, 19 %: answer rewards also pay lucky guesses |
 #
 # (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: [experiments](../docs/experiments/programs-and-sums.md).)
 #
-# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
+# **Runs/needs.** Frozen rows of five runs (`reports/frozen/reasoning`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
 #
 # Previous: [13 where code rl lives](13_where_code_rl_lives.ipynb) · Next: [15 chars lab](15_chars_lab.ipynb)
 
@@ -63,8 +63,8 @@ TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 # %% [markdown]
 # ## Problems of graded difficulty
 #
-# Generated here, without a download: one step, then more; level 4 has an irrelevant number. The text of a
-# question decides whether it is for worked solutions, RL, validation (`select`) or the test. `test_hard` has
+# Generated here, without a download: one step, then more; level 4 has an irrelevant number. A question's text
+# decides its split: worked solutions, RL, validation (`select`) or test. `test_hard` has
 # wordings that appear nowhere else.
 
 # %%
@@ -100,7 +100,7 @@ spellings = [("1,234", "1234"), ("$18.00", "18 dollars"), (r"\frac{1}{2}", "0.5"
 pd.DataFrame([(a, b, equivalent(a, b)) for a, b in spellings], columns=["answer", "reference", "the same"]).set_index("answer")
 
 # %% [markdown]
-# ## Four runs, from Python
+# ## Five runs, from Python
 #
 # Every stage is a function of the library that takes one configuration. The settings are checked here; `fresh = True`
 # executes them in order, from a pretrained model of 2.6 M parameters (`parent`). The committed rows come from the
@@ -243,7 +243,7 @@ fig
 # ## What goes wrong
 #
 # The first error of each solution: a number copied wrongly from the question, the wrong sign, or an unknown
-# sum. Solutions without any ("nothing") are fewer than correct answers.
+# sum. Fewer solutions have no error ("nothing") than are correct.
 
 # %%
 slips = frames["slips"][frames["slips"]["split"] == "test"].pivot_table(index="slip", columns="checkpoint", values="n", fill_value=0)[[sft, expert, grpo]]
@@ -277,7 +277,7 @@ check_cases(tag_reward, *(((t, rewards.TAGS), rewards.xml_terms(t, answer, "numb
 # | change | question | outcome |
 # |---|---|---|
 # | `tries["guess"] = f"<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n{answer}\n</answer>"` | what is a lucky guess with invented steps worth? | <details><summary>outcome</summary>the maximum, as much as the reference: the reward reads the answer, not the steps</details> |
-# | `("1e3", "1000")` and `("50%", "0.5")` in `spellings` | are they the same answer? | <details><summary>outcome</summary>no, twice: the comparison reads fractions, roots, units and thousands, and not notations that no worked solution uses</details> |
+# | `("1e3", "1000")` and `("50%", "0.5")` in `spellings` | are they the same answer? | <details><summary>outcome</summary>no to both: it reads fractions, roots, units and thousands, not notations that no worked solution uses</details> |
 #
 # The last cell asserts the Result.
 

@@ -33,8 +33,8 @@
 # | GRPO fed by its own characters, as in the original script | 5.0 | 0.20 |
 # | PPO, GRPO fed by the text | 6.4, 6.6 | 0.34 |
 #
-# Fed by its own characters, GRPO reads 0.09 epochs for the same tokens. Denoising learns all orders, and 300,000
-# positions are few.
+# Fed by its own characters, GRPO reads 0.09 epochs for the same tokens. Denoising learns all orders, with only
+# 300,000 positions.
 #
 # **Runs/needs.** Committed rows of `codechat chars` (`reports/frozen/chars`): six ways, each trained on
 # 300,000 positions of the embedded text (the help pages of Python), a minute or two each on one core,
@@ -102,10 +102,9 @@ for a, b in zip(policy_gradient, weighted):
 print(f"p of the correct character: {right.detach().exp().mean():.4f}, about 1 in {V}")
 
 # %% [markdown]
-# So an untrained policy learns a hundredth as fast from a position as supervised learning does, and the
-# reward is maximized by certainty about the likeliest character, not by the correct distribution. And these
-# are expectations: of $G = 8$ samples none is correct with probability $(1 - p)^8$, and then the position carries no
-# signal.
+# So at first a policy learns a hundredth as fast per position as supervised learning. And the reward is highest if
+# the policy is certain of the likeliest character, not if its distribution is right. These are expectations: of $G =
+# 8$ samples none is correct with probability $(1 - p)^8$, and then the position carries no signal.
 
 # %%
 silent = float((1 - right.detach().exp()).pow(8).mean())
@@ -118,8 +117,8 @@ print(f"positions without a gradient: {silent:.0%} expected, {flat:.0%} of {256 
 # %% [markdown]
 # ## The loop
 #
-# All four objectives share it. A policy is rewarded symbol by symbol and takes the clipped step of PPO (arXiv:1707.06347, eq. 7) on
-# $A = r - $ the mean of the draws of the same place (GRPO), or on what a learned value leaves unexplained (PPO).
+# All four objectives share it. A policy gets a reward per token and takes the clipped step of PPO (arXiv:1707.06347, eq. 7) on $A =
+# r - $ the mean at the same position (GRPO), or on the advantage over a learned value (PPO).
 
 # %%
 print(inspect.getsource(lab.train))
@@ -128,9 +127,9 @@ print(inspect.getsource(lab.train))
 # ## Six ways, equal tokens
 #
 # A token here is a position in a backward pass. Fed by the text, eight samples share a position. Fed by its
-# own characters, as in the original script, the policy spends eight positions on one character of text, and
-# after its first wrong character it is compared with a text that it no longer sees. Partial credit and an
-# annealed KL term to the bigram of the text are the original's settings; `grpo-kl` is a stronger KL term.
+# own characters, as in the original script, the policy spends eight positions per character of text. After its
+# first error it is compared with a text that it no longer sees. Partial credit and an annealed KL term to the
+# text's bigram are the original's settings; `grpo-kl` has a stronger KL term.
 
 # %%
 MODEL = dict(depth=2, n_embd=96, n_head=3, block_size=128)
@@ -220,9 +219,9 @@ for name in SETTINGS:
 
 
 # %% [markdown]
-# This does not show that rewards cannot teach. It shows what they maximize: the expected reward of a position
-# is the probability of one character, and its maximum is always the likeliest one. Cross-entropy is minimized
-# by the whole distribution. Learning rates were tried at 3e-4, 1e-3 and 3e-3 for the rewarded runs (1e-3 was
+# This does not show that rewards cannot teach. It shows what they maximize: the probability of one character
+# per position, so always the likeliest. Cross-entropy is lowest at the true distribution.
+# Learning rates were tried at 3e-4, 1e-3 and 3e-3 for the rewarded runs (1e-3 was
 # the best of them), and not tuned for the others.
 #
 # ## Three lines of your own

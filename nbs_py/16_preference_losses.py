@@ -19,10 +19,10 @@
 # **Question.** DPO, IPO, KTO, CPO, ORPO and SimPO train on the same pairs. What does each do to the
 # log-probability of the chosen and of the rejected text, and does the policy improve?
 #
-# **Result.** Every loss lowers the rejected texts, most without limit, and widens the margin; the chosen texts rise where
-# an SFT term or a score of single texts holds them, and fall under SimPO. Yet the policies that moved away from the chosen
-# texts earn more reward (IPO 0.51) than those that copied them (CPO and ORPO 0.25). Neither the margin nor the chosen
-# log-probability measures how good a policy is.
+# **Result.** Every loss lowers the rejected texts, most without limit, and widens the margin; the chosen texts rise under
+# an SFT term or a loss per text, and fall under SimPO. Yet policies that moved away from the chosen texts earn more reward
+# (IPO 0.51) than those that copied them (CPO and ORPO 0.25). Neither margin nor chosen log-probability shows how good a
+# policy is.
 #
 # | after 300 steps | chosen texts, nats (start -2.1) | rejected texts, nats (start -2.8) | reward |
 # |---|---|---|---|
@@ -33,7 +33,7 @@
 # | ORPO | -1.4 | | 0.25 |
 # | SimPO | -4.2 | | 0.43 |
 #
-# The most frequent chosen text, `a`, loses against `ab`, and only a loss of differences sees that.
+# The text chosen most often, `a`, loses to `ab`; only losses of differences see that.
 #
 # **Runs/needs.** No runs and no data: a world of 31 texts, 200 pairs, the same optimizer for all. Half a minute on one
 # core.
@@ -99,7 +99,7 @@ show
 # | ORPO | $-\lambda \log \sigma\left(\log \mathrm{odds}(w) - \log \mathrm{odds}(l)\right) - \log \pi(w)$ |
 # | KTO | each text by itself: $1 - \sigma(\pm \beta (r - \mathrm{KL}))$, $r = \log \frac{\pi}{\pi_\text{ref}}$ |
 #
-# Its derivatives tell how strongly it raises the one and lowers the other.
+# Its derivatives show how strongly it raises chosen and lowers rejected.
 
 # %%
 print(inspect.getsource(pl.dpo_loss))
@@ -143,7 +143,7 @@ table.round(3)
 # ## The loop
 #
 # DPO (arXiv:2305.18290, eq. 7): $L = -\log\sigma\big(\beta[(\log\pi - \log\pi_{ref})(y^+) - (\log\pi - \log\pi_{ref})(y^-)]\big)$; the others
-# change what stands in the brackets. The reference is asked once, before the first step.
+# change what stands in the brackets. The reference runs once, before the first step.
 
 # %%
 print(inspect.getsource(preference.train))
@@ -209,8 +209,8 @@ finish(axes[0, 1], x="KL divergence from the reference, nats (exact)", y=None, l
 fig
 
 # %% [markdown]
-# CPO and ORPO end at the average reward of the chosen texts: they imitate them. DPO, IPO and SimPO exceed
-# that average. Where is the probability mass of each policy now?
+# CPO and ORPO end near the average reward of the chosen texts: they imitate them. DPO, IPO and SimPO exceed
+# that average clearly. Where is the probability mass of each policy now?
 
 # %%
 won, lost = torch.bincount(chosen, minlength=len(world.texts)), torch.bincount(rejected, minlength=len(world.texts))
@@ -223,9 +223,9 @@ mass.sort_values("chosen in", ascending=False).head(8).round(2)
 
 
 # %% [markdown]
-# `a` was chosen most often, because it is frequent, and it loses against `ab`, `abb` and `abba`. Imitation
-# sees only the first, a loss of differences also the second: pairs are transitive, and the mass moves to
-# texts that lose least. Nothing in the loss guarantees that they are good.
+# `a` is frequent, so it was chosen most often, yet it loses to `ab`, `abb` and `abba`. Imitation sees only its
+# wins. A loss of differences also sees its defeats, and moves mass to the texts that lose least. Nothing in the
+# loss guarantees that these are good.
 
 # %% [markdown]
 # ## Three lines of your own

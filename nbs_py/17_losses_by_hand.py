@@ -181,7 +181,7 @@ found["dpo_loss"] = check(dpo_loss)
 # %% [markdown]
 # ## 9. IPO
 #
-# arXiv:2310.12036, eq. 17: the same margin, but it has a target, $1 / (2\beta)$: the squared distance to it.
+# arXiv:2310.12036, eq. 17: the squared distance of the same margin to a target, $1 / (2\beta)$.
 
 # %%
 def ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):

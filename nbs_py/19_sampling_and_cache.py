@@ -19,9 +19,9 @@
 # **Question.** What does it take to sample an answer token by token, what does a key-value cache save and
 # cost, and how do temperature, top-k and top-p change what is sampled?
 #
-# **Result.** With a cache written in twelve lines, the model's outputs equal those of the whole text. For 64
-# new tokens after a prompt of 192, it runs 255 tokens through the model instead of 14,304, or 1 in 56. At 8B
-# it costs 640 KiB of memory per token. A group of eight answers runs its prompt once instead of eight times.
+# **Result.** A cache of twelve lines gives the same outputs as the whole text. For 64 new tokens after a prompt
+# of 192, the model runs 255 tokens instead of 14,304, or 1 in 56. At 8B the cache costs 640 KiB of memory per
+# token. A group of eight answers runs its prompt once instead of eight times.
 #
 # **Runs/needs.** No runs and no data; seconds on one core.
 #
@@ -80,8 +80,8 @@ print(f"{new_tokens} new tokens: {ran_slow:,} tokens ran through the model")
 # %% [markdown]
 # ## The cache, by hand
 #
-# What a new token reads from the earlier ones is their keys and values, and those never change: a token
-# attends to what stands before it only. So each layer keeps them. A step then runs one token, appends its key
+# A new token reads only the keys and values of earlier ones, and these never change: a token attends only to
+# what precedes it. So each layer keeps them. A step then runs one token, appends its key
 # and value, and attends to everything kept:
 #
 # $$\mathrm{attention}(q_t) = \sum_{s \le t} \mathrm{softmax}_s\!\left(\frac{q_t \cdot k_s}{\sqrt{E}}\right) v_s$$
@@ -183,8 +183,8 @@ fig
 # ## What it costs
 #
 # Memory: for every token, layer and key-value head one key and one value. In bfloat16 that is
-# $2 \cdot 2 \cdot \text{depth} \cdot K \cdot E$ bytes. Every step reads all of it, so sampling is limited by
-# memory and not by arithmetic. Grouped queries ($K < H$) make it smaller.
+# $2 \cdot 2 \cdot \text{depth} \cdot K \cdot E$ bytes. Every step reads all of it, so memory limits sampling,
+# not arithmetic. Grouped queries ($K < H$) make it smaller.
 
 # %%
 def bytes_per_token(cfg: GPTConfig) -> int:

@@ -20,9 +20,9 @@
 # saturated. Which tokens did its gradient reach?
 #
 # **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. Where all answers of a group begin alike, as
-# calls do, their advantages add up to 0 there and no gradient is left. With the correct mask a step separates good
-# answers from bad ones by more than a nat per unit of advantage, almost all of it by making bad answers less likely; with
-# the broken mask, by nothing.
+# calls do, their advantages cancel there and no gradient is left. With the correct mask one step separates good from bad
+# answers by nearly a nat per unit of advantage, almost all because bad answers become less likely; with the broken
+# mask, by nothing.
 #
 # | one step's rollouts: 48 answers to 6 requests | |
 # |---|---|
@@ -127,8 +127,8 @@ with pd.option_context("display.max_colwidth", None):
 #
 # REINFORCE with the group mean as baseline, once with each mask. If all answers of a group begin alike, the
 # broken mask trains the same three tokens after the same prompt, with advantages that add up to 0. The
-# prediction: no gradient is left there. If one answer begins differently, the rest of the gradient can only
-# teach the beginning.
+# prediction: no gradient is left there. If one answer begins differently, what is left can only teach the
+# beginning.
 
 # %%
 def gradient(batch, advantage, broken):
@@ -189,8 +189,8 @@ print("share of the gradient behind <functioncall>:", {name: f"{value:.0%}" for 
 # %% [markdown]
 # ## Flip the fix
 #
-# One step with the same learning rate along each gradient: the change of an answer's log-probability against
-# its advantage. Learning shows as a slope. Only answers that begin alike are plotted. **Which side makes the slope:
+# One step along each gradient at the same learning rate: change in log-probability against advantage. Learning
+# shows as a slope. Only answers that begin alike are plotted. **Which side makes the slope:
 # good answers that become likelier, or bad ones that become less likely?**
 
 # %%
@@ -228,10 +228,9 @@ print("nats per unit of advantage:", {name: round(value, 2) for name, value in g
 by_side.rename_axis("mean change in nats of answers").round(2)
 
 # %% [markdown]
-# The slope comes from the bad answers: the good ones resemble what the policy was fine-tuned on and were likely before,
-# and a probability cannot exceed 1. So the original never measured whether RL on this task saturates. The remedy here is structural: one module
-# knows the layout (`chat`), a stop is a sequence, and with reserved tags the end is one id that no text
-# contains:
+# The slope comes from the bad answers: after fine-tuning the good ones were likely already, and a probability cannot exceed 1. So the original
+# never measured whether RL on this task saturates. The fix is structural: one module (`chat`) knows the layout, a stop is a sequence, and a
+# reserved end tag is one id that no text contains:
 
 # %%
 reserved = chat.stop_sequences(tok)[0]

@@ -20,8 +20,8 @@
 # "Paris"}'`. When that was not JSON, the original's reward replaced every `'` by `"` and tried again. What
 # does this do to the reward, and to the set of problems built with the same parser?
 #
-# **Result.** Of 600 correct calls in the format of the data, the swapping parser reads only the 60 without arguments, and
-# the RL set built with it is those. A policy that never writes an argument scores 1.00 on that set and 0.10 on all rows.
+# **Result.** Of 600 correct calls in the format of the data, the swapping parser reads only the 60 without arguments:
+# they are the RL set built with it. A policy that never writes an argument scores 1.00 on that set and 0.10 on all rows.
 # The reference-solution check and the ledger of the data reader both raise, with the reason.
 #
 # | | |
@@ -80,7 +80,7 @@ print(rows[0]["chat"])
 # %% [markdown]
 # ## See it happen
 #
-# One correct call and its training reward. The prediction: the same text scores 1 once, and counts as bad JSON once.
+# One correct call, two readers. Prediction: it scores 1 with our reader and is bad JSON for the other.
 
 # %%
 def score_swapping(text, gold):
@@ -156,9 +156,9 @@ print(f"published: {p:.1%} of {n}; 95 % interval {interval[0]:.0%} to {interval[
 # %% [markdown]
 # ## What reports it
 #
-# Two instruments, before any training. The ledger of the data reader counts lost rows by reason and raises
-# above 5 % (here: rows as they are after the swap); the reference-solution check requires that every reference
-# answer, in the source's format, scores the maximum.
+# Two checks, before any training. The data reader's ledger counts lost rows by reason and raises above 5 %
+# (here on swapped rows). The reference-solution check requires that every reference answer, in the source's
+# format, scores the maximum.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "glaive.jsonl"

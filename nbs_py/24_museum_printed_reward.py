@@ -45,8 +45,8 @@ from codechat.tasks.coding.task import CodingTask
 # ## Eight answers to one problem
 #
 # The task: `add(a, b)`, two tests. Two answers are correct, one is honestly wrong, five cheat: they print the
-# line and leave, exit after printing it, count for the harness, return an object that equals everything, or
-# let the function print and end the process.
+# line and leave, print it and exit, set the harness's counter, return an object that equals everything, or let
+# the function print and end the process.
 
 # %%
 ANSWERS = {
@@ -77,8 +77,8 @@ two_lines = problem("total = add(20, 3)\nassert total == 23", "assert add(5, 5) 
 # ## See it happen
 #
 # The defect's harness: each test is pasted into a `try` block, a counter is incremented, and the last line
-# prints it. All of it runs inside the sandbox, but in one interpreter; `os._exit` only seems to end it, since what was
-# printed must still be read.
+# prints it. All of it runs in one interpreter inside the sandbox. `os._exit` is faked, so that the output can still be
+# read.
 
 # %%
 TEST = "try:\n    {test}\n    _passed += 1\nexcept Exception:\n    pass\n"
@@ -133,7 +133,7 @@ fig
 # %% [markdown]
 # ## What RL would have learned
 #
-# A group of these eight answers: each has the advantage reward minus mean.
+# In a group of these eight answers an advantage is reward minus mean.
 
 # %%
 pushed = pd.DataFrame({name: advantages.group_advantages(torch.tensor([list(found["tests of one line"])], dtype=torch.float32))[0].tolist()

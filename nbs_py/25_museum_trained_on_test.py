@@ -20,9 +20,9 @@
 # its checkpoints were ranked on MBPP test. What does such a score look like, and how does it differ from a
 # real one?
 #
-# **Result.** It looks like a skill: of two models of the same size, data and training, the one whose rows hold the
-# solutions of the 24 test problems solves them; the other, none. On fresh problems of the same kind both solve
-# none. The contamination check finds all of the problems in the rows of the first and none in the other's.
+# **Result.** It looks like a skill. Two models have equal size, training and amount of data. The one trained on
+# solutions of the 24 test problems solves them, the other none. On fresh problems of the same kind both solve
+# none. The contamination check finds all problems in the first one's rows and none in the other's.
 #
 # | | |
 # |---|---|
@@ -122,8 +122,8 @@ fig
 # %% [markdown]
 # ## See the instrument report it
 #
-# `contamination` searches for the evaluated problems in the training data of a checkpoint's lineage: by
-# 13-grams of request and solution, and by the program's syntax tree without names. `evaluate` runs it before
+# `contamination` searches the training data of a checkpoint and its parents for the test problems: by 13-grams
+# of request and solution, and by the program's syntax tree without names. `evaluate` runs it before
 # it prints a score, and splits the score into clean and exposed problems.
 
 # %%
@@ -167,7 +167,7 @@ print(message)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `steps = 20` | does the contamination check need a model that memorized? | <details><summary>outcome</summary>no: it reads the rows, not the scores, and finds 24 of 24 also where too few steps leave the score at almost nothing</details> |
+# | `steps = 20` | does the contamination check need a model that memorized? | <details><summary>outcome</summary>no: it reads the rows, not the scores, and finds 24 of 24 even where too few steps leave the score near nothing</details> |
 # | `level = 2` | do harder problems hide the contamination? | <details><summary>outcome</summary>not from the check: it compares text and syntax trees at any level</details> |
 #
 # The last cell asserts the Result.

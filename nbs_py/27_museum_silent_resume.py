@@ -20,15 +20,15 @@
 # with new weights. Checkpoints were written in place, so that a kill during a write left one that could not
 # be loaded. What does this cost, and what happens here?
 #
-# **Result.** A run is cut at step 20 of 30 with its newest checkpoint damaged. Resumed with the defect, all steps are gone
-# and computed again, and the run directory does not show it; without it, the resume raises with the file's name.
-# Continued from the previous checkpoint, the steps are bitwise those of an uninterrupted run.
+# **Result.** A run is killed at step 20 of 30, its newest checkpoint damaged. With the defect, a resume computes all steps
+# again, and the run directory does not show it. Without it, the resume raises an error that names the file. Continued from
+# the previous checkpoint, the run equals an uninterrupted one bitwise.
 #
 # | | defect | without |
 # |---|---|---|
 # | steps computed for 30 | 50 | 35 |
 # | reward before the cut, after the resume | above 0.15, below 0.13 | the same curve |
-# | an interrupted write | | leaves the previous checkpoint in force |
+# | an interrupted write | | leaves the previous checkpoint valid |
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
 #

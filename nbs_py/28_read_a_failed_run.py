@@ -25,7 +25,7 @@
 # **Runs/needs.** No runs and no data: five toy runs in a temporary folder, about 20 seconds of one core. Claims are
 # bands over five seeds.
 #
-# Before: [the museum](20_museum_stop_mask.ipynb). Next: [pocket apps](30_pocket_apps.ipynb). The metrics of a
+# Before: [the museum](20_museum_stop_mask.ipynb). The metrics of a
 # larger run: [did it learn?](08_did_it_learn.ipynb).
 #
 # Previous: [27 museum silent resume](27_museum_silent_resume.ipynb) · Next: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb)
@@ -143,7 +143,7 @@ fig
 # - **C: the learning rate is too low.** Groups have variance, the gradient is as large as the healthy run's at its
 #   start, and the entropy does not move.
 # - **D: the reward pays for something else.** The reward rises as in a healthy run. Exact match ends near 0.25: only
-#   the requests for digits are right. It is never optimized and always logged, for this case.
+#   the requests for digits are right. Exact match is logged, never optimized, for this case.
 
 # %%
 def cause(rows: pd.DataFrame) -> str:

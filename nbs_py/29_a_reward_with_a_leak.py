@@ -118,10 +118,9 @@ pd.DataFrame({name: {"reference solutions paid": f"{references.passed} of {refer
 #
 # ## The policy before RL
 #
-# Imitation of a careless teacher: four of five of its calls draw the function at random, and three of ten
-# answers add a second call. So the policy has seen two calls in one answer before RL
-# (below: it finds the leak without, too). The vocabulary is that of
-# `reward_starts`, in which a call takes about 22 tokens.
+# The policy imitates a careless teacher: four of five calls draw the function at random, and three of ten
+# answers add a second call. So it has seen two calls in one answer before RL (without, it finds the leak too:
+# see below). In the vocabulary of `reward_starts` a call takes about 22 tokens.
 
 # %%
 def taught(problem: Problem) -> str:
@@ -205,8 +204,8 @@ policies = {name: learn(name) for name in rewards}
 # %% [markdown]
 # ## What the policies write
 #
-# Greedy answers to the same requests, and what each reward pays for them. Seeds find different texts; the table below
-# the instruments has five of them.
+# Greedy answers to the same requests, and what each reward pays for them. Seeds find different texts; a table further
+# down has five of them.
 
 # %%
 shown = {name: rolled(policy, rewards[name], held_out[:4], 1, 0, temperature=0.0) for name, policy in policies.items()}

@@ -20,9 +20,9 @@
 # episode look like, turn by turn and token by token, what is rewarded, and can the reward be earned without
 # doing the task?
 #
-# **Result.** Scripted experts solve all problems of five levels, and none of six ways to score without doing the task
-# succeeds once; an unrequested change is named and more than halves the reward. In an episode's ids the mask covers
-# exactly what the policy wrote. REINFORCE raises the success of a small model on unseen requests in each of three seeds,
+# **Result.** Scripted experts solve all problems of five levels. None of six ways to score without doing the task ever
+# succeeds. An unrequested change is named and more than halves the reward. The mask covers exactly the policy's tokens.
+# REINFORCE raises the success of a small model on unseen requests in each of three seeds,
 # from 0.357 by 0.090 [0.058, 0.123], paired, over seeds and problems.
 #
 # | | |
@@ -77,8 +77,7 @@ print(chat.tools_prompt([apps.TOOLS[name].schema for name in ("mail_move", "cale
 
 # %% [markdown]
 # Requests come in five levels: one call; look up, then act; across apps; with distractors; impossible, to be
-# declined. A problem has its own world, and a scripted expert has solved it once: the expert's changes are
-# what is required.
+# declined. Each problem has its own world. A scripted expert has solved it once, and its changes are required.
 
 # %%
 problems = {level: apps.AppsTask(levels=[level]).generate("test", per_level, seed) for level in apps.LEVELS}
@@ -137,8 +136,8 @@ ids, mask = played.completion.ids, played.completion.written
 token_view.picture("mask", ids, [float(on) for on in mask], tok, ["assistant" if on else "function" for on in mask])
 
 # %% [markdown]
-# Fine-tuning on the expert's conversation supervises the same ids, and the conversation rendered at once has
-# the same ids as the episode that grew turn by turn.
+# Fine-tuning on the expert's conversation supervises the same ids. Rendered at once, it has the same ids as the
+# episode, which grew turn by turn.
 
 # %%
 rendered = chat.render(apps.trajectory(short, task.environment()), tok)
@@ -179,16 +178,16 @@ finish(axes[0, 0], x=f"mean reward, levels 1 to 4 (N={len(doable) // len(TRICKS)
 fig
 
 # %% [markdown]
-# Doing the task and declining it earns the same quarter as "all changes, and one too many" (less if the
-# answer is itself the task); it never counts as a success.
+# Doing the task and then declining earns a quarter, like "all changes, and one too many" (less if the task is
+# an answer). It is never a success.
 
 # %% [markdown]
 # ## A small model in it
 #
 # A model of 2.6 M parameters, fine-tuned on the toolbox's calls (`parent`; the committed rows come from the recipe of
 # commit 19387a6), is fine-tuned on 1,000 experts' episodes of levels 1 and 2 with copying drills mixed in. Then
-# REINFORCE on 2,000 other problems: 60 steps of 16 problems, 16 episodes each, rewarded for success, and partly for a
-# part of the changes. About four minutes of SFT and twenty of RL a seed. Every stage is a function of the library that
+# REINFORCE on 2,000 other problems: 60 steps of 16 problems, 16 episodes each, rewarded for success, with credit for
+# partial changes. About four minutes of SFT and twenty of RL a seed. Every stage is a function of the library that
 # takes one configuration; the settings are checked here, and `fresh = True` executes them in order.
 
 # %%
@@ -241,9 +240,8 @@ finish(axes[0, 0], x="step", y="successes, share of 256 episodes")
 fig
 
 # %% [markdown]
-# On problems of `test` (n=8, temperature 1), paired by problem with the policy before RL. Short requests
-# occur twice: "Pin note 17." of a test problem may be in the training data too, in another world with other
-# tools. *new* excludes these.
+# On problems of `test` (n=8, temperature 1), paired by problem with the policy before RL. Short requests recur:
+# "Pin note 17." may be in the training data too, in another world with other tools. *new* excludes these.
 
 # %%
 easy = apps.AppsTask(levels=[1, 2])
@@ -287,12 +285,12 @@ fig
 
 # %% [markdown]
 # Both levels gain, and so do the requests that are not in the training data. pass@8 hardly moves (0.615
-# before; 0.590, 0.630, 0.675): the policy does more often what it could already do in eight tries. A weaker
-# start had failed ([experiments](../docs/experiments/programs-and-sums.md)): after a sixth of this SFT, with 1.25 of 6 groups a step that had variance,
-# REINFORCE at a higher rate lost 0.075. Here 9.3 of 16 have it.
+# before; 0.590, 0.630, 0.675): the policy does more often what it could already do in eight tries. A weaker start failed
+# ([experiments](../docs/experiments/programs-and-sums.md)): after a sixth of this SFT, 1.25 of 6 groups a step had variance, and REINFORCE at a
+# higher rate lost 0.075. Here 9.3 of 16 have it.
 #
-# The policies' episodes are stored with their turns. The environment is deterministic: every recorded
-# episode, replayed, earns its recorded reward. One of them:
+# The policies' episodes are stored with their turns. The environment is deterministic: a replayed episode earns
+# its recorded reward. One of them:
 
 # %%
 replayed = [episodes.replay(task, known[r["problem"]], [t["text"] for t in r["turns"]], tok) for _, r in samples.iterrows()]

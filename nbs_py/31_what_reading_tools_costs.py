@@ -19,10 +19,10 @@
 # **Question.** A prompt lists tools that training may never have shown. The model has to pick one by its description, or decline where none
 # fits. Which ingredients of its training teach that, and what does each take away?
 #
-# **Result.** *More steps* helped most: calls of known tools rise by 29 points, declining by 42. *Rarer words* in names are the only ingredient
-# that raises tools of domains never trained, by 14 points, and half of the requests for these are declined whatever was tried. *Seven times the
-# compute* makes sure what the data show (known tools 0.86 to 0.99, declined 0.76 to 0.98) and does not resolve unseen tools (0.11, 0.18).
-# *Everyday wordings* bring new words for known tools from 0.45 to 0.68 and cost declining, 0.98 to 0.87. *Spelling* lets words of one token
+# **Result.** *More steps* helped most: calls of known tools rise by 29 points, declining by 42. Only *rarer words* in names raise tools of
+# domains never trained, by 14 points; half of the requests for these are declined under every training. *Seven times the compute* consolidates
+# what the data show (known tools 0.86 to 0.99, declined 0.76 to 0.98), without a resolved gain on unseen tools (0.11, 0.18).
+# *Everyday wordings*, with the three data changes after them, bring new words for known tools from 0.45 to 0.68; declining falls from 0.98 to 0.87. *Spelling* lets words of one token
 # be copied: 70 of 100 in place of 18.
 #
 # **Runs/needs.** Committed rows of trainings of recipes `nano` and `mini` (`reports/frozen`: `reading_*.jsonl`, `sizes`, `everyday`), one seed each
@@ -114,10 +114,10 @@ def million_tokens(arm):
 
 
 # %% [markdown]
-# ## Seven trainings of nano, each with one more ingredient
+# ## Seven trainings of nano, most with one more ingredient
 #
 # The model has 2.6 M parameters. Each row adds its ingredient to the row before it; the last is recipe `nano` (two of its seeds). A cell is the
-# change in points, **bold** where the interval excludes 0; the first row and the last have the shares themselves.
+# change in points, **bold** where the interval excludes 0; the first and last rows are shares.
 
 # %%
 STEPS = {  # training: what it adds to the one before it
@@ -152,9 +152,9 @@ axes[0, 0].invert_yaxis()
 fig
 
 # %% [markdown]
-# Two aims pull against each other. With made-up tools and rarer words unseen tools gain 14 points and declining loses 28; series bring declining back.
-# A possible reason is that the model declines what it does not know, not what no line serves. Declined, of the requests that nothing
-# serves, of those for unseen tools (one does) and of those for known tools:
+# Two aims conflict: with made-up tools and rarer words, unseen tools gain 14 points and declining loses 28. Series restore declining. Perhaps the
+# model declines what it does not know, not what no tool serves. Share declined, of requests that no tool serves, for unseen tools (one serves) and
+# for known tools:
 
 # %%
 SERVED = {"unfitting": "declined: nothing serves", "tool": "declined: unseen tools", "call": "declined: known tools"}
@@ -166,8 +166,8 @@ show({"training, with": STEPS[arm]} | {name: plain(found) for name, found in row
 #
 # The start above could already choose. The trainings that led there were judged on an older set of tools, in which unseen tools are siblings of
 # trained ones (`celsius_to_kelvin` beside `celsius_to_fahrenheit`): not comparable with the columns above. Only shares were kept, so intervals are over
-# problems. *Drills* (short exercises that look a word up in a list) and a *line for declining* are what counted; lists that begin with the description
-# lost what was there until drills led up to them, and a refusal in words cost known tools more than the line did.
+# problems. *Drills* (short exercises that look a word up in a list) and a *line for declining* mattered most. Lists that begin with the description
+# lost accuracy until drills prepared for them. A refusal in words cost known tools more than the line did.
 
 # %%
 FIRST = {
@@ -217,15 +217,15 @@ greedy, warm = ({m: {k: intervals.Interval(*table.loc[s, [f"{k}/pass@1{e}" for e
 show({"": words} | {f"{m}, greedy": plain(greedy[m][kind]) for m in runs} | {f"{m}, T = 1": f"{warm[m][kind].value:.2f}" for m in runs} for kind, words in names.items())
 
 # %% [markdown]
-# The kinds are split by one thing: whether training shows the skill on requests drawn like those of the test. New values, declining, chains, other names:
-# yes. New words and tools of other domains: no, and there compute buys nothing that the intervals resolve. Size and steps are not separated.
+# One thing divides the kinds: does training show the skill on requests drawn like the test's? New values, declining, chains, other names: yes. New
+# words and tools of other domains: no, and there compute buys no resolved gain. Size and steps are not separated.
 #
 # ## Words
 #
 # So the next ingredients are data, at the same size and the same number of steps. *Everyday words*: sixteen more requests for most tools, and 73 services of
 # everyday life. *Varied values*: words and names to copy that are not from one grammar. *Spelling*: words that are one token, and drills
-# that put such words in quotation marks. *Plain answers*: after a call, a sentence that only states the result. Each has the ones before it.
-# The tables were written without sight of any test; the steps after the first were taken after seeing wrong arguments among natural requests.
+# that put such words in quotation marks. *Plain answers*: after a call, a sentence that only states the result. Each adds to the ones before.
+# The tables were written without seeing any test; the later steps followed wrong arguments seen in natural requests.
 
 # %%
 everyday = run_frames.load_frozen(kept / "everyday")
@@ -259,8 +259,8 @@ finish(axes[0, 0], x="correct, greedy, after SFT", y="", loc="lower left")
 fig
 
 # %% [markdown]
-# Requests as people type them (`codechat natural`), what can be copied into a call from "How many vowels are in WORD?", and whether the sentence
-# after a call of one of 50 unseen functions fits: it is that function's own, or says no more than the result.
+# Three more measures: requests as people type them (`codechat natural`); words that the model copies from "How many vowels are in WORD?"; and
+# whether its sentence after a call of one of 50 unseen functions fits the function or states only the result.
 
 # %%
 asked, copies = everyday["natural"].query("kind == 'toolbox'"), everyday["copies"]
@@ -273,7 +273,7 @@ show(rows)
 
 # %% [markdown]
 # A token says nothing about its letters. In a request *everyone* follows a space and is one token; in the call it follows a quotation mark and is
-# three. Between the two there is only what training showed. Words of several tokens share their pieces in both places.
+# three. Only training can link the two. Words of several tokens share their pieces in both places.
 
 # %%
 loaded = load_model(ckpt)

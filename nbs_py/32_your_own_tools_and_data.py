@@ -20,9 +20,8 @@
 # to make a model call these functions, how do you measure it with your own reward, and what is still missing?
 #
 # **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 12 of 15 unseen
-# wordings instead of none, and makes 9 calls exactly. What is missing are values, such as another lamp; token masks mend none
-# of these calls, since a wrong room is a valid one too. It still declines 5 of 6 requests that no function fits; with half as many rows of
-# that kind 2.
+# wordings instead of none, and makes 9 calls exactly. Its errors are values, such as another lamp. Token masks fix none of these calls,
+# since a wrong room is valid too. It still declines 5 of 6 requests that no function fits; with half as many such rows, 2.
 #
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters); about a minute on one
 # core. The same steps as commands: [the first hour](../docs/first-hour.md).
@@ -101,7 +100,7 @@ print(json.dumps(schemas[0]), "\n\n" + offer)
 # %% [markdown]
 # ## Your rows
 #
-# Here a list of requests and calls stands in for your log of conversations. Three wordings for each function go
+# Here a list of requests and calls stands in for your log of conversations. Two or three wordings for each function go
 # into training. A fourth is kept for the test, with the same arguments.
 
 # %%
@@ -149,8 +148,8 @@ manifest = prepare_calls(CallsConfig(source=str(rows_file), out=str(folder / "mi
                                      tools_style=loaded.tools_style, probes=0, preview=1))
 
 # %% [markdown]
-# The preview shows one conversation with what carries loss in `[[ ]]`: the call and the final answer. The tool list,
-# the request and the result of the function do not. The same as a picture, green carries loss:
+# The preview marks the tokens with loss by `[[ ]]`: the call and the final answer, not the tool list, the request or
+# the result. In the picture they are green:
 
 # %%
 first = next(row for row in read_rows(folder / "mine" / "calls.train.jsonl") if len(row["messages"]) > 3)
@@ -160,8 +159,8 @@ token_view.xray_mask(first["messages"], loaded.tokenizer, loaded.tags)
 # %% [markdown]
 # ## Your task and your reward
 #
-# A reward is a function of the text and the problem. This one demands exactly one call with the correct arguments,
-# or no call where no function fits. The second has weight 0: it is logged and never optimized. In a file the same
+# A reward is a function of the text and the problem. `exact` demands exactly one correct call, or no call where no
+# function fits. `right_function` has weight 0: it is logged, never optimized. In a file the same
 # class works as `--task my_task.py:Home`.
 
 # %%
@@ -209,7 +208,7 @@ print(f"an empty answer is correct on {silent:.0%} of them")
 # %% [markdown]
 # ## Before
 #
-# The model knows other tools. Greedy answers, calls not constrained by token masks: what is measured is the model.
+# The model knows other tools. Greedy answers without token masks: this measures the model alone.
 
 # %%
 def measure(model, constrain: bool = False) -> pd.DataFrame:
@@ -227,7 +226,7 @@ before.groupby("expected")[["exact", "right function"]].agg(["sum", "count"])
 # %% [markdown]
 # ## Fine-tune
 #
-# One configuration, one call. The data directory says how its prompts list tools; the checkpoint remembers it.
+# One configuration, one call. The data directory records how its prompts list tools; so does the checkpoint.
 
 # %%
 cfg = sft.SFTConfig(run_name="my-tools", init_from=ckpt, data_dir=str(folder / "mine"), max_steps=steps, device_batch_size=4, seq_len=256,
@@ -251,9 +250,9 @@ summary
 pd.DataFrame({"before": before["completion"].str.slice(0, 90), "after": after["completion"], "exact": after["exact"]})
 
 # %% [markdown]
-# The right function, and wrong values: a model of this size gets values wrong. The schemas list the rooms and styles.
-# **Before you read on: how many of the wrong answers do token masks mend, which allow only what a schema allows?**
-# Both models once more, with masks; these figures stand beside the others and are never pooled with them.
+# The functions are right, the values wrong: typical of a model this small. The schemas list the rooms and styles.
+# **Before you read on: token masks allow only what a schema allows. How many wrong answers do they fix?** Both
+# models once more, with masks; these figures are never pooled with the others.
 
 # %%
 with quiet:
@@ -270,7 +269,7 @@ print("exact, after minus before: {:+.2f} [{:+.2f}, {:+.2f}], paired over {} pro
 # ## Run it
 #
 # `ToolChat` is what `codechat tools --ckpt my-tools --executors my_tools.py` starts. Your functions run in your
-# process, with your rights. Here too calls are free; `constrain="auto"`, the default, would hold them to the schemas.
+# process, with your rights. Here too no mask is used; `constrain="auto"`, the default, would enforce the schemas.
 
 # %%
 session = ToolChat(ToolsConfig(ckpt="my-tools", executors=tools_file, constrain="off"))

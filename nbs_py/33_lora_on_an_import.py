@@ -19,7 +19,7 @@
 # **Question.** A model comes from Hugging Face. Which of its weights does LoRA train, does the merged model compute
 # the same function, and does it go back out unchanged?
 #
-# **Result.** Adapters of rank 8 beside queries, keys, values and outputs are 2.6 % of the numbers; all others are
+# **Result.** Adapters of rank 8 beside queries, keys, values and outputs are 2.6 % of the weights; all others are
 # frozen, and 16 of 20 tensors of the merged model are bitwise those of the import. Import, merging, PEFT's files and
 # the way back out change no logit by more than $10^{-4}$.
 #
@@ -113,11 +113,11 @@ print(f"{base.model.cfg.n_params:,} parameters; tags {base.tags!r}; largest diff
 # %% [markdown]
 # ## What LoRA trains
 #
-# Beside a frozen matrix $W \in \mathbb{R}^{m \times n}$ stand two thin ones, and only these are trained:
+# A frozen matrix $W \in \mathbb{R}^{m \times n}$ gets two thin ones; only these are trained:
 #
 # $$h = W x + \frac{\alpha}{r} B A x, \qquad A \in \mathbb{R}^{r \times n},\; B \in \mathbb{R}^{m \times r},\; B = 0 \text{ at the start}$$
 #
-# A matrix costs $r (m + n)$ trained numbers instead of $m n$. **Before you read on: with $B = 0$, does $A$ get a
+# That is $r (m + n)$ trained weights instead of $m n$. **Before you read on: with $B = 0$, does $A$ get a
 # gradient at the first step?**
 
 # %%

@@ -16,12 +16,12 @@
 # %% [markdown]
 # # Masks that allow only valid calls gain more than RL does, and need no training
 #
-# **Question.** RL on the reward staircase pays for readable calls of offered functions. A grammar can enforce both while an
-# answer is drawn, without training. How much does each gain, and is anything left of RL's gain where the grammar holds?
+# **Question.** RL on the reward staircase pays for readable calls of offered functions. A grammar enforces both during
+# sampling, without training. How much does each gain, and does RL still gain under the grammar?
 #
-# **Result.** Masks raise greedy answers for unseen tools by 12 points and for renamed ones by 10, where RL has no gain that its
-# interval separates from 0. At $T = 1$ they gain more than RL on every kind of request, and beside them RL's one resolved gain
-# is 4 points. What the model does not know they cannot add: greedy answers for known tools and declining hardly move.
+# **Result.** Masks raise greedy answers for unseen tools by 12 points and for renamed ones by 10, where RL has no resolved
+# gain. At $T = 1$ they gain more than RL on every kind of request; with masks RL has one resolved gain, of 4 points. Masks
+# cannot add knowledge: greedy answers for known tools and declining hardly move.
 #
 # **Runs/needs.** Committed rows of three seeds of recipe `nano` (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
 # nano/sft nano/rl@best --split test test_hard --limit 250 --n 2 --ks 1 2 --temperatures 0 --constrain true --task funcall
@@ -53,9 +53,9 @@ from codechat.text.call_grammar import prompt_grammar
 # %% [markdown]
 # ## One answer, token by token
 #
-# A grammar of three functions that nano has never seen. After each token it says which ones may come next: text or a call;
-# inside a call only JSON, offered names, the arguments of that function, values of their types. All other tokens get the
-# probability 0, and what is left is scaled up to 1:
+# A grammar of functions that nano has never seen. After each token it allows certain next ones: text or a call;
+# inside a call only JSON, offered names, the arguments of that function, values of their types. All other tokens get
+# probability 0, and the rest is renormalized:
 #
 # $$q(t) = \frac{p(t)\,[t \in A]}{\sum_{s \in A} p(s)}$$
 #
@@ -111,10 +111,10 @@ print("masks:", said(held))
 pd.DataFrame(steps)[lambda rows: rows["token"] != rows["wanted"]].round(4)
 
 # %% [markdown]
-# The mask decided at these tokens only, where the model wanted a number for a string and then the argument of the other function. Everywhere
-# else its first choice was allowed, the room's name among it.
+# The mask changed only these tokens: the model preferred a number to a string, then the argument of the other function. Elsewhere its first
+# choice was allowed, even for the room's name.
 #
-# A call that follows the grammar is not yet the right one. Here the model had no idea of the island, and any string is allowed:
+# A call that fits the grammar can still be wrong. Here the model did not know the island, and any string is allowed:
 
 # %%
 prompt, grammar = asked(FERRY, "Book a ferry to the island Corfu for 3 seats.")
@@ -165,8 +165,8 @@ articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 # %% [markdown]
 # ## What each gains
 #
-# In points, with 95 % intervals over seeds and tools; **bold** where the interval excludes 0. The third column is RL's control: what it adds to a
-# model whose calls are valid anyway.
+# In points, with 95 % intervals over seeds and tools; **bold** where the interval excludes 0. The third column is RL's control: its gain where
+# calls are valid anyway.
 
 # %%
 PAIRS = {"RL": ("SFT", "RL"), "masks": ("SFT", "SFT, masks"), "RL beside masks": ("SFT, masks", "RL, masks"), "masks after RL": ("RL", "RL, masks")}
@@ -198,7 +198,7 @@ fig
 # %% [markdown]
 # ## Where the gain comes from
 #
-# What an answer names: masks turn calls that cannot be read, and names that are not offered, into others. Where do they go?
+# Masks replace unreadable calls and names that are not offered. What do these answers name instead?
 
 # %%
 NAMES = {"right": "right tool", "other": "another offered tool", "not_offered": "not offered", "unreadable": "unreadable", "no_call": "no call or none()"}
@@ -216,19 +216,19 @@ table = [{"": KINDS[kind], "T": "greedy" if t == 0 else "1", "answers": way} | {
 articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 
 # %% [markdown]
-# Greedy answers for unseen tools: 0.15 of them are lost to names that were not offered or to calls that cannot be read. With masks
-# none is. About half of the lost ones name the correct tool now, the others another offered tool or `none()`. Correct answers
-# rise by more than correct names do, because masks hold the names of arguments to the list as well. At $T = 1$ more than a third is lost, which is why
-# masks gain more there: a large part of what sampling costs a small model is a wrong token in the middle of a name.
+# Greedy answers for unseen tools: 0.15 of them name a tool that was not offered or cannot be read. With masks none does. About half of the lost
+# ones name the correct tool now, the others another offered tool or `none()`. Correct answers rise by more than correct names do, because masks
+# also enforce the names of arguments. At $T = 1$ more than a third is lost, so masks gain more there: much of what sampling costs a small model is
+# a wrong token inside a name.
 #
-# Renamed tools are the same story. Known tools are not: their names are written without error at once, so greedily nothing is left to
-# gain. And an unfitting request that was called is called with masks too.
+# Renamed tools behave alike. Known tools do not: the model writes their names without error anyway, so greedily nothing is left to
+# gain. And a wrong call to an unfitting request stays a call with masks.
 #
 # ## What masks cost, and what RL costs
 #
 # A mask takes 167 microseconds a token with this vocabulary (`python -m benchmarks constrain`, [serving](../docs/serving.md)), and the grammar of a
-# list of tools a few tens of milliseconds, once. RL of recipe `nano` takes 30 steps and about two minutes of two cores. So masks are the control that
-# a gain of RL on valid calls has to beat. In an evaluation they are rows of their own, never mixed with answers that were drawn freely.
+# list of tools a few tens of milliseconds, once. RL of recipe `nano` takes 30 steps and about two minutes of two cores. So masks are the control
+# that RL on valid calls has to beat. Evaluations report them in separate rows, never mixed with unconstrained answers.
 #
 # RL could still be worth it where validity is not the difficulty: which tool, which values, whether to call at all. The staircase pays for
 # these as well, but 30 steps did not move them here (columns *RL* and *RL beside masks*).
@@ -238,7 +238,7 @@ articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 # | change | question | outcome |
 # |---|---|---|
 # | `FERRY[0]["parameters"]["properties"]["island"]["enum"] = ["Crete", "Corfu"]`, then ask for each | the mask now knows the islands; does the model choose the requested one? | <details><summary>outcome</summary>no: Crete to both, in either order; asked for Naxos as a third it declines. The mask makes a value valid, not right</details> |
-# | `call_grammar(loaded.tokenizer, loaded.tags, ROOM, required=True)` for "Reverse the text abc." | what does a model call that has to call? | <details><summary>outcome</summary>`room_book` with a room "polc" and 2 guests, where it declines without `required`; for "Hello!" `add` with 3 and 1</details> |
+# | `call_grammar(loaded.tokenizer, loaded.tags, ROOM, required=True)` for "Reverse the text abc." | what does the model call if it must? | <details><summary>outcome</summary>`room_book` with a room "polc" and 2 guests, where it declines without `required`; for "Hello!" `add` with 3 and 1</details> |
 #
 # The last cell asserts the Result.
 

@@ -132,8 +132,8 @@ table = pd.DataFrame([dict(stratum=words, n=int(final[f"{k}/n"].dropna().iloc[0]
 articles.table(table, {"stratum": "requests", "n": "N"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in pairs})
 
 # %% [markdown]
-# At temperature 1 an answer is lost, too, where the first token drawn is not that of a call. With the call tag given, only what
-# follows is drawn, and no answer can decline. A gain at temperature 1 that is absent here came from declining less.
+# At temperature 1 an answer is also lost if its first token does not begin a call. With the call tag given, only the rest is
+# sampled, and no answer can decline. A gain at temperature 1 that is absent here came from declining less.
 
 # %% tags=["hide-input"]
 calls = [k for k in kinds if k not in ("unfitting", "code", "no_tools")]
@@ -142,7 +142,8 @@ table = pd.DataFrame([dict(stratum=kinds[k]) | {f"{label} {sampling}": cell(part
 articles.table(table, {"stratum": "requests for a call"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in given})
 
 # %% [markdown]
-# Strata are never added up: their shares in a split are chosen, not found. `test` has known tools with new values, unfitting lists, chains, code and chat; `test_hard` has unseen tools,
+# Strata are never pooled: we chose their shares in a split.
+# `test` has known tools with new values, unfitting lists, chains, code and chat; `test_hard` has unseen tools,
 # new phrasings and renamed tools. The checkpoint of RL was chosen on validation problems.
 #
 # ## What went wrong where a call was wrong
@@ -166,7 +167,7 @@ articles.table(spread, {column: (column, articles.VERBATIM) for column in ("tier
 # %% [markdown]
 # ## What RL changed
 #
-# Paired by problem. A gain at temperature 1 that greedy answers do not have is sharpening: the policy does more often what it would have answered anyway.
+# Paired by problem. A gain at temperature 1 that greedy answers do not have is sharpening: the policy gives its greedy answer more often.
 
 # %% tags=["hide-input"]
 table = comparisons.gain_table({at: gain for at, gain in gained.items() if at.endswith(("greedy", "T=1"))})
@@ -174,7 +175,7 @@ table = table if len(seeds) > 1 else table[~table["name"].str.endswith("seeds")]
 plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2]))
 
 # %% [markdown]
-# What RL has to beat is SFT that goes on for as long as RL takes, at half its rates and on the same conversations: RL minus that.
+# RL has to beat more SFT: for as long as RL takes, at half SFT's rates, on the same conversations. RL minus more SFT:
 
 # %% tags=["hide-input"]
 for at, gain in beside.items():
@@ -188,7 +189,7 @@ plots.rl_progress(name["rl"], metrics["rl"], evals["rl"])
 plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact answers on the same validation problems: {evals['rl']['tier/full'].iloc[0]:.0%} to {evals['rl']['tier/full'].iloc[-1]:.0%}")
 
 # %% [markdown]
-# A group with equal rewards has no gradient. After an SFT that is right most of the time, most groups are equal.
+# A group with equal rewards has no gradient. After an SFT that is right most of the time, many groups are equal.
 
 # %% tags=["hide-input"]
 verdict = evals["diagnose"].iloc[-1]
@@ -198,7 +199,7 @@ plots.group_signal(name["rl"], metrics["rl"])
 # %% [markdown]
 # ## How it came to read
 #
-# Pretraining on code, a first SFT that learns to copy, and a second on conversations in which only the list says what a tool is called, with lookup drills among them. docs/experiments/reading-tools.md has the arms.
+# Pretraining on code, a first SFT that learns to copy, and a second on conversations where only the list gives a tool's name, with lookup drills among them. docs/experiments/reading-tools.md has the variants.
 
 # %% tags=["hide-input"]
 plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"])

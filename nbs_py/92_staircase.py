@@ -159,9 +159,10 @@ articles.beside([
 # %% [markdown]
 # ## Trained: does partial credit help, and when?
 #
-# The figure above: four rewards x four starts x five seeds, 200 updates of REINFORCE each, a model of 135,488 weights that knows eight tools by heart; two runs of a start and seed
-# differ in nothing but the reward. Where exact calls are rare the dense rewards have a gradient and the binary one has none, and the policy learns what they pay for: names and
-# single arguments. Exact calls do not follow in 200 updates. [Notebook 06](../notebooks/06_reward_staircase.ipynb) has the curves, and a reward that loses all exact calls.
+# The figure above: four rewards x four starts x five seeds, 200 updates of REINFORCE each, a model of 135,488 weights that knows eight tools by heart; two
+# runs of a start and seed differ only in the reward. Where exact calls are rare the dense rewards have a gradient and the binary one has none. The
+# policy learns what they pay for, names and single arguments. Exact calls do not rise in 200 updates.
+# [Notebook 06](../notebooks/06_reward_staircase.ipynb) has the curves, and a reward that loses all exact calls.
 # One size, one task, one learning rate: a longer run or a larger model may differ.
 
 # %% tags=["hide-input"]
@@ -171,8 +172,8 @@ articles.table(helped.reset_index(), {"start": "start", "reward": "reward", "pas
 # %% [markdown]
 # ## Four shapes of the reward, the same rollouts
 #
-# A group with equal rewards has no gradient. The shapes score the same completions; only the rewards differ. The staircase makes more
-# groups teach, each by less: its variance within a group is the smallest.
+# A group with equal rewards has no gradient. The shapes score the same completions; only the rewards differ. The staircase gives more
+# groups a gradient, but a smaller one: variance within a group is lowest.
 
 # %% tags=["hide-cell"]
 PART_COLOURS = {
@@ -263,9 +264,9 @@ call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name,
 # ## What the original's RL could train
 #
 # **The mask closed at the second piece of the end tag.** The original's tags are plain text, and its mask treated any piece of
-# `<|end|>` as the end. On the same rollouts of a checkpoint with text tags, this is where the gradient falls under the correct mask
-# and under that one. The broken mask leaves mostly the beginning of the tag, which the checkpoint already predicts with certainty,
-# so that hardly any update is left. Tags with reserved ids have no pieces: there the two masks are equal.
+# `<|end|>` as the end. The figure shows where the gradient falls under the correct mask and under this one, on the same rollouts
+# with text tags. The broken mask leaves mostly the start of the tag, which the checkpoint already predicts with certainty, so
+# hardly any update is left. Tags with reserved ids have no pieces: there the two masks are equal.
 
 # %% tags=["hide-input"]
 call_parts({"correct mask": masks.loc["right"], "the original's": masks.loc["broken"]},
@@ -309,7 +310,7 @@ weight_precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights change 
 
 # %% [markdown]
 # So the published curves do not show whether RL saturates: little of a call was trained, most updates rounded to nothing, and each
-# evaluation is wider than any change in it.
+# interval is wider than any change.
 #
 # ## With all three correct: does it saturate?
 #
@@ -371,8 +372,8 @@ table = comparisons.gain_table(found)
 plots.differences(table, f"RL adds {100 * one.value:+.1f} points to pass@1, {100 * eight.value:+.1f} to pass@8; after step {saved[0]} {100 * late.value:+.1f}")
 
 # %% [markdown]
-# Test problems are used once, for the first two. Checkpoints are compared on validation problems, because the best one is chosen
-# there. The interval over all seeds resamples seeds and problems; with three seeds it is itself uncertain.
+# Test problems are used once, for the first two. Checkpoints are compared on validation problems, where the best one is chosen.
+# The interval over all seeds resamples seeds and problems; with three seeds it is itself uncertain.
 #
 # The same validation problems at each evaluation: a tier that shrinks has been improved on.
 
@@ -382,8 +383,8 @@ plots.tiers_on_validation(evals, TIERS, f"exact calls on the same validation pro
 
 
 # %% [markdown]
-# Tiers beside the published ones. The original's data and model differ from ours, so the shares do not compare one by one. What does:
-# with the original's parser its second largest tier is bad JSON, of which correct calls in single quotes are a part.
+# Our tiers beside the published ones. The original's data and model differ, so single shares do not compare. But with the original's
+# parser the second largest tier is bad JSON, and correct calls in single quotes are part of it.
 
 # %% tags=["hide-cell"]
 def paired_tiers(pairs, tiers, title):

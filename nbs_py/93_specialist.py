@@ -227,9 +227,9 @@ articles.beside([
 #
 # ## What each version writes
 #
-# The published smoke tests are single prompts, described in words of ours. Beside them: how often our run of that version does the
-# same, and one answer that it wrote, whole. Our v3 is in `docs/versions.md`; answers after a tool's response were not kept. Of v5 no
-# answer to a request for code was kept; shown is what it writes when its tools are taken away.
+# The published smoke tests are single prompts, which we paraphrase. Beside them: how often our run of that version does the same,
+# and one full answer. Our v3 is in `docs/versions.md`; answers after a tool's response were not kept. v5's answers to requests for
+# code were not kept either: the table shows what it writes when its tools are taken away.
 
 # %% tags=["hide-input"]
 def wrote(name, swap, column):
@@ -279,7 +279,7 @@ during = {run: evals[run] for run in evals if run.endswith(("sft", "base"))}
 behaviour_of_runs(during, "SFT: expected behaviour by cell, 32 prompts a point", name_of)
 
 # %% [markdown]
-# Then RL on calls, whose requests all require one. If RL restored other behaviour, the lines would rise.
+# Then RL, on requests that all require a call. If RL restored other behaviour, the lines would rise.
 
 # %% tags=["hide-input"]
 later = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("-rl")}
@@ -346,8 +346,8 @@ domain_losses(rows, domains, "heldout_nats", "held-out loss (nats a conversation
 # %% [markdown]
 # ## Does it read its prompt?
 #
-# One part of a prompt is changed and the greedy answer compared. Only cases with the expected answer before the change count; n is
-# their number. Blue answers follow the change, red ones ignore it. Neither v6 nor v7 was trained on a request for a missing tool (v7's neutral
+# We change one part of a prompt and compare the greedy answers. Only cases with the expected answer before the change count (n of them).
+# Blue answers follow the change, red ones ignore it. Neither v6 nor v7 was trained on a request for a missing tool (v7's neutral
 # prompts and negatives go with code), and both still call.
 
 # %% tags=["hide-cell"]
@@ -377,7 +377,7 @@ shown = flips.assign(checkpoint=flips["name"])
 counterfactual_outcomes(shown, SWAPS, "tools taken away, and the call stays: " + ", ".join(f"{n} {off.loc[n, 'ignores']:.0%}" for n in sft))
 
 # %% [markdown]
-# What they wrote, whole, before and after the change (after SFT; other changes are in the appendix):
+# Full answers before and after the change (after SFT; other changes are in the appendix):
 
 # %% tags=["hide-input"]
 swap_words = {"tools_off": "tools taken away", "tools_on": "tools offered", "tool_swapped": "another tool offered", "tool_renamed": "tool renamed", "value_swapped": "another value"}
@@ -390,8 +390,8 @@ articles.table(varied_examples(main, ["swap", "name"]), evidence)
 # %% [markdown]
 # ## What each ingredient of v7 adds
 #
-# From v6's rows to v7's balance by supervised tokens, then with neutral system prompts, with negatives, with both: behaviour at the
-# end of SFT on validation prompts (32 a cell, one seed each).
+# v6's rows, v7's balance by supervised tokens, then neutral system prompts, negatives, and both: behaviour at the end of SFT
+# on validation prompts (32 a cell, one seed each).
 
 # %% tags=["hide-input"]
 behaviour_table(chain, f"against v6 SFT, {len(sure)} of {len(steps) * len(CELLS)} differences lie beyond their interval")
@@ -400,8 +400,8 @@ behaviour_table(chain, f"against v6 SFT, {len(sure)} of {len(steps) * len(CELLS)
 articles.table(pd.DataFrame([dict(name=name, **{cell: in_points(i) for cell, i in found.items()}) for name, found in steps.items()]), {"name": "against v6 SFT"} | cell_words)
 
 # %% [markdown]
-# Of so many comparisons one is expected to lie beyond its interval by chance. The parts do not restore declining: only ours, with
-# such requests in its SFT, declines.
+# Of so many comparisons, chance puts about one beyond its interval. The parts do not restore declining: only ours, with
+# such requests in its SFT, declines, and only where no tool is offered.
 #
 # ## Appendix
 #
