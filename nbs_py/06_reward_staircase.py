@@ -53,7 +53,6 @@ import pandas as pd
 
 from codechat import chat, diagnose, plots, tasks
 from codechat.labs import reward_starts
-from codechat.labs.loss_exercises import check_cases
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
@@ -411,6 +410,8 @@ def partial_reward(m, n, e):
 
 
 # %%
+from codechat.labs.loss_exercises import check_cases
+
 tries = {(m, 6, e): {**{f"a{i}": i + 100 for i in range(m)}, **{f"x{i}": 0 for i in range(e)}} for m in range(6) for e in (0, 1, 3, 9)}
 check_cases(partial_reward, *((case, score_call(chat.format_call("f", t), {"name": "f", "arguments": expected}).reward) for case, t in tries.items()))
 

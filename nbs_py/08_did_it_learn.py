@@ -319,6 +319,8 @@ for split in ("test", "test_hard"):
         only = reading["per_problem"][reading["per_problem"]["sampling"] == sampling]
         greedily[f"{split}, {sampling}"] = comparisons.paired_gains(reading | {"per_problem": only}, evaluations, split)
 print("RL minus SFT, recipe nano, paired by problem, all seeds: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in greedily.items()))
+
+# %%
 fig, axes = new_figure(f"Greedy answers on test: {comparisons.in_points(greedily['test, greedy'].all)} points for RL", size=(6.4, 3.4))
 for y, gain in enumerate(greedily.values()):
     for shift, one in enumerate((gain.all, *gain.seeds)):

@@ -51,7 +51,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.colors import ListedColormap
 
-from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import codec, layers
 from codechat.sandbox.pool import Pool, Program, choose
@@ -295,6 +294,8 @@ def tiered_reward(passed, tests):
 
 
 # %%
+from codechat.labs.loss_exercises import check_cases
+
 tier = lambda k, n: "all_passed" if k == n else "some_passed" if k else "none_passed"
 check_cases(tiered_reward, *(((k, n), rewards.tiered(tier(k, n), k, n)) for n in (1, 3, 4) for k in range(n + 1)))
 

@@ -44,7 +44,6 @@ import torch
 import torch.nn.functional as F
 
 from codechat import GPT, GPTConfig
-from codechat.labs.loss_exercises import check_cases
 from codechat.models import generate, kv_cache
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -267,6 +266,8 @@ def nucleus(probabilities, top_p):
 
 
 # %%
+from codechat.labs.loss_exercises import check_cases
+
 p = logits.softmax(-1)
 check_cases(nucleus, *(((p.flip(0), top), int((truncated(logits, 1.0, top_p=top) > 0).sum())) for top in (0.1, 0.5, 0.8, 0.95)))
 
