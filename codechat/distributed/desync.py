@@ -5,8 +5,6 @@
   TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose operation or shapes differ over ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

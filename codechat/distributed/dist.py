@@ -6,8 +6,6 @@
 Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """GPUs by name: memory and peak of matrix products, from the vendors' data sheets (gpus.csv)."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import NamedTuple

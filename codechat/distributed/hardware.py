@@ -1,7 +1,5 @@
 """This machine's peak in matrix products (the denominator of MFU), and where torch.compile is applied."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable

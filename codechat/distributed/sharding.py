@@ -7,8 +7,6 @@ Master weights are float32 on the rank that owns them. Blocks are gathered in th
 norm) and gradients in float32. Forward and backward passes of a sharded model are collectives (`in_step`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

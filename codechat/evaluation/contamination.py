@@ -12,8 +12,6 @@ of them; half are required here, so that a template shared by all problems does 
 syntax nodes are not compared by tree.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 Two units: nats per supervised token, and nats per conversation, which compares models whose tags have other lengths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The bootstrap resamples problems, not completions, because completions of one problem are not independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -7,8 +7,6 @@ This is `evaluate` on that task, greedy. The run directory also gets `natural.js
 `natural.md`, readable tables. Requests that a checkpoint was trained on are also reported separately.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

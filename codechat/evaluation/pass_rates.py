@@ -11,8 +11,6 @@ tiered reward says whether groups have variance.
 0.1. It copies the other splits unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Results of an evaluation: counts per problem, pass@k with intervals, differences between checkpoints on the same
 problems."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

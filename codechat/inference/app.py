@@ -5,8 +5,6 @@ declared as json (a browser asks first before another site may send that, and we
 effects but a trainer's weight updates.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """What a completion's ids say: its text as it grows, stop strings, function calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -14,8 +14,6 @@ Token masks constrain calls to their schemas. Calls are run and their results re
 Errors of a call go back to the model as {"error": ...}. A file of --executors runs with your rights, like any
 script."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence

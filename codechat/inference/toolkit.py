@@ -4,8 +4,6 @@ Without functions of the user, those of the toolbox that fit a request: BM25 ove
 arguments' names and choices. Functions that could serve the same request (`catalogue.FAMILIES`) are never offered
 together, as in training."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

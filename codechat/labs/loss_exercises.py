@@ -7,8 +7,6 @@ A solution is a function with the name and the arguments of an exercise. It runs
 a value or a gradient is reported. A function that raises NotImplementedError or returns nothing is not filled in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

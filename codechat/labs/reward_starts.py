@@ -7,8 +7,6 @@ stand in the prompt. `tools/reward_rows.py` trains the committed rows by REINFOR
 Shapes: P problems, G completions each.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

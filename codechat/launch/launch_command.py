@@ -16,8 +16,6 @@ A recipe takes the options of `codechat run`; its process id and recipe.log are 
 --scale 8b). status, tail and stop need the same --scale and --seed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

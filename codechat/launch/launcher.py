@@ -9,8 +9,6 @@ When the run begins, it takes over its directory. Jobs are submitted with sbatch
 runs on other hosts are stopped there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

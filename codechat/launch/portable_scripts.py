@@ -12,8 +12,6 @@ number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v
 FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. The files hold what differs from the defaults, and no path of this machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

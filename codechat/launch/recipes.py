@@ -1,8 +1,6 @@
 """Recipes: `codechat/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in their placeholders and
 hashes them. Scales, `scales/*.toml`, replace settings of stages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib

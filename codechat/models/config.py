@@ -1,7 +1,5 @@
 """The architecture as a configuration, and its named sizes. No torch: `--help`, the planner and recipes read it too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@ have sampled. The numbers are hashes of (seed, prompt key, sample, position), so
 neighbours. Shapes: B rows, V ids.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ is free and runs as one graph (`decode_graph`). Sampling runs in the caller's au
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ query and key projections are in the order of interleaved rotary positions, and 
 instead of merges.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ are worked on in blocks of rows that a CPU's cache holds, in float32.
 Shapes: N rows, D width, V rows of the head's weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any

@@ -8,8 +8,6 @@ original system's .pt files. transformers is never imported.
              projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ On a CPU RMSNorm and squared ReLU have hand-written gradients, in half the passe
 compiles its blocks. Shapes: B sequences, H heads, T tokens, E head width.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ After `attach` only A and B are trained. A checkpoint holds the merged model, wh
 B. `save_peft` writes PEFT's files; our fused query-key-value matrix becomes three adapters that share A.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

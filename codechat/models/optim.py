@@ -1,7 +1,5 @@
 """Optimizers and learning-rate schedules, which are pure functions of the step: resuming needs no scheduler state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal

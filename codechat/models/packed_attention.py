@@ -5,8 +5,6 @@ A dense mask keeps flash kernels from being taken, and every block reads (B, T, 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property

@@ -7,8 +7,6 @@
 The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the committed ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -13,8 +13,6 @@ A report reads like an article: a cell tagged `answer` with three sentences, one
 ours | what it means", the argument, an appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

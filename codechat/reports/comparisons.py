@@ -1,7 +1,5 @@
 """What reports compute from the frames of `run_frames`: paired gains, means over seeds, settings of runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Only seeds with every run count, so that all rewards and starts rest on the same
 seeds and problems; a gain over the binary reward is paired by seed and problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

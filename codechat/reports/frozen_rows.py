@@ -4,8 +4,6 @@ Source "frozen" is what is committed (`tools/freeze_rows.py`), so that the numbe
 whose runs are read (`nano` for runs/nano/sft). Both give the same frames.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

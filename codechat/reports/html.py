@@ -4,8 +4,6 @@ Jinja2 fills templates and escapes every value, markdown-it turns Markdown into 
 from there, and pass on HTML within Markdown, which a completion of a model may hold.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

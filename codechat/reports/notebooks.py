@@ -4,8 +4,6 @@
 code cell asserts. Names that begin with 9 are report templates.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -11,8 +11,6 @@ A page loads nothing from the network: it contains its rows, and the chart libra
 relative path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A metrics frame is what `Run.metrics()` returns (a row per logged step); an eval
 most functions derive one from the data when none is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@
 tables end in "(published)", so that they never join measured ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one 
 under their moving average, whose span is in the legend. A note states the number of seeds.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ The rows behind the page `pages xray`. At each step the policy samples one group
 REINFORCE with the group's mean as baseline. `freeze` writes rows below reports/frozen/xray, `of_run` samples them from the checkpoints of a run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ null, booleans, strings, small ints, finite floats and lists stand for themselve
 and nesting beyond MAX_DEPTH raise CodecError.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import socket

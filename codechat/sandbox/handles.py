@@ -4,8 +4,6 @@ A handle forwards attributes, calls, iteration, length, indexing and text. It ne
 `in`: the other operand may be the value that the test expects, and the program would only have to agree.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import socket

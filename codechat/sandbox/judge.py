@@ -4,8 +4,6 @@ A test is an assert (or any source) whose entry points are handles for the progr
 of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 Each call raises OSError with its name in `filename`, so a message can name the step that failed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -4,8 +4,6 @@ Everything that the running kernel can restrict is restricted: reads, writes, ne
 signals to processes outside. A program may read the folders of the running interpreter, without installed packages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@
 Exit code 0 if untrusted programs can run and every forbidden action was blocked.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Levels: landlock (Landlock, seccomp and limits: no writes, and reads only of the
 only, for trusted programs).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -7,8 +7,6 @@ The trainer is never forked: a judge is executed with a clean environment. One t
 it hangs. A judge dies with its thread.
 """
 
-from __future__ import annotations
-
 import ast
 import atexit
 import builtins

@@ -6,8 +6,6 @@ ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes thr
 cannot read, answers ENOSYS, and the C library uses `clone`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import itertools

@@ -13,8 +13,6 @@ is sent, and the judge accepts only plain data. Requests and replies are lists, 
 A reply is [number, "ok", value] or [number, "raise", type, message].
 """
 
-from __future__ import annotations
-
 import _socket
 import builtins
 import contextlib

@@ -3,8 +3,6 @@
 `load` builds a task and imports its module at that moment, so names and help texts cost nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

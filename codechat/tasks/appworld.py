@@ -9,8 +9,6 @@ own evaluation; `correct` needs every test. Some tests pass without any action (
 at a time. Endpoints as in appworld 0.1.3.post1 and 0.2.0.dev0. The code runs at the server, under its rules and time limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ A reward function returns a number in [0, 1], or a mapping of such numbers: each
     codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import keyword

@@ -5,8 +5,6 @@ A family (micro_families.json) is one idea: wordings, parameters, and the body t
 in `test_hard` only.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -6,8 +6,6 @@ code        20 requests for functions: does it pass hidden tests? (under any nam
 chat        20 greetings and simple questions: shown, not scored
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The contract (never raises; a finite reward from 0 to the maximum; a known tier)
 problems although their answers differ, is reported. Custom tasks are checked before RL and by `diagnose`; the tests check those of this package.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

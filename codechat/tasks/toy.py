@@ -4,8 +4,6 @@ The reward is the share of a completion's eight characters in the class. An untr
 scores about 0.1; a policy that ignores its prompt cannot pass 0.25. Every split holds the same four prompts.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from typing import Any

@@ -6,8 +6,6 @@ A row has `says`, wordings; `draws`, name -> kind of a value, a table whose row 
 of a drawn value decides its split, so training sees no value of a test. Ids are random: guessing replaces no look-up.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -13,8 +13,6 @@ Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 acro
 tools; 5 impossible, must be declined. gold: "world", the rows at the start; "calls", the expert's; "changes", their effect.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

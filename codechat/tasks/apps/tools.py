@@ -5,8 +5,6 @@ and add a row. The state is an in-memory SQLite database in one transaction that
 A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set", table, id, column, value].
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter

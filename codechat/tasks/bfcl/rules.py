@@ -14,8 +14,6 @@ As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, n
 objects either; strings in nested lists are compared like others. Java and JavaScript are left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

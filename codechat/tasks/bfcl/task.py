@@ -15,8 +15,6 @@ Calls are `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the who
 is a variable's text; true, false and null are JSON's. Nothing is run.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

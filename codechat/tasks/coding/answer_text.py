@@ -4,8 +4,6 @@ The longest part that may be the program is taken; nothing is repaired. A text w
 invalid Python gives that code, so the reward can tell the two apart.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

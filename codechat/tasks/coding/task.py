@@ -8,8 +8,6 @@ its task_id, whatever file it is in; HumanEval is all test. The extended suites 
 standard library only, so `NUMPY` replaces the few names that their scripts use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

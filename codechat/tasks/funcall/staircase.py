@@ -19,8 +19,6 @@ never mixed: true is not 1 and "5" is not 5, because the called function would n
 infinities match nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ many losses are an error. The same `score_call` gives the training reward and th
 Left out: problems that need several calls. The staircase grades the first call, and further ones cost.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Rational numbers are compared exactly, everything else (roots, pi, letters) by i
 runs a completion, and its length and numbers are bounded. An unreadable gold answer equals only its own spelling.
 """
 
-from __future__ import annotations
-
 import ast
 import cmath
 import math

@@ -9,8 +9,6 @@
 where the rules differ. Text after the closing tag costs 0.001 per character, at most the value of two tags.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

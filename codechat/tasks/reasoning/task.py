@@ -11,8 +11,6 @@ the template's own. `Score.correct` is the answer alone. A file's name gives its
 GSM8K's training rows, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -11,8 +11,6 @@ Both become changes: whole lines replaced by others, which must match except for
 several times, a diff's line number chooses; a block must say more. A repository is a mapping {path: text}.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath

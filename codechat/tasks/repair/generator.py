@@ -6,8 +6,6 @@ Some of both kinds are hidden. Modules (`parts.toml`) are documented functions w
 Constants belong to one split (`test_hard` has modules of its own); every problem shows one call that no test has.
 """
 
-from __future__ import annotations
-
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

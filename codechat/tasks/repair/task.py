@@ -13,8 +13,6 @@ Below `resolved` it is multiplied by the share of passing tests that still pass.
 sandboxed process, so what they patch, exit from or override stays there.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ functions (unit pairs, fixed factors, letters of a word), each with its own name
 one conversation: nothing but the line in the list says how such a tool is called.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import random

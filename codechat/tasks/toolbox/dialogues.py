@@ -6,8 +6,6 @@ one's result. So the list has to be read; with the default `Mix` each tool has i
 and seed is the same however many are drawn.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ style `described` of `chat.tools_prompt`, where the name follows its words, as c
 entry like any other.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ An expression may use whatever is here and the tables of tables.json. An Arithme
 impossible (`Tool.call`).
 """
 
-from __future__ import annotations
-
 import base64
 import calendar  # noqa: F401 (for expressions, as re, statistics, zlib and quote)
 import codecs

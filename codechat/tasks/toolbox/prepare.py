@@ -3,8 +3,6 @@
 The embedded source is the toolbox. Files and the hub are read by their columns.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
     renamed    test_hard: the request of a call problem of `test`, whose tools have other names
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The json files hold descriptions, arguments by the kinds of `values.slot`, what 
 for test_hard) and answers. Every parameter is required; optional ones would make the correct call ambiguous.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

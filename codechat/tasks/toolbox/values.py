@@ -7,8 +7,6 @@ Words are invented for the same reason; a share of them may come from further af
 only met words of the one grammar below writes those where a request has other ones (docs/experiments/reading-tools.md).
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import random
