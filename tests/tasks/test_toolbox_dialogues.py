@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,16 @@ def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
     other = next(tool for tool in TOOLS.values() if tool.name not in WORDINGS)
     arguments = other.sample(random.Random(0), "train")
     assert wordy.ask(other, arguments) in {other.ask(random.Random(i), arguments) for i in range(99)}, "its own"
+
+
+def test_an_invented_tool_with_the_name_of_a_known_one_is_asked_for_in_its_own_words() -> None:
+    sampler = Sampler(random.Random(0), "train", Mix(wordings=1.0))
+    known = TOOLS["cut_text"]
+    invented = replace(known, slots={"text": known.slots["text"]}, asks=['Cut "{text}".'])
+    renamed = replace(known, alias="sliver")
+    assert sampler.ask(invented, {"text": "oak"}) == 'Cut "oak".'
+    further = {w.format(text="oak", length=2) for w in WORDINGS["cut_text"]}
+    assert all(sampler.ask(tool, {"text": "oak", "length": 2}) in further for tool in (known, renamed))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8])

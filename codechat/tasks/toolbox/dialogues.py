@@ -279,7 +279,10 @@ class Sampler:
 
     def ask(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         further = self.mix.wordings and self.rng.random() < self.mix.wordings
-        return tool.ask(self.rng, arguments, WORDINGS.get(tool.name, ()) if further else ())
+        own = (
+            tool.name in catalogue.TOOLS and tool.slots is catalogue.TOOLS[tool.name].slots
+        )  # an invented tool may have the same name
+        return tool.ask(self.rng, arguments, WORDINGS.get(tool.name, ()) if further and own else ())
 
     def answer(self, request: Request, result: Any) -> str:
         """The tool's own sentence, or one that only states the result. After a name that says nothing the tool's own
