@@ -118,7 +118,7 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
     where it is plain. A collective where the model is sharded."""
     with torch.device("meta"):
         copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
-    state = {name: dist.gathered(for_products(name, p, dtype)) for name, p in model.named_parameters()}
+    state = {name: dist.gathered(for_products(name, p.detach(), dtype)) for name, p in model.named_parameters()}
     copy.load_state_dict(state, assign=True)
     return copy.requires_grad_(False).eval()
 

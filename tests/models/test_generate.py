@@ -354,3 +354,4 @@ def test_a_copy_for_reading_shares_weights_that_have_its_dtype() -> None:
     assert same.blocks[1].mlp.up.weight.data_ptr() == plain.blocks[1].mlp.up.weight.data_ptr()
     assert narrow.blocks[1].mlp.up.weight.dtype == torch.bfloat16
     assert narrow.norm.weight.data_ptr() == plain.norm.weight.data_ptr()
+    assert all(p.requires_grad for p in plain.parameters()), "sampling must not freeze a model in training"
