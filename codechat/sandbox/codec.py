@@ -35,14 +35,6 @@ class CodecError(ValueError):
     """A value that cannot be encoded, or bytes that cannot be decoded."""
 
 
-def no_ref(value: Any) -> dict[str, int]:
-    raise CodecError(f"a {type(value).__name__} is not plain data")
-
-
-def no_object(number: int) -> Any:
-    raise CodecError("a reference where plain data is required")
-
-
 def _no_constant(name: str) -> Any:
     raise CodecError(f"{name} is not written so")
 
@@ -54,7 +46,7 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 # ---- encode
 
 
-def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
+def encode(value: Any, to_ref: ToRef) -> bytes:
     """Bytes of a value. `to_ref(object)` gives {"h": number} for an object that is not data, or raises CodecError."""
     return ENCODER(_pack(value, to_ref, 0)).encode()
 
@@ -113,7 +105,7 @@ def pack_name(value: Any) -> dict[str, str] | None:
 # ---- decode
 
 
-def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
+def decode(data: bytes | bytearray, from_ref: FromRef) -> Any:
     """The value of bytes. References become `from_ref(number)`. CodecError for anything that `encode` does not
     write."""
     try:
@@ -150,11 +142,6 @@ def _list(x: Any, length: int | None = None) -> list[Any]:
     return x
 
 
-def _deque(body: Any, u: Pack) -> deque[Any]:
-    items, maxlen = _list(body, 2)
-    return deque([u(x) for x in _list(items)], None if maxlen is None else _typed(int, maxlen))
-
-
 UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
     "t": lambda b, u: tuple([u(x) for x in _list(b)]),
     "d": lambda b, u: {u(k): u(x) for k, x in (_list(pair, 2) for pair in _list(b))},
@@ -168,7 +155,7 @@ UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
     "f": lambda b, u: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[b],
     "D": lambda b, u: Decimal(_typed(str, b)),
     "Q": lambda b, u: Fraction(*(_typed(int, u(x)) for x in _list(b, 2))),
-    "q": _deque,
+    "q": lambda b, u: deque([u(x) for x in _list(_list(b, 2)[0])], b[1] if b[1] is None else _typed(int, b[1])),
     "y": lambda b, u: NAMED[b],
     "e": lambda b, u: ...,
 }
@@ -179,9 +166,7 @@ UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
 HEADER = struct.Struct("!I")
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
-# A judge's requests to its zygote (a letter and a process), and the answer to END. Without a frame, to save time.
-COMMAND = 5  # bytes
-FORK, END, ENDED = b"F\0\0\0\0", b"K", b"e"
+NEXT, END = b"+", b"-"  # a judge's requests to its zygote: the next process; end the one that was given
 
 
 class WireError(ConnectionError):
@@ -189,16 +174,10 @@ class WireError(ConnectionError):
 
 
 def send(sock: socket.socket, data: bytes) -> None:
-    """Send one message. WireError where the other side has closed; TimeoutError where the socket has a timeout."""
-    try:
-        sock.sendall(HEADER.pack(len(data)) + data)
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise WireError(f"cannot send: {error.strerror or error}") from None
+    sock.sendall(HEADER.pack(len(data)) + data)
 
 
-def receive(sock: socket.socket, limit: int) -> bytes:
+def receive(sock: socket.socket, limit: int) -> bytearray:
     """The next message. WireError at the end of the stream, and for more than `limit` bytes, before they are read."""
     (length,) = HEADER.unpack(_exactly(sock, HEADER.size))
     if length > limit:
@@ -206,17 +185,11 @@ def receive(sock: socket.socket, limit: int) -> bytes:
     return _exactly(sock, length)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    parts: list[bytes] = []
-    while count:
-        try:
-            part = sock.recv(min(count, 1 << 20))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise WireError(f"cannot receive: {error.strerror or error}") from None
+def _exactly(sock: socket.socket, count: int) -> bytearray:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(min(count - len(data), 1 << 20))
         if not part:
             raise WireError("the other side has gone")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+        data += part
+    return data

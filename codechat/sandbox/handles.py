@@ -5,7 +5,6 @@ A handle forwards attributes, calls, iteration, length, indexing and text. It ne
 """
 
 import builtins
-import functools
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -55,17 +54,13 @@ class Session:
         try:
             codec.send(self.channel, message)
             answer = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
-        except codec.WireError as error:
+        except (OSError, codec.CodecError) as error:
             self.lose(str(error))
-        except codec.CodecError as error:
-            self.lose(f"an answer that is no value ({error})")
-        if type(answer) is not list or answer[:1] != [self.number]:
-            self.lose("an answer to another question")
-        kind, *rest = answer[1:] or [None]
-        if kind == "ok" and len(rest) == 1:
-            return rest[0]
-        if kind == "raise" and len(rest) == 2 and type(rest[0]) is type(rest[1]) is str:
-            raise raised(*rest)
+        match answer:
+            case [number, "ok", value] if number == self.number:
+                return value
+            case [number, "raise", str(name), str(text)] if number == self.number:
+                raise raised(name, text)
         self.lose("an answer of the wrong shape")
 
     def lose(self, why: str) -> Any:
@@ -74,10 +69,9 @@ class Session:
 
     def _to_ref(self, value: Any) -> dict[str, Any]:
         if type(value) is Handle:
-            session, number = state(value)
-            if session is not self:
+            if value._Handle__session is not self:
                 raise codec.CodecError("an object of a process that has ended")
-            return {"h": number}
+            return {"h": value._Handle__number}
         if name := codec.pack_name(value):
             return name
         raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
@@ -100,66 +94,55 @@ def raised(name: str, text: str) -> Exception:
 class Handle:
     """Stands for an object of a program. Class, `==`, hashing and arithmetic are the handle's own."""
 
-    __slots__ = ("_Handle__session", "_Handle__number")
+    __slots__ = ("__session", "__number")
 
     def __init__(self, session: Session, number: int) -> None:
         object.__setattr__(self, "_Handle__session", session)
         object.__setattr__(self, "_Handle__number", number)
 
+    def __ask(self, op: str, *args: Any, kind: type = object) -> Any:
+        """The answer about the object; Lost where it is of another kind than required."""
+        answer = self.__session.request(op, self, *args)
+        return answer if kind in (object, type(answer)) else self.__session.lose(f"no {kind.__name__} for {op}")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in PREDICATES:
             raise AttributeError(f"{name} of a program's object is not looked up")
-        return _ask(self, "get", name)
+        return self.__ask("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             raise AttributeError(f"{name} of a program's object is not set")
-        _ask(self, "set", name, value)
+        self.__ask("set", name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        answer = _ask(self, "call", args, kwargs, kind=list)
-        if len(answer) != 2:
-            state(self)[0].lose("an answer of the wrong shape")
-        write_back([*args, *kwargs.values()], answer[1])
-        return answer[0]
+        match self.__ask("call", args, kwargs):
+            case [result, after]:
+                write_back([*args, *kwargs.values()], after)
+                return result
+        self.__session.lose("an answer of the wrong shape")
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = _ask(self, "iter")
-        if type(iterator) is not Handle:
-            raise ProgramError("an iterator that is none")
-        return _each(iterator)
+        return self.__ask("iter", kind=Handle).__each()
+
+    def __each(self) -> Iterator[Any]:
+        while item := self.__ask("next", kind=list):
+            yield item[0]
 
     def __len__(self) -> int:
-        return _ask(self, "len", kind=int)
+        return self.__ask("len", kind=int)
 
     def __getitem__(self, key: Any) -> Any:
-        return _ask(self, "item", key)
+        return self.__ask("item", key)
 
     def __bool__(self) -> bool:
-        return _ask(self, "bool") is True
+        return self.__ask("bool") is True
 
     def __str__(self) -> str:
-        return _ask(self, "str", kind=str)
+        return self.__ask("str", kind=str)
 
     def __repr__(self) -> str:
-        return _ask(self, "repr", kind=str)
-
-
-def state(handle: Handle) -> tuple[Session, int]:
-    read = functools.partial(object.__getattribute__, handle)
-    return read("_Handle__session"), read("_Handle__number")
-
-
-def _ask(handle: Handle, op: str, *args: Any, kind: type | None = None) -> Any:
-    """The answer about an object; Lost where it is of another kind than required."""
-    session, _ = state(handle)
-    answer = session.request(op, handle, *args)
-    return answer if kind in (None, type(answer)) else session.lose(f"no {kind.__name__} for {op}")
-
-
-def _each(iterator: Handle) -> Iterator[Any]:
-    while item := _ask(iterator, "next", kind=list):
-        yield item[0]
+        return self.__ask("repr", kind=str)
 
 
 def write_back(given: list[Any], after: Any) -> None:
@@ -167,7 +150,7 @@ def write_back(given: list[Any], after: Any) -> None:
     if type(after) is not list or len(after) != len(given):
         return
     for mine, new in zip(given, after):
-        if type(new) is not list or len(new) != 1 or type(new[0]) is not type(mine):
+        if type(new) is not list or [type(x) for x in new] != [type(mine)]:
             continue
         if isinstance(mine, (list, bytearray)):
             mine[:] = new[0]

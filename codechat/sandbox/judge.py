@@ -2,6 +2,9 @@
 
 A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
 of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
+
+Levels: landlock (Landlock, seccomp and limits: no writes, and reads only of the interpreter's library), and none (limits
+only, for trusted programs).
 """
 
 import contextlib
@@ -13,20 +16,99 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from codechat.sandbox import codec, kernel
 from codechat.sandbox.handles import Lost, ProgramError, Session
-from codechat.sandbox.nursery import Nursery, NurseryError
 
+ROOT = str(Path(__file__).resolve().parents[2])
+FLAGS = ("-s", "-S", "-P", "-W", "ignore")  # no installed packages, nothing from the current folder
+START_S = 60.0
 MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
 Result = tuple[bool, str]  # (passed, reason)
+
+
+# ---- processes
+
+
+class NotStarted(OSError):
+    """A process of the sandbox did not start, or has gone."""
+
+
+class Interpreter:
+    """A fresh interpreter that runs `codechat.sandbox.MODULE`.main(socket, *words), with nothing of the trainer's
+    environment except the path of the interpreter's libraries. It ends with `close`."""
+
+    def __init__(self, module: str, *words: str) -> None:
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START_S)
+        code = (
+            f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat.sandbox import {module}; sys.path.pop(0); "
+            f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
+        )
+        flags = (
+            (*FLAGS, "-B") if sys.dont_write_bytecode else FLAGS
+        )  # PYTHONDONTWRITEBYTECODE is not in its environment
+        kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                pass_fds=[theirs.fileno()],
+                **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+                env=kept | {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            self.receive()
+        except OSError as error:
+            self.kill()
+            raise NotStarted(f"{module}: {error}") from None
+
+    def receive(self) -> dict[str, Any]:
+        """Its next message. NotStarted for {"error": why}."""
+        message = json.loads(codec.receive(self.control, codec.TRUSTED))
+        if "error" in message:
+            raise NotStarted(message["error"])
+        return message
+
+    def close(self) -> None:
+        """It ends when its socket does, else by force."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self.control.shutdown(socket.SHUT_RDWR)
+            self.process.wait(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """By force; the kernel tells the processes that it started."""
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+
+
+class Zygote(Interpreter):
+    """Gives a process for each program; the next one starts while the current one is in use."""
+
+    def take(self) -> socket.socket:
+        """The socket of a process that waits for a program. Nothing is left of the one before."""
+        self.control.sendall(codec.NEXT)
+        fds = socket.recv_fds(self.control, 1, 1)[1]
+        if not fds:
+            raise NotStarted("the zygote has gone")
+        return socket.socket(fileno=fds[0])
+
+    def end(self) -> None:
+        """End the process that was taken."""
+        self.control.sendall(codec.END)
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
@@ -38,61 +120,33 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     signal.signal(signal.SIGALRM, _ring)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    say = lambda message: codec.send(control, json.dumps(message).encode())  # noqa: E731
     try:
         if not __debug__:
-            raise NurseryError("python -O removes the asserts of every test")
-        nursery = Nursery(level)
-        _say(control, {})
-        gc.collect()
-        gc.freeze()
-        with contextlib.suppress(codec.WireError), contextlib.closing(nursery):
-            serve(control, nursery)
-    except NurseryError as error:
-        _say(control, {"error": str(error)})
+            raise NotStarted("python -O removes the asserts of every test")
+        with contextlib.closing(Zygote("zygote", level)) as zygote:
+            say({})
+            gc.collect()
+            gc.freeze()
+            while True:
+                job = json.loads(codec.receive(control, codec.TRUSTED))
+                with contextlib.closing(Trial(job, zygote)) as trial:
+                    verdict = trial.verdict()
+                say(verdict)
+    except OSError as error:  # no zygote, or the trainer has gone
+        with contextlib.suppress(OSError):
+            say({"error": str(error)})
 
 
-def serve(control: socket.socket, nursery: Nursery) -> None:
-    while (job := json.loads(codec.receive(control, codec.TRUSTED))) is not None:
-        with contextlib.closing(Trial(job, nursery)) as trial:
-            verdict = trial.verdict()
-        _say(control, verdict)
-
-
-def _say(control: socket.socket, message: dict[str, Any]) -> None:
-    codec.send(control, json.dumps(message).encode())
-
-
-# ---- a time limit on trusted code that waits for an untrusted program
+# ---- one program
 
 
 class OutOfTime(BaseException):
     """The time limit was reached. `except Exception` in a test does not catch it."""
 
 
-_rung = False
-
-
-def _ring(number: int, frame: FrameType | None) -> None:
-    global _rung
-    _rung = True
+def _ring(*signal_and_frame: Any) -> None:
     raise OutOfTime
-
-
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the body after `seconds`, and at its end if the body swallowed it. Main thread only."""
-    global _rung
-    _rung = False
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    if _rung:
-        raise OutOfTime
-
-
-# ---- one program
 
 
 @functools.lru_cache(maxsize=512)  # the completions of one problem share their tests
@@ -103,59 +157,57 @@ def compiled(source: str) -> CodeType:
 class Trial:
     """One program, its process and the namespace of its tests."""
 
-    def __init__(self, job: dict[str, Any], nursery: Nursery) -> None:
-        self.job, self.nursery = job, nursery
+    def __init__(self, job: dict[str, Any], zygote: Zygote) -> None:
+        self.job, self.zygote, self.stage = job, zygote, "tests"
         self.deadline = time.monotonic() + job["total_s"]
         self.session: Session | None = None
-        self.pid = 0
         self.names: dict[str, Any] = {}  # the namespace of a test
 
     def verdict(self) -> dict[str, Any]:
         """One result per test, in order. reason: of the first failure."""
-        results: list[Result] = []
-        stage, reason = "tests", ""
-        for test in self.job["tests"]:
-            if self.session is None and (problem := self.prepare()):
-                stage, reason = problem
-            if self.session is None:
-                results.append((False, reason))
-            else:
-                results.append(self.attempt(lambda source=test: exec(compiled(source), self.names)))
-        reason = reason or next((why for passed, why in results if not passed), "")
-        return {"results": results, "stage": stage, "reason": reason}
+        results = [self.prepare() or self.attempt(self.run, test) for test in self.job["tests"]]
+        reason = next((why for passed, why in results if not passed), "")
+        return {"results": results, "stage": self.stage, "reason": reason}
 
-    def prepare(self) -> tuple[str, str] | None:
-        """Load the program and run the set-up. (stage, reason) of a failure; then there is no session."""
-        self.pid, channel = self.nursery.take()
-        self.session = Session(channel, self.job["message_mb"] << 20)
+    def prepare(self) -> Result | None:
+        """Where there is no process, load the program into one and run the set-up. The result of a failure."""
+        if self.session:
+            return None
+        self.session = Session(self.zygote.take(), self.job["message_mb"] << 20)
         for stage, step in (("load", self.load), ("setup", self.set_up)):
             passed, reason = self.attempt(step)
             if not passed:
                 self.close()
-                return stage, reason
+                self.stage = stage
+                return passed, reason
         return None
 
-    def attempt(self, step: Callable[[], None]) -> Result:
-        """Any exception of a test is a result."""
+    def attempt(self, step: Callable[..., None], *args: str) -> Result:
+        """Whether the step ends in time without an exception."""
         left = min(self.job["timeout_s"], self.deadline - time.monotonic())
         if left <= 0:
             return False, "not tried: the whole program is out of time"
-        reason = ""
+        end = time.monotonic() + left
         try:
-            with at_most(left):
-                step()
+            signal.setitimer(signal.ITIMER_REAL, left, AGAIN_S)
+            try:
+                step(*args)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            reason = OUT_OF_TIME if time.monotonic() >= end else ""  # the test may have swallowed the interruption
         # A test may raise anything, SystemExit too: it has failed, and the next test runs.
         except BaseException as error:
             reason = explain(error)
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:
             self.close()
-        return not (reason or lost), (reason or lost)[:REASON]
+        reason = reason or lost
+        return not reason, reason[:REASON]
 
     def load(self) -> None:
         job = self.job
-        limits = [job["memory_mb"], job["total_s"]]
-        answer = self.session.request("load", job["code"], job["names"], job["imports"], limits)
+        given = (job[key] for key in ("code", "names", "imports", "memory_mb", "total_s"))
+        answer = self.session.request("load", *given)
         if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
             self.session.lose("an answer of the wrong shape")
         self.defined = {name: value for name, value in answer if name in job["names"]}
@@ -165,14 +217,17 @@ class Trial:
     def set_up(self) -> None:
         modules = {name: importlib.import_module(name) for name in self.job["modules"]}
         self.names = {"__name__": "tests", "__builtins__": __builtins__} | modules | self.defined
-        exec(compiled(self.job["setup"]), self.names)
+        self.run(self.job["setup"])
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
 
+    def run(self, source: str) -> None:
+        exec(compiled(source), self.names)
+
     def close(self) -> None:
-        if self.session is not None:
-            session, self.session = self.session, None
-            with session.channel:  # closed afterwards: the process would exit by itself once it is closed
-                self.nursery.end(self.pid)
+        if self.session:
+            with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
+                self.zygote.end()
+            self.session = None
 
 
 def explain(error: BaseException) -> str:

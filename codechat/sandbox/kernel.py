@@ -3,13 +3,16 @@
 Each call raises OSError with its name in `filename`, so a message can name the step that failed.
 """
 
+import contextlib
 import ctypes
 import functools
+import glob
 import math
 import os
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 M_ARENA_MAX = -8
@@ -21,21 +24,20 @@ NAMES = {number: name for name, number in SYS.items()}
 FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
 SPARE_THREADS = 256  # room for threads that the user's other processes start later, where they count too
 
-libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: a forked process has no other thread
-libc.syscall.restype = ctypes.c_long
 Argument = int | bytes | ctypes.Array | ctypes.Structure | None
 Step = Callable[[], int]
 
 
-def call(name: str, *args: Argument) -> int:
-    """A system call by name. Ints pass as unsigned longs, structures and buffers by address."""
-    result = prepared(name, *args)()
-    return result if result >= 0 else _fail(name)
+def _checked(result: int, function: object, arguments: tuple[Any, ...]) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), NAMES[arguments[0].value])
+    return result
 
 
-def _fail(name: str) -> int:
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), name)
+libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: a forked process has no other thread
+libc.syscall.restype = ctypes.c_long
+libc.syscall.errcheck = _checked
 
 
 def _argument(value: Argument) -> object:
@@ -47,27 +49,22 @@ def _argument(value: Argument) -> object:
 
 
 def prepared(name: str, *args: Argument) -> Step:
-    """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes
-    first."""
+    """A system call by name. Ints pass as unsigned longs, structures and buffers by address. They are built now: a forked
+    process pays for each page that it writes first."""
     return functools.partial(libc.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
-
-
-def carry_out(steps: Iterable[Step]) -> None:
-    """Run system calls in order. The first that fails raises; later ones are not tried."""
-    for step in steps:
-        if step() < 0:
-            _fail(NAMES[step.args[0].value])
 
 
 def fork() -> int:
     """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock.
     Without the hooks `random` continues from the parent's state."""
     pid = libc.fork()
-    return pid if pid >= 0 else _fail("fork")
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "no process can be made", "fork")
+    return pid
 
 
 def prctl(option: int, value: int) -> None:
-    call("prctl", option, value, 0, 0, 0)
+    prepared("prctl", option, value, 0, 0, 0)()
 
 
 class CapHeader(ctypes.Structure):
@@ -107,12 +104,9 @@ def own_addresses() -> int:
 def own_threads(user: int) -> int:
     """Threads of a user on this machine, which RLIMIT_NPROC counts outside a user namespace."""
     count = 0
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                count += len(os.listdir(folder / "task")) if folder.stat().st_uid == user else 0
-            except OSError:  # it has ended
-                continue
+    for folder in glob.glob("/proc/[0-9]*/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            count += len(os.listdir(folder)) if os.stat(folder).st_uid == user else 0
     return count
 
 

@@ -37,7 +37,7 @@ class _PathRule(ctypes.Structure):
 def abi() -> int:
     """The kernel's Landlock version; 0 without Landlock."""
     try:
-        return kernel.call("landlock_create_ruleset", None, 0, ASK_VERSION)
+        return kernel.prepared("landlock_create_ruleset", None, 0, ASK_VERSION)()
     except OSError:
         return 0
 
@@ -50,7 +50,7 @@ def ruleset() -> int:
     files = ALL_BY_ABI[min(max(version, 1), 5)]
     rules = _Ruleset(files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
-    fd = kernel.call("landlock_create_ruleset", rules, size, 0)
+    fd = kernel.prepared("landlock_create_ruleset", rules, size, 0)()
     reads, listings = readable()
     devices = [f"/dev/{name}" for name in DEVICES]
     for paths, access in ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE)):
@@ -64,7 +64,7 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         kept = access if os.path.isdir(path) else access & FILE_ONLY
-        kernel.call("landlock_add_rule", ruleset_fd, PATH_BENEATH, _PathRule(kept, fd), 0)
+        kernel.prepared("landlock_add_rule", ruleset_fd, PATH_BENEATH, _PathRule(kept, fd), 0)()
     finally:
         os.close(fd)
 

@@ -8,29 +8,26 @@ it hangs. A judge dies with its thread.
 """
 
 import ast
-import atexit
 import builtins
 import contextlib
 import functools
 import json
 import os
 import platform
-import queue
 import socket
-import subprocess
 import symtable
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError, RunError, check_choice
-from codechat.sandbox import codec, nursery
+from codechat.sandbox import codec
+from codechat.sandbox.judge import Interpreter, NotStarted
 
-START_S = 60.0
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
 REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with isolation=none"
 
@@ -136,16 +133,14 @@ def names_of(source: str, what: str) -> Names:
         top = symtable.symtable(source, "<test>", "exec")
     except SyntaxError as error:
         raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
-    names, tables = Names(set(), set(), set()), [top]
-    while tables:
-        table = tables.pop()
+    tables = [top]
+    for table in tables:  # which grows
         tables += table.get_children()
-        for symbol in table.get_symbols():
-            if table is top or symbol.is_global():
-                names.used.update([symbol.get_name()] * symbol.is_referenced())
-                names.bound.update([symbol.get_name()] * (symbol.is_assigned() or symbol.is_imported()))
-                names.imported.update([symbol.get_name()] * symbol.is_imported())
-    return names
+    symbols = [s for table in tables for s in table.get_symbols() if table is top or s.is_global()]
+    used, assigned, imported = (
+        {s.get_name() for s in symbols if getattr(s, f"is_{how}")()} for how in ("referenced", "assigned", "imported")
+    )
+    return Names(used, assigned | imported, imported)
 
 
 def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
@@ -178,145 +173,78 @@ def choose(isolation: str) -> str:
     return level
 
 
-class Judge:
+class Judge(Interpreter):
     """A running judge. It and its processes end with `close`, or with the thread that started it."""
 
     def __init__(self, level: str) -> None:
-        self.process, self.control = nursery.start_python("judge", level, str(os.getpid()))
-        self.control.settimeout(START_S)
         try:
-            problem = self._receive().get("error")
+            super().__init__("judge", level, str(os.getpid()))
         except OSError as error:
-            problem = f"a judge did not start, {error}"
-        if problem:
-            self.kill()
-            raise SandboxUnavailable(f"no isolation here ({problem}); {REMEDY}")
-
-    def _receive(self) -> dict[str, Any]:
-        return json.loads(codec.receive(self.control, codec.TRUSTED))
+            raise SandboxUnavailable(f"no isolation here ({error}); {REMEDY}") from None
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The verdict on a job. TimeoutError where the judge hangs, WireError where it has ended."""
+        """The verdict on a job. TimeoutError where the judge hangs, another OSError where it has ended."""
         self.control.settimeout(job["total_s"] + GRACE_S + 0.01 * len(job["tests"]))
         codec.send(self.control, json.dumps(job).encode())
-        return self._receive()
-
-    def close(self) -> None:
-        """End it by request, else by force."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            codec.send(self.control, b"null")
-            self.process.wait(5)
-        self.kill()
-
-    def interrupt(self) -> None:
-        """From another thread: the current request ends in WireError."""
-        with contextlib.suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-
-    def kill(self) -> None:
-        """End it by force; the kernel tells its zygote, which ends its programs."""
-        self.process.kill()
-        self.process.wait()
-        self.control.close()
+        return self.receive()
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
-    """Judges on threads. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine does
-    not allow it."""
+    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine
+    does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
-        self.level = choose(isolation)
-        self.workers = workers or len(os.sched_getaffinity(0))
-        self.jobs: queue.SimpleQueue[tuple[Future[Verdict], dict[str, Any]] | None] = queue.SimpleQueue()
-        self.closed, self.owner = False, os.getpid()
-        self.judges: set[Judge] = set()
-        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.workers)]
-        for thread in self.threads:
-            thread.start()
+        self.level, self.owner, self.closed = choose(isolation), os.getpid(), False
+        self.judges: dict[int, Judge] = {}  # by the thread that started it
+        self.threads = ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
 
     def submit(self, program: Program) -> Future[Verdict]:
         """Judge a program in the background. DataError at once for a program without valid tests."""
-        if self.closed or self.owner != os.getpid():
-            why = "was closed" if self.closed else "belongs to the process that this one was forked from"
-            raise RunError(f"this pool {why}; make another")
-        future: Future[Verdict] = Future()
-        self.jobs.put((future, job_of(program)))
-        return future
+        return self.threads.submit(self._judged, job_of(program))
 
     def run(self, program: Program) -> Verdict:
         return self.submit(program).result()
 
     def map(self, many: Iterable[Program]) -> Iterator[Verdict]:
-        """Verdicts in the order of the programs. Programs are read ahead."""
-        waiting: list[Future[Verdict]] = []
-        for program in many:
-            waiting.append(self.submit(program))
-            if len(waiting) > 64 * self.workers:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+        """Verdicts in the order of the programs, all of which are read at once."""
+        return self.threads.map(self._judged, map(job_of, many))
 
     def close(self) -> None:
         """End every judge. Waiting programs are cancelled, running ones fail with stage "judge"."""
-        if self.closed or self.owner != os.getpid():
+        if self.closed or self.owner != os.getpid():  # in a fork, the judges are not ours
             return
         self.closed = True
-        with contextlib.suppress(queue.Empty):
-            while left := self.jobs.get_nowait():
-                left[0].cancel()
-        for judge in list(self.judges):
-            judge.interrupt()
-        for _ in self.threads:
-            self.jobs.put(None)
-        for thread in self.threads:
-            thread.join()
+        for judge in list(self.judges.values()):
+            with contextlib.suppress(OSError):
+                judge.control.shutdown(socket.SHUT_RDWR)
+        self.threads.shutdown(cancel_futures=True)
+        for judge in self.judges.values():
+            judge.close()
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ---- a thread and its judge
-
-    def _work(self) -> None:
-        judge: Judge | None = None
-        while item := self.jobs.get():
-            future, job = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                judge, verdict = self._judged(judge, job)
-                future.set_result(verdict)
-            except SandboxUnavailable as error:
-                judge = None
-                future.set_exception(error)
-        if judge:
-            judge.close()
-
-    def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
-        """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the
-        machine, such as low memory: the program gets a second judge."""
-        start, answer, problem, tries = time.monotonic(), dict[str, Any](), "the pool was closed", 2
-        while problem and tries and not self.closed:
+    def _judged(self, job: dict[str, Any]) -> Verdict:
+        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory: the
+        program gets a second one."""
+        start, problem, tries, me = time.monotonic(), "the pool was closed", 2, threading.get_ident()
+        while tries and not self.closed:
             tries -= 1
-            if judge is None:
-                judge = Judge(self.level)
-                self.judges.add(judge)
+            if me not in self.judges:
+                self.judges[me] = Judge(self.level)
             try:
-                answer = judge.ask(job)
-                problem = answer.get("error", "")
+                answer = self.judges[me].ask(job)
+                results = tuple(Result(passed is True, why) for passed, why in answer["results"])
+                return Verdict(results, answer["stage"], time.monotonic() - start, answer["reason"])
             except TimeoutError:
-                answer, problem, tries = {}, "the judge hung on a test", 0
-            except codec.WireError:
-                answer, problem = {}, "the judge ended in a test"
-            if problem:
-                self.judges.discard(judge)
-                judge.kill()
-                judge = None
-        if "error" in answer:
-            raise SandboxUnavailable(f"isolation was lost: {problem}; see `codechat sandbox check`")
-        results = answer.get("results") or [(False, problem)] * len(job["tests"])
-        results = tuple(Result(passed is True, why) for passed, why in results)
-        reason = answer.get("reason", problem)
-        return judge, Verdict(results, answer.get("stage", "judge"), time.monotonic() - start, reason)
+                problem, tries = "the judge hung on a test", 0
+            except NotStarted as error:
+                if not tries:
+                    raise SandboxUnavailable(f"isolation was lost: {error}; see `codechat sandbox check`") from None
+            except OSError:
+                problem = "the judge ended in a test"
+            self.judges.pop(me).kill()
+        return Verdict((Result(False, problem),) * len(job["tests"]), "judge", time.monotonic() - start, problem)
 
 
 _shared: dict[str, Pool] = {}
@@ -330,7 +258,6 @@ def shared_pool(isolation: str) -> Pool:
     return pool
 
 
-@atexit.register
 def close_all() -> None:
     """End the judges of the shared pools, which are rebuilt where they are used again."""
     for pool in _shared.values():

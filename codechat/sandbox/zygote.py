@@ -1,13 +1,13 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
-It imports the standard library once, isolates itself and serves its judge over one socket: FORK -> pid and socket of a new
-process; END pid -> ENDED. The first message is JSON: {"error": text} where the isolation cannot be built, else empty. Parent
-and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
+It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
+next process, which was forked ahead; END -> that process ends. It also ends before another is given. The first message
+is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
 sockets without Python's wrapper classes.
 
 A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only change what
 is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
-    [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
+    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
 A reply is [number, "ok", value] or [number, "raise", type, message].
@@ -18,6 +18,7 @@ import builtins
 import contextlib
 import gc
 import importlib
+import itertools
 import json
 import operator
 import os
@@ -26,7 +27,7 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from codechat.sandbox import codec, kernel, landlock, seccomp
@@ -47,7 +48,7 @@ class Walls(NamedTuple):
 
     isolated: bool
     own_bytes: int
-    steps: tuple[kernel.Step, ...]
+    steps: list[kernel.Step]
 
 
 def main(control: socket.socket, level: str) -> None:
@@ -70,8 +71,7 @@ def main(control: socket.socket, level: str) -> None:
 
 def preload() -> None:
     for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     random.seed(0)  # every program starts from this state, so verdicts are reproducible
 
 
@@ -91,37 +91,34 @@ def build(level: str) -> Walls:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.limit_for_good()
     if isolated:
-        kernel.carry_out([seccomp.install(seccomp.shared_program())])
-    return Walls(isolated, own_bytes, tuple(own_walls(threads, ruleset)))
+        seccomp.install(seccomp.shared_program())()
+    return Walls(isolated, own_bytes, own_walls(threads, ruleset))
 
 
-def own_walls(threads: kernel.Step, ruleset: int) -> Iterator[kernel.Step]:
+def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
     """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
-    yield kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    yield threads
+    steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
     if ruleset >= 0:
-        yield kernel.drop_capabilities()
-        yield landlock.restrict(ruleset)
-        yield kernel.prepared("close", ruleset)
+        steps += [kernel.drop_capabilities(), landlock.restrict(ruleset), kernel.prepared("close", ruleset)]
+    return steps
 
 
 def serve(control: socket.SocketType, walls: Walls) -> None:
-    children: set[int] = set()
+    given = 0  # pid of the process that the judge has
+    ahead, channel = fork_child(control, walls)
     try:
-        while len(command := control.recv(codec.COMMAND, socket.MSG_WAITALL)) == codec.COMMAND:
-            if command == codec.FORK:
-                pid, channel = fork_child(control, walls)
-                children.add(pid)
+        while command := control.recv(1):
+            if given:
+                end(given)
+                given = 0
+            if command == codec.NEXT:
                 beside = channel.fileno().to_bytes(4, sys.byteorder)
-                control.sendmsg([pid.to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
+                control.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
                 channel.close()
-            else:
-                pid = int.from_bytes(command[1:], "big")
-                end(pid)
-                children.remove(pid)
-                control.sendall(codec.ENDED)
+                given, ahead = ahead, 0
+                ahead, channel = fork_child(control, walls)
     finally:
-        for pid in children:
+        for pid in filter(None, (given, ahead)):
             end(pid)
 
 
@@ -147,27 +144,14 @@ def fork_child(control: socket.SocketType, walls: Walls) -> tuple[int, socket.So
 def run(channel: socket.SocketType, walls: Walls) -> None:
     """In the program's process: isolate it, then wait for the program. If a step fails, no program is read."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the zygote's handler is not for the program
-    kernel.carry_out(walls.steps)
+    for step in walls.steps:
+        step()
     if walls.isolated:  # the filter names the process's own pid
-        kernel.carry_out([seccomp.install(seccomp.own_program(os.getpid()))])
+        seccomp.install(seccomp.own_program(os.getpid()))()
     Program(channel, walls.own_bytes).serve()
 
 
 # ---- one program
-
-
-class Opaque:
-    """Makes an iterator cross as a reference, also one that iterates over itself."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _next(iterator: Opaque) -> list[Any]:
-    try:
-        return [next(iterator.value)]
-    except StopIteration:
-        return []
 
 
 class Program:
@@ -179,8 +163,10 @@ class Program:
         self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
         self.ops: dict[str, Callable[..., Any]] = {
             "load": self.load, "call": self.call, "get": getattr, "set": setattr, "len": len,
-            "item": operator.getitem, "bool": bool, "str": str, "repr": repr, "next": _next,
-            "iter": lambda target: Opaque(iter(target)),
+            "item": operator.getitem, "bool": bool, "str": str, "repr": repr,
+            # in a box, an iterator crosses as a reference, also one that iterates over itself
+            "iter": lambda target: types.SimpleNamespace(of=iter(target)),
+            "next": lambda box: list(itertools.islice(box.of, 1)),
         }  # fmt: skip
 
     def to_ref(self, value: Any) -> dict[str, Any]:
@@ -203,15 +189,12 @@ class Program:
             return codec.encode([number, "ok", self.ops[op](*rest)], self.to_ref)
         # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
         except BaseException as error:
-            known = (
-                t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t
-            )  # the nearest builtin exception
-            return codec.encode([number, "raise", next(known).__name__, describe(error)], self.to_ref)
+            nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
+            return codec.encode([number, "raise", nearest.__name__, describe(error)], self.to_ref)
 
-    def load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
+    def load(self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float) -> list[Any]:
         module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
-        memory_mb, cpu_s = most
-        kernel.limit_program(self.own_bytes, int(memory_mb), cpu_s)
+        kernel.limit_program(self.own_bytes, memory_mb, cpu_s)
         space = module.__dict__
         exec(compile(code, "<program>", "exec", dont_inherit=True), space)
         for line in imports.splitlines():

@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,7 @@ class Host:
     tcp: socket.socket
     udp: socket.socket
     abstract: socket.socket
-    names: dict[str, object] = field(default_factory=dict)
-
-    def fill(self, code: str) -> str:
-        return textwrap.dedent(code) % self.names
+    names: dict[str, object]
 
 
 def python() -> str:
@@ -58,8 +55,8 @@ def as_user() -> dict[str, int]:
     return {"user": NOBODY, "group": NOBODY} if os.getuid() == 0 else {}
 
 
-@pytest.fixture
-def host() -> Iterator[Host]:
+@contextlib.contextmanager
+def made_host() -> Iterator[Host]:
     folder = Path(tempfile.mkdtemp(prefix="host-"))
     folder.chmod(0o777)
     (folder / "precious").write_text("precious")
@@ -90,13 +87,11 @@ def host() -> Iterator[Host]:
     shutil.rmtree(folder)
 
 
-@dataclass(frozen=True)
-class Reach:
-    """`code` defines attempt(); `happened` sees what it did to the host."""
-
-    name: str
-    code: str
-    happened: Callable[[Host], bool]
+@pytest.fixture
+def hosts() -> Iterator[Iterator[Host]]:
+    """One after another."""
+    with contextlib.ExitStack() as stack:
+        yield (stack.enter_context(made_host()) for _ in range(2))
 
 
 def accepted(listener: socket.socket) -> bool:
@@ -131,92 +126,98 @@ def ended(host: Host) -> bool:
     return host.victim.returncode is not None
 
 
-TELL = "    open('%(folder)s/told', 'w').write(str({what}))\n    return 'done'"
 MEMORY = """
 import ctypes
 class Part(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
+buffer = ctypes.create_string_buffer(64)
+mine, theirs = Part(ctypes.addressof(buffer), 24), Part(%(address)s, 24)
+ctypes.CDLL(None).process_vm_readv(%(pid)s, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+tell(buffer.raw)"""
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid(); os.close(1); os.close(2); time.sleep(0.5)
+    open('%(folder)s/daemon', 'w').close()
+    os._exit(0)"""
+THREAD = """
+import threading, time
+def late():
+    time.sleep(0.3)
+    open('%(folder)s/late', 'w').close()
+threading.Thread(target=late).start()"""
+PLANT = """
+d = '%(folder)s/home/.local/lib/python3.11/site-packages'
+os.makedirs(d)
+open(d + '/usercustomize.py', 'w').write('print(1)')"""
+HOME = """
+here = '%(folder)s/home'
+os.chmod(here, 0o700) if os.stat(here).st_uid == os.getuid() else os.mkdir(here + '/x')"""
+SHARED = """
+from multiprocessing import shared_memory, resource_tracker
+resource_tracker.register = lambda *a: None
+shared_memory.SharedMemory('%(name)s', create=True, size=10)"""
+
+# What a program does, and how it is seen that it happened to the host.
+REACHES: dict[str, tuple[str, Callable[[Host], bool]]] = {
+    "delete a file": ("os.unlink('%(folder)s/precious')", lambda h: not (h.folder / "precious").exists()),
+    "overwrite a file": ("open('%(folder)s/precious', 'w').write('x')", lambda h: (h.folder / "precious").read_text() != "precious"),
+    "make a file": ("open('%(folder)s/new', 'w').close()", exists("new")),
+    "change a mode": (HOME, lambda h: (h.folder / "home/x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777),
+    "rename a file": ("os.rename('%(folder)s/precious', '%(folder)s/moved')", exists("moved")),
+    "plant usercustomize": (PLANT, lambda h: any(h.folder.rglob("usercustomize.py"))),
+    "a tree 200 deep": ("os.chdir('%(folder)s')\nfor _ in range(200):\n    os.mkdir('d'); os.chdir('d')", exists("d/d/d")),
+    "a shell": ("import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)", exists("shell")),
+    "os.system": ("os.system('echo x > %(folder)s/shell') and 1 / 0", exists("shell")),
+    "a daemon that outlives the run": (DAEMON, lambda h: time.sleep(0.8) or exists("daemon")(h)),
+    "a thread that outlives the run": (THREAD, lambda h: time.sleep(0.6) or exists("late")(h)),
+    "kill another process": ("os.kill(%(pid)s, 9)", ended),
+    "stop another process": ("os.kill(%(pid)s, signal.SIGSTOP)", stopped),
+    "queue a signal by ctypes": ("import ctypes\nctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)", stopped),
+    "slow another process down": ("os.setpriority(os.PRIO_PROCESS, %(pid)s, 15)", lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15),
+    "limit another process": (
+        "import resource\nresource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))",
+        lambda h: "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text(),
+    ),
+    "pin another process": (
+        "os.sched_setaffinity(%(pid)s, {min(os.sched_getaffinity(0))})",
+        lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0)),
+    ),
+    "read another's environment": ("tell(open('/proc/%(pid)s/environ').read())", told(SECRET)),
+    "read another's memory file": ("f = open('/proc/%(pid)s/mem', 'rb')\nf.seek(%(address)s)\ntell(f.read(24))", told("in-the-memory")),
+    "read another's memory by a call": (MEMORY, told("in-the-memory")),
+    "read a file of the host": ("tell(open('%(folder)s/precious').read())", told("precious")),
+    "connect by TCP": ("socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()", lambda h: accepted(h.tcp)),
+    "send by UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', %(udp)s))", lambda h: received(h.udp)),
+    "connect to an abstract socket": ("socket.socket(socket.AF_UNIX).connect('\\0%(name)s')", lambda h: accepted(h.abstract)),
+    "leave shared memory": (SHARED, lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
+}  # fmt: skip
+PROGRAM = """import os, signal, socket
+def tell(what): open('%(folder)s/told', 'w').write(str(what))
 def attempt():
-    buffer = ctypes.create_string_buffer(64)
-    mine, theirs = Part(ctypes.addressof(buffer), 24), Part(%(address)s, 24)
-    ctypes.CDLL(None).process_vm_readv(%(pid)s, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+{body}
+    return 'done'
 """
 
-REACHES = [
-    Reach("delete a file", "import os\ndef attempt():\n    os.unlink('%(folder)s/precious')\n    return 'done'",
-          lambda h: not (h.folder / "precious").exists()),
-    Reach("overwrite a file", "def attempt():\n    open('%(folder)s/precious', 'w').write('x')\n    return 'done'",
-          lambda h: (h.folder / "precious").read_text() != "precious"),
-    Reach("make a file", "def attempt():\n    open('%(folder)s/new', 'w').close()\n    return 'done'", exists("new")),
-    Reach("change a mode", "import os\ndef attempt():\n    os.chmod('%(folder)s/home', 0o700) if os.stat('%(folder)s/home').st_uid == os.getuid() else os.mkdir('%(folder)s/home/x')\n    return 'done'",
-          lambda h: (h.folder / "home" / "x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777),
-    Reach("rename a file", "import os\ndef attempt():\n    os.rename('%(folder)s/precious', '%(folder)s/moved')\n    return 'done'", exists("moved")),
-    Reach("plant usercustomize", "import os\ndef attempt():\n    d = '%(folder)s/home/.local/lib/python3.11/site-packages'\n    os.makedirs(d)\n"
-          "    open(d + '/usercustomize.py', 'w').write('print(1)')\n    return 'done'", lambda h: any(h.folder.rglob("usercustomize.py"))),
-    Reach("a tree 200 deep", "import os\ndef attempt():\n    os.chdir('%(folder)s')\n    for _ in range(200):\n"
-        "        os.mkdir('d'); os.chdir('d')\n    return 'done'", exists("d/d/d")),
-    Reach("a shell", "import subprocess\ndef attempt():\n    subprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)\n"
-        "    return 'done'", exists("shell")),
-    Reach("os.system", "import os\ndef attempt():\n    return 'done' if os.system('echo x > %(folder)s/shell') == 0 else 'no'", exists("shell")),
-    Reach("a daemon that outlives the run", "import os, time\ndef attempt():\n    if os.fork() == 0:\n        os.setsid()\n"
-        "        os.close(1); os.close(2)\n        time.sleep(0.5)\n"
-          "        open('%(folder)s/daemon', 'w').close()\n        os._exit(0)\n    return 'done'", lambda h: time.sleep(0.8) or exists("daemon")(h)),
-    Reach("a thread that outlives the run", "import threading, time\ndef late():\n    time.sleep(0.3)\n    open('%(folder)s/late', 'w').close()\n"
-          "def attempt():\n    threading.Thread(target=late).start()\n    return 'done'", lambda h: time.sleep(0.6) or exists("late")(h)),
-    Reach("kill another process", "import os\ndef attempt():\n    os.kill(%(pid)s, 9)\n    return 'done'", ended),
-    Reach("stop another process", "import os, signal\ndef attempt():\n    os.kill(%(pid)s, signal.SIGSTOP)\n    return 'done'", stopped),
-    Reach("queue a signal by ctypes", "import ctypes, signal\ndef attempt():\n    ctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)\n"
-        "    return 'done'", stopped),
-    Reach("slow another process down", "import os\ndef attempt():\n    os.setpriority(os.PRIO_PROCESS, %(pid)s, 15)\n    return 'done'",
-          lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15),
-    Reach("limit another process", "import resource\ndef attempt():\n    resource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))\n"
-        "    return 'done'",
-          lambda h: "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text()),
-    Reach("pin another process", "import os\ndef attempt():\n    os.sched_setaffinity(%(pid)s, {min(os.sched_getaffinity(0))})\n    return 'done'",
-          lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0))),
-    Reach("read another's environment", "def attempt():\n    text = open('/proc/%(pid)s/environ').read()\n" + TELL.format(what="text"), told(SECRET)),
-    Reach("read another's memory file", "def attempt():\n    f = open('/proc/%(pid)s/mem', 'rb')\n"
-        "    f.seek(%(address)s)\n" + TELL.format(what="f.read(24)"), told("in-the-memory")),
-    Reach("read another's memory by a call", MEMORY + TELL.format(what="buffer.raw"), told("in-the-memory")),
-    Reach("read a file of the host", "def attempt():\n" + TELL.format(what="open('%(folder)s/precious').read()"), told("precious")),
-    Reach("connect by TCP", "import socket\ndef attempt():\n    socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()\n"
-        "    return 'done'", lambda h: accepted(h.tcp)),
-    Reach("send by UDP", "import socket\ndef attempt():\n    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', %(udp)s))\n    return 'done'", lambda h: received(h.udp)),
-    Reach("connect to an abstract socket", "import socket\ndef attempt():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0%(name)s')\n"
-        "    return 'done'", lambda h: accepted(h.abstract)),
-    Reach("leave shared memory", "from multiprocessing import shared_memory, resource_tracker\nresource_tracker.register = lambda *a: None\n"
-        "def attempt():\n"
-          "    shared_memory.SharedMemory('%(name)s', create=True, size=10)\n"
-              "    return 'done'", lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
-]  # fmt: skip
+
+def code_of(reach: str, host: Host) -> str:
+    return PROGRAM.replace("{body}", textwrap.indent(REACHES[reach][0], "    ")) % host.names
 
 
-def run_naively(host: Host, code: str) -> None:
-    script = host.fill(code) + "\nassert attempt() == 'done'\n"
-    home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
-    subprocess.run(
-        [python(), "-c", script], timeout=20, cwd=host.folder, env=home, check=True, capture_output=True, **as_user()
-    )
-
-
-def skip_where_it_cannot_be_shown(reach: Reach) -> None:
-    if reach.name == "pin another process" and len(os.sched_getaffinity(0)) < 2:
+@pytest.mark.parametrize("reach", REACHES)
+def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], pool: Pool) -> None:
+    if reach == "pin another process" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one processor")
-
-
-@pytest.mark.parametrize("reach", REACHES, ids=lambda r: r.name)
-def test_reaches_out_naively(reach: Reach, host: Host) -> None:
-    skip_where_it_cannot_be_shown(reach)
-    run_naively(host, reach.code)
-    assert reach.happened(host), "it does not even get out of a subprocess"
+    happened, host = REACHES[reach][1], next(hosts)
+    script = code_of(reach, host) + "\nassert attempt() == 'done'\n"
+    home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
+    how = dict(timeout=20, cwd=host.folder, env=home, check=True, capture_output=True)
+    subprocess.run([python(), "-c", script], **how, **as_user())
+    assert happened(host), "it does not even get out of a subprocess"
     Path(f"/dev/shm/{host.names['name']}").unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("reach", REACHES, ids=lambda r: r.name)
-def test_does_not_reach_out_here(reach: Reach, host: Host, pool: Pool) -> None:
-    pool.run(Program(code=host.fill(reach.code), tests=TRY, entry_points=("attempt",), timeout_s=2.0))
-    assert not reach.happened(host)
-    assert host.victim.poll() is None
+    host = next(hosts)
+    pool.run(Program(code=code_of(reach, host), tests=TRY, entry_points=("attempt",), timeout_s=2.0))
+    assert not happened(host) and host.victim.poll() is None
 
 
 # ---- too harmful to be shown; what the next program sees
@@ -267,10 +268,10 @@ def test_the_next_program_finds_everything_in_order(name: str, pool: Pool) -> No
 
 def test_killing_its_own_parent_kills_no_judge(pool: Pool) -> None:
     pool.run(Program(code="def attempt(): return 'done'", tests=TRY))
-    judge = next(iter(pool.judges))
+    judge = next(iter(pool.judges.values()))
     code = "import os\ndef attempt():\n    os.kill(os.getppid(), 9)\n    return 'done'"
     assert not pool.run(Program(code=code, tests=TRY, entry_points=("attempt",))).passed
-    assert next(iter(pool.judges)) is judge and judge.process.poll() is None
+    assert next(iter(pool.judges.values())) is judge and judge.process.poll() is None
 
 
 def test_programs_see_nothing_of_the_trainers_environment(pool: Pool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import signal
 import socket
@@ -18,9 +17,9 @@ from pathlib import Path
 import pytest
 from raising import raising
 
-from codechat.core.errors import ConfigError, DataError, RunError
+from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import COMMANDS
-from codechat.sandbox import codec, kernel, layers, nursery, zygote
+from codechat.sandbox import codec, judge, kernel, layers, zygote
 from codechat.sandbox import pool as pool_module
 from codechat.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
 
@@ -61,17 +60,17 @@ def test_a_failure_has_stage_and_reason(code: str, stage: str, reason: str, pool
     assert (verdict.stage, verdict.passed) == (stage, False) and reason in verdict.reason, verdict
 
 
-def test_the_next_test_runs_after_one_that_ran_out_of_time(pool: Pool) -> None:
-    code = "def f(x):\n    while x == 2: pass\n    return x"
-    verdict = judged(pool, code, *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5)
+@pytest.mark.parametrize(
+    "bad, reason", [("while x == 2: pass", "out of time"), ("if x == 2: import os; os._exit(0)", "lost")]
+)
+def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process(
+    bad: str, reason: str, pool: Pool
+) -> None:
+    verdict = judged(
+        pool, f"def f(x):\n    {bad}\n    return x", *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5
+    )
     assert [r.passed for r in verdict.results] == [True, True, False, True, True]
-    assert verdict.results[2].reason == "out of time" and verdict.seconds < 3
-
-
-def test_the_next_test_runs_after_one_that_killed_its_process(pool: Pool) -> None:
-    code = "import os\ndef f(x):\n    if x == 0: os._exit(0)\n    return x"
-    verdict = judged(pool, code, "assert f(0) == 0", "assert f(1) == 1")
-    assert [r.passed for r in verdict.results] == [False, True]
+    assert reason in verdict.results[2].reason and verdict.seconds < 3
 
 
 def test_a_whole_program_has_a_time_limit(pool: Pool) -> None:
@@ -96,16 +95,14 @@ def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
 # ---- values that cross
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["None", "True", "-1", "2**70", "10**4000", "0.1", "float('inf')", "'a\\ud800\\n'", "b'\\xff'", "bytearray(b'a')", "1j", "[]", "[[1], (2,)]",
-     "{'a': {1: (2, None)}}", "{1, 2}", "frozenset({(1, 2)})", "range(3, 9, 2)", "Decimal('1.50')", "Fraction(1, 3)",
-     "deque([1, 2], maxlen=3)", "{(1, 2): [3]}", "...", "int", "[str, type(None)]"],
-)  # fmt: skip
-def test_data_round_trips(value: str, pool: Pool) -> None:
+def test_data_round_trips(pool: Pool) -> None:
+    values = ["None", "True", "-1", "2**70", "10**4000", "0.1", "float('inf')", "'a\\ud800\\n'", "b'\\xff'", "bytearray(b'a')", "1j", "[]",
+              "[[1], (2,)]", "{'a': {1: (2, None)}}", "{1, 2}", "frozenset({(1, 2)})", "range(3, 9, 2)", "Decimal('1.50')", "Fraction(1, 3)",
+              "deque([1, 2], maxlen=3)", "{(1, 2): [3]}", "...", "int", "[str, type(None)]"]  # fmt: skip
     imports = "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
-    test = f"v = {value}\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
-    assert judged(pool, "def same(x): return x", test, setup=imports).passed
+    same = "\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
+    verdict = judged(pool, "def same(x): return x", *(f"v = {value}{same}" for value in values), setup=imports)
+    assert verdict.passed, verdict.results
 
 
 def test_subclasses_arrive_as_the_data_they_hold(pool: Pool) -> None:
@@ -139,11 +136,7 @@ def test_objects_of_a_class_are_used_as_in_one_process(pool: Pool) -> None:
     assert verdict.passed, verdict.results
 
 
-@pytest.mark.parametrize(
-    "operation",
-    ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"],
-)
-def test_operations_that_would_reveal_the_answer_are_not_forwarded(operation: str, pool: Pool) -> None:
+def test_operations_that_would_reveal_the_answer_are_not_forwarded(pool: Pool) -> None:
     code = """
     class X:
         asked = []
@@ -153,8 +146,20 @@ def test_operations_that_would_reveal_the_answer_are_not_forwarded(operation: st
     x = X()
     def asked(): return len(X.asked)
     """
-    test = f"try:\n    ok = {operation}\nexcept TypeError:\n    ok = False\nassert not ok and asked() == 0"
-    assert judged(pool, code, test, entry_points=("x", "asked")).passed
+    operations = (
+        "x + 1",
+        "1 + x",
+        "abs(x)",
+        "x < 1",
+        "3 in [x]",
+        "x == 1",
+        "hash(x) == 1",
+        "float(x)",
+        "x.__class__ is int",
+    )
+    test = "try:\n    ok = {}\nexcept TypeError:\n    ok = False\nassert not ok and asked() == 0"
+    verdict = judged(pool, code, *map(test.format, operations), entry_points=("x", "asked"))
+    assert verdict.passed, verdict.results
 
 
 def test_a_programs_changes_of_arguments_are_copied_back(pool: Pool) -> None:
@@ -238,13 +243,13 @@ def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
 @pytest.mark.parametrize("tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"])
 def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(tests: object, pool: Pool) -> None:
     """HumanEval/32, 38 and 50 use the function that the prompt defines beside the requested one."""
-    code = "def g(x): return x + 1\ndef f(x): return x - 1"
-    found = pool.run(Program(code=code, tests=tests, entry_points=("f",), timeout_s=2.0))
-    assert found.passed, found.reason
-    without = pool.run(Program(code="def f(x): return x - 1", tests=tests, entry_points=("f",), timeout_s=2.0))
-    assert "g" in without.reason and without.stage == "tests", "required is f alone"
-    lost = pool.run(Program(code="def g(x): return x", tests=tests, entry_points=("f",), timeout_s=2.0))
-    assert lost.stage == "load" and "define f" in lost.reason
+    g, f = "def g(x): return x + 1\n", "def f(x): return x - 1\n"
+    whole, without_g, without_f = (
+        pool.run(Program(code=code, tests=tests, entry_points=("f",))) for code in (g + f, f, g)
+    )
+    assert whole.passed, whole.reason
+    assert "g" in without_g.reason and without_g.stage == "tests", "required is f alone"
+    assert without_f.stage == "load" and "define f" in without_f.reason
 
 
 def test_entry_points_come_from_the_reference() -> None:
@@ -277,28 +282,21 @@ def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool
 # ---- isolation
 
 
-def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     choose.cache_clear()
     monkeypatch.setattr(pool_module, "_shared", {})
-    start = nursery.start_python
-    monkeypatch.setattr(
-        nursery, "start_python", lambda module, *words: start(module, "landlock", "0")
-    )  # it ends at once
-    with raising(SandboxUnavailable, "no isolation here", "isolation=none"):
-        Pool(1)
-    with pytest.raises(SandboxUnavailable):
-        shared_pool("auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(judge, "FLAGS", (*judge.FLAGS, "-O"))
+        with raising(SandboxUnavailable, "no isolation here (judge: python -O", "isolation=none"):
+            Pool(1)
+        with pytest.raises(SandboxUnavailable):
+            shared_pool("auto")
+        patch.setattr(pool_module, "choose", lambda isolation: "landlock")
+        with Pool(1) as other, pytest.raises(SandboxUnavailable):
+            other.run(Program(code=ADD, tests=["assert add(1, 2) == 4"]))
     with pytest.raises(ConfigError, match="none"):
         choose("nune")
-    monkeypatch.undo()
-    choose.cache_clear()
     assert choose("none") == "none" and choose("auto") == "landlock"
-
-
-def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
-    monkeypatch.setattr(nursery, "FLAGS", (*nursery.FLAGS, "-O"))
-    with Pool(1) as other, pytest.raises(SandboxUnavailable, match="-O"):
-        other.run(Program(code=ADD, tests=["assert add(1, 2) == 4"]))
 
 
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
@@ -326,9 +324,8 @@ def test_the_attempts_succeed_without_isolation() -> None:
 
 def test_without_isolation_the_verdict_is_still_the_judges() -> None:
     with Pool(1, isolation="none") as pool:
-        yes = "class Y:\n    def __eq__(s, o): return True\ndef f(): return Y()"
-        assert not judged(pool, yes, "assert f() == 1").passed
-        assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+        yes = "class Y:\n    def __eq__(s, o): return True\ndef add(a, b): return Y()"
+        assert [judged(pool, code, "assert add(1, 2) == 3").passed for code in (yes, ADD)] == [False, True]
 
 
 def test_works_for_an_ordinary_user() -> None:
@@ -346,23 +343,14 @@ def test_works_for_an_ordinary_user() -> None:
 
 def test_no_program_runs_after_a_failed_isolation_step() -> None:
     done: list[str] = []
-
-    def step(name: str, number: str, *args: int) -> kernel.Step:
-        call = kernel.prepared(number, *args)
-        return functools.partial(lambda n: done.append(name) or call(), *call.args[:1])
-
-    steps = (
-        step("first", "prctl", 3, 0, 0, 0, 0),
-        step("fails", "close", 1 << 20),
-        step("last", "prctl", 3, 0, 0, 0, 0),
-    )
-    judge, own = socket.socketpair()
-    with judge, own:
-        codec.send(judge, b'[1, "len", ["", ""]]')
-        judge.shutdown(socket.SHUT_WR)
+    steps = [kernel.prepared("close", 1 << 20), lambda: done.append("another step")]
+    theirs, own = socket.socketpair()
+    with theirs, own:
+        codec.send(theirs, b'[1, "len", ["", ""]]')
+        theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError) as raised:
             zygote.run(own, zygote.Walls(True, 0, steps))
-        assert done == ["first", "fails"] and raised.value.errno == errno.EBADF and raised.value.filename == "close"
+        assert not done and raised.value.errno == errno.EBADF and raised.value.filename == "close"
         assert codec.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
 
 
@@ -378,14 +366,18 @@ def test_every_isolation_layer_is_among_the_steps() -> None:
 # ---- lifetime
 
 
+def status(pid: object) -> list[str]:
+    """State and parent of a process, first; nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
+
+
 def processes_below(pid: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
+    parents = {
+        int(folder.name): int(status(folder.name)[1]) for folder in Path("/proc").iterdir() if folder.name.isdigit()
+    }
     found, fresh = set(), {pid}
     while fresh:
         fresh = {p for p, parent in parents.items() if parent in fresh} - found
@@ -394,14 +386,7 @@ def processes_below(pid: int) -> set[int]:
 
 
 def running(pids: set[int]) -> set[int]:
-    out = set()
-    for pid in pids:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                out.add(pid)
-        except OSError:
-            continue
-    return out
+    return {pid for pid in pids if status(pid)[0] not in "ZX"}
 
 
 def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
@@ -411,7 +396,7 @@ def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
         assert len(processes_below(os.getpid()) - before) >= 6
     time.sleep(0.1)
     assert processes_below(os.getpid()) <= before and len(os.listdir("/proc/self/fd")) == fds
-    with pytest.raises(RunError):
+    with pytest.raises(RuntimeError):
         other.run(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
 
 
@@ -454,27 +439,26 @@ def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) 
 
 def test_a_judge_and_a_zygote_that_are_killed_are_replaced(pool: Pool) -> None:
     for kill in (
-        lambda judge: judge.process.kill(),
-        lambda judge: os.kill(min(processes_below(judge.process.pid)), signal.SIGKILL),
+        lambda one: one.process.kill(),
+        lambda one: os.kill(min(processes_below(one.process.pid)), signal.SIGKILL),
     ):
         assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-        kill(next(iter(pool.judges)))
+        kill(next(iter(pool.judges.values())))
         time.sleep(0.1)
         assert all(judged(pool, ADD, "assert add(1, 2) == 3").passed for _ in range(2))
 
 
-def test_a_pool_serves_many_threads_and_no_fork(pool: Pool) -> None:
-    with ThreadPoolExecutor(8) as callers:
-        verdicts = list(callers.map(lambda i: judged(pool, ADD, f"assert add({i}, 1) == {i + 1}"), range(40)))
-    assert all(v.passed for v in verdicts)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            pool.submit(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
-        except RunError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_shared", {})
+    with shared_pool("auto") as pool:
+        with ThreadPoolExecutor(8) as callers:
+            verdicts = list(callers.map(lambda i: judged(pool, ADD, f"assert add({i}, 1) == {i + 1}"), range(40)))
+        assert all(v.passed for v in verdicts) and shared_pool("auto") is pool
+        if (pid := os.fork()) == 0:
+            pool.close()  # of the parent: nothing
+            os._exit(7 if shared_pool("auto") is not pool else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert judged(pool, ADD, "assert add(1, 2) == 3").passed
 
 
 def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
