@@ -56,7 +56,7 @@ from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
-from codechat.tasks.funcall.staircase import Staircase, score_call
+from codechat.tasks.funcall import Staircase, score_call
 
 # %% [markdown]
 # ## Does it help, and when?

@@ -54,7 +54,7 @@ from codechat.data.chat_formats import glaive_turns
 from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load
 from codechat.tasks.toolbox.problems import draw
-from codechat.tasks.funcall import staircase
+from codechat.tasks import funcall
 
 
 # %% [markdown]
@@ -89,13 +89,13 @@ def score_swapping(text, gold):
     for attempt in (call, call.replace("'", '"')):
         with contextlib.suppress(ValueError):
             json.loads(attempt)
-            return staircase.score_call(chat.CALL_TAG + attempt, gold)
-    return staircase.score_call(chat.CALL_TAG + " {", gold)
+            return funcall.score_call(chat.CALL_TAG + attempt, gold)
+    return funcall.score_call(chat.CALL_TAG + " {", gold)
 
 
 # %%
 text, gold = glaive_turns(rows[0]["chat"])[-1]["content"], asked[0].gold
-honest, broken = staircase.score_call(text, gold), score_swapping(text, gold)
+honest, broken = funcall.score_call(text, gold), score_swapping(text, gold)
 swapped = text.replace("'", '"')
 print(f"{text}\nafter the swap: {swapped}")
 pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tier", "correct"]].assign(tier=[label_of_tier(s.tier) for s in (honest, broken)])
@@ -113,7 +113,7 @@ def read(rows, score):
     return pd.DataFrame({"reward": [s.reward for s in scores], "tier": [s.tier for s in scores], "arguments": [len(g["arguments"]) for g in golds]})
 
 
-ours, theirs = read(rows, staircase.score_call), read(rows, score_swapping)
+ours, theirs = read(rows, funcall.score_call), read(rows, score_swapping)
 pd.DataFrame({"our reader": ours["tier"].value_counts(), "swapped quotes": theirs["tier"].value_counts()}).fillna(0).astype(int).rename(label_of_tier)
 
 # %%
@@ -136,7 +136,7 @@ fig
 
 # %%
 golds = [p.gold for p in asked] + [{"name": "get_random_quote", "arguments": {}}] * without_arguments
-lazy = np.array([staircase.score_call(chat.format_call(g["name"], {}), g).correct for g in golds])
+lazy = np.array([funcall.score_call(chat.format_call(g["name"], {}), g).correct for g in golds])
 kept = (theirs["tier"] == "full").to_numpy()
 lazy_score = {"rows that the parser kept": lazy[kept].mean(), "all rows": lazy.mean()}
 print("exact match of a policy that never writes an argument:", {k: round(float(v), 2) for k, v in lazy_score.items()})

@@ -32,7 +32,7 @@ from codechat import articles, comparisons, plots, run_frames
 from codechat.reports.style import colour_of, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
 from codechat.runs.paths import ROOT
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall import TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
 # the stages full-evaluation and more-sft-evaluate run only where they are asked for

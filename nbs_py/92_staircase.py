@@ -35,7 +35,7 @@ from codechat.reports import dense_rewards
 from codechat.reports.style import (GREY, OKABE_ITO, SHAPE_COLOURS, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
                                     label_of_tier, new_figure, outer_legend, seeds_note, span_of, stack_bars)  # fmt: skip
 from codechat.runs.paths import ROOT
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall import TIERS
 from codechat.tasks.toolbox.problems import draw
 
 

@@ -38,7 +38,7 @@ from codechat.reports.xray_steps import token_gradients
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall import TIERS
 from codechat.text import chat
 
 PARTS = ("prose", "tag", "form", "name", "arguments", "end")

@@ -405,7 +405,7 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat.data.prepared import Row  # noqa: F401  (the room loads before the first file is timed)
     from codechat.inference import protocol
     from codechat.sft import SFTConfig
-    from codechat.tasks.funcall.staircase import score_call
+    from codechat.tasks.funcall import score_call
     from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls
     from codechat.text import chat
 

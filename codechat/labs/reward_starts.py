@@ -23,7 +23,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.funcall import FuncallTask
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from codechat.core.config import opt
 from codechat.core.errors import DataError, MissingFile
 from codechat.reports import frozen_rows, html, xray_steps
 from codechat.runs import paths
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall import TIERS
 
 FOLDER = Path(__file__).parent / "templates" / "pages"
 ABOUT = {

@@ -28,7 +28,7 @@ TASKS: dict[str, str | Callable[..., Task]] = {
     "apps": "apps.task:AppsTask",
     "appworld": "appworld:AppWorldTask",
     "bfcl": "bfcl.task:BfclTask",
-    "funcall": "funcall.task:FuncallTask",
+    "funcall": "funcall:FuncallTask",
     "gsm8k": "reasoning.task:Gsm8kTask",
     "humaneval": "coding.task:HumanEvalTask",
     "mbpp": "coding.task:MbppTask",

@@ -15,11 +15,11 @@ from typing import Any
 
 from codechat.data.chat_formats import NO_CALL
 from codechat.data.synthetic import parsed
+from codechat.tasks import funcall
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.answer_text import extract, same_name
 from codechat.tasks.coding.task import CodingTask
-from codechat.tasks.funcall import staircase
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 
@@ -42,7 +42,7 @@ class NaturalTask(CodingTask):
     """tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the request excludes), shown."""
 
     name = "natural"
-    tiers = (*staircase.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
+    tiers = (*funcall.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
     splits = ("test",)
     no_references = "requests for code and chat have no reference solutions"
 
@@ -74,7 +74,7 @@ class NaturalTask(CodingTask):
             if problem.meta["kind"] == "chat":
                 yield Score(0.0, SHOWN, {}, False)
             elif problem.meta["kind"] != "code":
-                yield staircase.score_call(text, problem.gold)
+                yield funcall.score_call(text, problem.gold)
             else:
                 score, (_, code) = next(judged)
                 if score.correct and _used(extract(code, problem.gold["names"])) & set(problem.gold.get("without", ())):

@@ -23,7 +23,7 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall.staircase import NAMED
+from codechat.tasks.funcall import NAMED
 from codechat.tasks.toolbox import catalogue, problems
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer

@@ -21,7 +21,7 @@ from codechat.rl.advantages import group_advantages
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.tasks.funcall.staircase import score_call
+from codechat.tasks.funcall import score_call
 from codechat.text import chat, tokenizer
 
 TOK = tokenizer.load("gpt2:512")

@@ -15,7 +15,7 @@ from codechat.evaluation.intervals import bootstrap_interval
 from codechat.reports import plots, run_frames, style
 from codechat.runs import paths
 from codechat.runs.run import Run
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall import TIERS
 
 
 def make_runs(rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""AppWorld over HTTP: an episode against a written-down exchange, what servers do wrong, the command, trajectories as conversations.
+"""AppWorld over HTTP: an episode against a written-down exchange, what servers do wrong, the task.
 
 The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints, bodies, one world at a time, errors as FastAPI gives them.
 """
@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-from codechat import cli, tasks
-from codechat.core.atomic_files import read_rows
-from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
+from codechat import tasks
+from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
-from codechat.runs import checkpoint
-from codechat.runs.run import Run
 from codechat.tasks import appworld
-from codechat.tasks.appworld import NO_CODE, AppWorldEnvironment, AppWorldServer
+from codechat.tasks.appworld import NO_CODE, AppWorldEnvironment, connect
+from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
 
 TASK = "50e1ac9_1"
@@ -130,11 +128,11 @@ def stub() -> Iterator[Stub]:
 
 
 def environment(stub: Stub, **more: Any) -> AppWorldEnvironment:
-    return AppWorldEnvironment([AppWorldServer(stub.url)], **more)
+    return AppWorldEnvironment([connect(stub.url)], **more)
 
 
-def problem(name: str = TASK) -> Any:
-    return appworld.problem_of(name, "train")
+def problem(name: str = TASK) -> Problem:
+    return Problem(name, [], None, "train")
 
 
 def says(code: str) -> dict[str, str]:
@@ -157,8 +155,8 @@ def test_an_episode_is_this_exchange(stub: Stub) -> None:
     score = world.score()
     assert (score.reward, score.tier, score.correct) == (1.0, "done", True)
     parts = {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
-    assert score.parts == parts | {"opening": [system, request]}
-    assert world.state_diff() == [{"requirement": text, "passed": True} for text in CHECKS]
+    requirements = [{"requirement": text, "passed": True} for text in CHECKS]
+    assert score.parts == parts | {"requirements": requirements} and world.state_diff() == requirements
     here = {"task_id": TASK}
     turns = [(("execute", here | {"code": code}), ("task_completed", here)) for code in (LOOK, COUNT, DONE)]
     first = ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30})
@@ -229,7 +227,7 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: Stub)
 
 
 def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
-    with pytest.raises(RunError, match=r"/initialize.*500.*Internal Server Error"):
+    with pytest.raises(UserError, match=r"/initialize.*500.*Internal Server Error"):
         environment(stub).reset(problem("0000000_1"))
     for endpoint, status, text in (
         ("execute", 500, "Internal Server Error"),
@@ -241,7 +239,7 @@ def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
         ("initialize", 200, {"output": {"task_id": "x"}}),
     ):
         stub.broken, world = {endpoint: (status, text)}, environment(stub)
-        with pytest.raises(RunError, match=stub.url if text == "not json" else f"/{endpoint}"):
+        with pytest.raises(UserError, match=stub.url if text == "not json" else f"/{endpoint}"):
             world.reset(problem())
             world.step(says(DONE))
 
@@ -249,13 +247,9 @@ def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
 # ------------------------------------------------------------------ the task
 
 
-def tiny(block: int = 1536) -> tuple[GPT, tokenizer.Tokenizer]:
-    tok = tokenizer.load("bytes")
-    return GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=block, vocab_size=tok.n_vocab), seed=0), tok
-
-
 def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None:
-    policy, tok = tiny()
+    tok = tokenizer.load("bytes")
+    policy = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=1536, vocab_size=tok.n_vocab), seed=0)
     with Stub() as other:
         task = tasks.load(f"appworld:source={TASK}+50e1ac9_2,worlds={stub.url}+{other.url},max_turns=2")
         problems = task.problems("train", 1)
@@ -288,59 +282,9 @@ def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> Non
     (tmp_path / "data" / "datasets").mkdir(parents=True)
     (tmp_path / "data" / "datasets" / "dev.txt").write_text("50e1ac9_1\n50e1ac9_2\n\n# more\n")
     (tmp_path / "mine").write_text("fac291d_1\n50e1ac9_1\n")
-    assert appworld.task_ids([str(tmp_path)], "select") == ["50e1ac9_1", "50e1ac9_2"]
-    assert appworld.task_ids(["82e2fac_1", str(tmp_path / "mine")], "test") == ["82e2fac_1", "fac291d_1", "50e1ac9_1"]
-    for words, split, error in (
-        ([str(tmp_path)], "train", MissingFile),
-        (["nowhere"], "test", MissingFile),
-        ([], "test", ConfigError),
-    ):
-        with pytest.raises(error):
-            appworld.task_ids(words, split)
-
-
-# ------------------------------------------------------------------ the command
-
-
-@pytest.fixture
-def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(home)
-    return home
-
-
-def saved(name: str, block: int) -> None:
-    """A run with a checkpoint of a new model."""
-    model, tok = tiny(block)
-    with Run.create(name, {}, kind="sft") as run:
-        checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-
-
-def test_successful_episodes_become_conversations(home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of an evaluation on the training split in which every check passed, up to the last answer."""
-    saved("new", 1536)
-    task = f"appworld:worlds={stub.url},max_turns=1,source=50e1ac9_1+50e1ac9_2+fac291d_1"
-    turns = [{"text": says(code)["content"], "told": ["Output: 1"]} for code in (LOOK, COUNT, DONE)]
-    for split in ("train", "test"):
-        words = f"evaluate --ckpt new --task {task} --split {split} --n 1 --ks 1 --max-new-tokens 4 --run-name {split}"
-        assert cli.main(words.split()) == 0, "three problems, one server: one after the other"
-        assert [e for e, _ in stub.requests[-9:]] == ["initialize", "evaluate", "close"] * 3
-        row = Run.open(split).evals().iloc[0]
-        assert (row["n_problems"], row["tier/as_idle"], row["reward_mean"]) == (3, 1.0, pytest.approx(1 / 3))
-        path = home / "runs" / split / "examples.jsonl"
-        rows = [row | {"turns": turns} for row in read_rows(path)]  # as a better checkpoint would have them
-        for row in rows:
-            right = row["problem"] != "50e1ac9_2"
-            row |= {"correct": right, "reward": float(right)}
-            row["parts"]["opening"][1]["content"] = row["problem"]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["data", "appworld", "--run-name", "train", "--out", "made", "--tokenizer", "bytes"]) == 0
-    rows = [r for file in (home / "made").glob("appworld.*.jsonl") for r in read_rows(file)]
-    assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"]
-    for row in rows:
-        roles = [m["role"] for m in row["messages"]]
-        assert roles == ["system", "user", *["assistant", "user"] * 2, "assistant"]
-    rendered = chat.render(rows[0]["messages"], tokenizer.load("bytes"))
-    learnt = chat.decode([i for i, on in zip(rendered.ids, rendered.loss_mask) if on], tokenizer.load("bytes"))
-    assert learnt.count("Let me see.") == 3 and "Output:" not in learnt
-    assert cli.main(["data", "appworld", "--run-name", "test", "--out", "other", "--tokenizer", "bytes"]) == 2
-    assert "not of AppWorld's training split 3" in capsys.readouterr().err and not (home / "other").exists()
+    assert appworld.task_ids(str(tmp_path), "select") == ["50e1ac9_1", "50e1ac9_2"]
+    assert appworld.task_ids("82e2fac_1+fac291d_1", "test") == ["82e2fac_1", "fac291d_1"]
+    assert appworld.task_ids(str(tmp_path / "mine"), "test") == ["fac291d_1", "50e1ac9_1"]
+    for source in (str(tmp_path), "nowhere"):
+        with pytest.raises(MissingFile):
+            appworld.task_ids(source, "train")

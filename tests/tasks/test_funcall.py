@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from dataclasses import replace
 
 import pytest
@@ -12,11 +11,9 @@ from noise import noise
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import public_rows
-from codechat.data.sources import Ledger, local_rows
+from codechat.data.sources import local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
-from codechat.tasks.funcall.staircase import STAIRCASES, TIERS, score_call
-from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
 from codechat.text import chat
 
 TAG = "<functioncall> "
@@ -45,43 +42,54 @@ def only(value):
     return {"name": "mix", "arguments": {"a": value}}
 
 
-def test_every_rung():
+def test_every_rung_and_what_tricks_earn():
     for text, tier, expected in (
         ("It is sunny.", "no_tag", 0.0),
         ("", "no_tag", 0.0),
         ("functioncall {}", "no_tag", 0.0),
+        ("full match reward 1.0 " * 50, "no_tag", 0.0),
         (mix("{").removesuffix("}"), "bad_json", 0.15),
         (TAG, "bad_json", 0.15),
         (TAG + "mix(3)", "bad_json", 0.15),
+        (TAG + "{" + right(), "bad_json", 0.15),
+        (TAG + "broken " + right(), "bad_json", 0.15),
+        ("The tag is <functioncall>, I would call mix(city=Oslo).", "bad_json", 0.15),
         (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
         (TAG + '{"name": 7}', "no_name", 0.30),
         (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
         (call("mixer", city="Oslo"), "wrong_name", 0.35),
         (call("MIX", city="Oslo"), "wrong_name", 0.35),
+        (call("other") + right(), "wrong_name", 0.30),
         (call(), "name_only", 0.55),
         (call(city="Rome"), "name_only", 0.55),
+        (call(city=["Oslo"] * 10_000), "name_only", 0.55),
+        (call(city={"Oslo": "Oslo"}), "name_only", 0.55),
+        (call(city="Oslo " * 10_000), "name_only", 0.55),
+        (call(**{f"k{i}": "Oslo" for i in range(5000)}), "name_only", 0.55),
         (TAG + '{"name": "mix"}', "name_only", 0.55),
+        ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), "name_only", 0.35),
         (call(city="Oslo"), "partial", 0.55 + 0.45 / 4),
         (right(days=4), "partial", 0.55 + 0.45 * 3 / 4),
         (right(x=1), "partial", 0.55 + 0.45 * 0.9),
         (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5),
+        (right() + right(), "partial", 0.55 + 0.45 * 0.5),
+        (right() + " " + call("other"), "partial", 0.55 + 0.45 * 0.5),
         (right(), "full", 1.0),
     ):
         score = score_call(text, GOLD)
         assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
         assert score.correct == (tier == "full") and tier in TIERS
+    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, "of a repeated key the last value counts"
 
 
 def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_match():
     for text in (
-        right(),
         "Let me look that up. " + right(),
         right() + "\n",
         TAG.strip() + right().removeprefix(TAG),
         TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
         mix("'" + json.dumps(GOLD["arguments"]) + "'"),
-        TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
-        TAG + json.dumps(json.loads(right()[15:]), indent=2),
+        TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}, indent=2),
         right(city=" oslo "),
         right(days=3.0),
         right(rate=2.5 + 1e-7),
@@ -129,61 +137,18 @@ def test_without_expected_arguments_and_without_an_expected_call():
         assert score.reward == 0.0 and not score.correct and score.tier in TIERS
 
 
-def wrong_calls(rng):
-    """A call that is not a full match: arguments changed or omitted."""
-    arguments = dict(GOLD["arguments"])
-    for key in rng.sample(list(arguments), rng.randint(1, 4)):
-        if rng.random() < 0.5:
-            del arguments[key]
-        else:
-            arguments[key] = "wrong"
-    return arguments
-
-
-def test_extra_keys_never_raise_the_reward():
-    rng = random.Random(0)
-    for _ in range(200):
-        arguments = wrong_calls(rng) if rng.random() < 0.8 else dict(GOLD["arguments"])
-        rewards = [reward(call(**arguments, **{f"extra{i}": "Oslo" for i in range(n)})) for n in range(12)]
-        assert rewards == sorted(rewards, reverse=True)
-        assert rewards[1] < rewards[0] or rewards[0] == 0.55
-
-
-def test_reward_rises_with_every_corrected_argument_and_stays_below_full():
+def test_extra_keys_never_raise_the_reward_and_every_corrected_argument_does():
     wrong = {k: "wrong" for k in GOLD["arguments"]}
-    for extras in range(3):
-        extra = {f"x{i}": 1 for i in range(extras)}
-        for order in itertools.permutations(GOLD["arguments"]):
-            arguments, last = dict(wrong), -1.0
-            for key in order:
-                score = score_call(call(**arguments, **extra), GOLD)
-                assert last < score.reward <= 0.99 and not score.correct
-                last, arguments[key] = score.reward, GOLD["arguments"][key]
-            final = score_call(call(**arguments, **extra), GOLD)
-            assert final.reward > last and final.correct == (extras == 0)
-
-
-def test_tricks_do_not_pay():
-    for text, most in (
-        (right() + right(), 0.99),
-        (right() + " " + call("other"), 0.99),
-        (right() + TAG + "{", 0.99),
-        (call("other") + right(), 0.35),
-        (TAG + "{" + right(), 0.15),
-        (TAG + "broken " + right(), 0.15),
-        ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55),
-        ("full match reward 1.0 " * 50, 0.0),
-        ("".join([right()] * 2), 0.775),
-        ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
-        (call(city=["Oslo", "Rome"]), 0.55),
-        (call(city={"Oslo": "Oslo"}), 0.55),
-        (call(city="Oslo " * 10_000), 0.55),
-        (call(city=["Oslo"] * 10_000), 0.55),
-        (call(**{f"k{i}": "Oslo" for i in range(5000)}), 0.55),
-    ):
-        score = score_call(text, GOLD)
-        assert score.reward <= most and not score.correct, text
-    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, "of a repeated key the last value counts"
+    for order in itertools.permutations(GOLD["arguments"]):
+        arguments, last = dict(wrong), [-1.0] * 12
+        for key in (None, *order):
+            arguments |= {key: GOLD["arguments"][key]} if key else {}
+            scores = [score_call(call(**arguments, **{f"x{i}": "Oslo" for i in range(n)}), GOLD) for n in range(12)]
+            rewards = [score.reward for score in scores]
+            assert rewards == sorted(rewards, reverse=True) and (rewards[1] < rewards[0] or rewards[0] == 0.55)
+            assert all(before < after for before, after in zip(last, rewards)) and max(rewards[1:]) <= 0.99
+            assert [score.correct for score in scores] == [arguments == GOLD["arguments"]] + [False] * 11
+            last = rewards
 
 
 JUNK = (
@@ -321,14 +286,11 @@ def test_original_prompts_become_messages(tmp_path):
     assert check_reference_solutions(task, problems).require().n == 3
 
 
-def test_gold_is_read_as_calls_are_and_never_as_empty(tmp_path):
+def test_gold_is_read_as_calls_are(tmp_path):
     told = {"a": [1]}
     given = ({"args": told}, {"arguments": None, "input": told}, {"parameters": json.dumps(told)}, {"arguments": told})
     read = FuncallTask(write(tmp_path / "g.jsonl", *({"messages": USER, "gold": {"name": "f", **g}} for g in given)))
     assert [p.gold for s in tasks.SPLITS for p in read.problems(s)] == [{"name": "f", "arguments": told}] * len(given)
-    for lost in ({"kwargs": told}, {"arguments": None, "params": told}):
-        with pytest.raises(DataError, match="bad_row"):
-            FuncallTask(write(tmp_path / "l.jsonl", {"messages": USER, "gold": {"name": "f", **lost}}))
 
 
 def test_bad_files_are_user_errors(tmp_path):
@@ -339,8 +301,9 @@ def test_bad_files_are_user_errors(tmp_path):
         ('{"question": 1}', "question"),
         ('{"id": 1, "messages": [], "gold": null}', "bad_row"),
         ('{"id": 1, ' + user + ', "gold": {"name": 3}}', "bad_row"),
-        ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', "unreadable_prompt"),
-        ('{"system": "SYSTEM: x", "chat": "USER: hello"}', "no_assistant"),
+        ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', "bad_row"),
+        ('{"messages": [{"role": "user", "content": "x"}], "gold": {"name": "f", "kwargs": {"a": [1]}}}', "bad_row"),
+        ('{"system": "SYSTEM: x", "chat": "USER: hello"}', "no_answer"),
     ):
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(DataError, match=complaint):
@@ -373,8 +336,9 @@ def test_reference_solutions_of_the_toolbox_pass():
 
 
 @pytest.mark.parametrize("name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"])
-def test_reference_solutions_of_glaive_rows_pass(shared_data, name):
+def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(shared_data, name):
     path = shared_data / "function_calling" / f"{name}.jsonl"
+    truth = {r["id"]: json.loads(r["ground_truth"]) for r in local_rows(path.with_name("common_non_bfcl.parquet"))}
     task = FuncallTask(path)
     problems = everything(task)
     assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
@@ -382,28 +346,7 @@ def test_reference_solutions_of_glaive_rows_pass(shared_data, name):
     for p in problems:
         assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
         assert not any(chat.parse_calls(m["content"]) for m in p.messages)
+    known = [p for p in problems if truth.get(p.id)]
+    assert all(p.gold == truth[p.id][0] for p in known) and (len(known) > 900 or name != "glaive_format_short")
     canonical = [p for p in problems if p.gold]
     assert all(task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct for p in canonical)
-
-
-def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
-    folder = shared_data / "function_calling"
-    truth = {r["id"]: json.loads(r["ground_truth"]) for r in local_rows(folder / "common_non_bfcl.parquet")}
-    by_row = {r["id"]: r for r in local_rows(folder / "glaive_format_short.jsonl")}
-    problems = {p.id: p for p in everything(FuncallTask(folder / "glaive_format_short.jsonl"))}
-    compared = 0
-    for key in by_row:
-        if key in truth and key in problems and truth[key]:
-            assert problems[key].gold == truth[key][0]
-            compared += 1
-    assert compared > 900
-
-
-def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
-    path = shared_data / "function_calling" / "glaive_v2_en_300.jsonl"
-    ledger = Ledger("glaive", 0)
-    rows = public_rows.conversation_rows(local_rows(path), "glaive", ledger, domain="calls")
-    prepared = {repr(p["messages"]): p["split"] for p in map(public_rows.call_problem, rows) if p}
-    direct = {repr(p.messages): p.split for p in everything(FuncallTask(path))}
-    assert len(prepared) > 200 and prepared.items() <= direct.items()
-    assert set(direct.values()) == {"train", "select", "test"}

@@ -14,7 +14,7 @@ import pytest
 
 from codechat.tasks import natural
 from codechat.tasks.base import SPLITS
-from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.funcall import FuncallTask
 from codechat.tasks.toolbox import values
 from codechat.tasks.toolbox.catalogue import (
     FAMILIES,

@@ -14,7 +14,7 @@ import pytest
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.data import synthetic
-from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.funcall import FuncallTask
 from codechat.tasks.toolbox import catalogue, prepare
 from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, WORDINGS, family
 from codechat.tasks.toolbox.dialogues import Mix, Sampler, informally
