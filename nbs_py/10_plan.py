@@ -100,7 +100,7 @@ print(f"{tokens / 1e9:.2f} billion tokens / {found.tokens_per_s:,.0f} per second
 # prediction to the byte in every category.
 
 # %%
-assert measure(planned.step) == measure(planned.step, whole=True)  # from 3 and 4 blocks; all 40
+assert measure(planned) == measure(planned, whole=True)  # from 3 and 4 blocks; all 40
 moments = {"a training step": found.peaks.training, "an evaluation": found.peaks.evaluation}
 pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.items()}).fillna(0).round(2)  # GiB
 
@@ -132,7 +132,7 @@ def stack(ax, plans: dict[str, Plan], title: str) -> None:
 
 # %%
 def exact(planned: PlanConfig) -> Plan:
-    return Plan(planned, measure(planned.step))
+    return Plan(planned, measure(planned))
 
 
 # %%
@@ -220,7 +220,7 @@ check_cases(hours, ((3600, 1, 1, 1, 1), 1), ((3.93e9, 5.4e10, 8, 0.45, 312e12), 
 # %%
 assert found.fits and round(found.total_gib, 1) == 32.1 and round(limit, 1) == 79.2
 assert round(found.hours, 1) == 52.1 and round(found.gpu_hours) == 417 and abs(found.hours / 48.9 - 1) < 0.1
-assert found.peaks == measure(planned.step, whole=True)  # 3 and 4 blocks predict 40
+assert found.peaks == measure(planned, whole=True)  # 3 and 4 blocks predict 40
 assert round(before, 1) == 85.0 and not tried["as it is"].fits
 assert [round(table.loc[k, "saved"], 1) for k in ("recompute blocks", "1 row", "16 GPUs share", "Muon")] == [52.9, 48.1, 10.1, 3.9]
 activations = [grid[f"8b, {n} GPUs", 4].memory["activations"] for n in (8, 16)]

@@ -1,12 +1,18 @@
-"""Start a run from a notebook cell or a shell, detached, and find it again.
+"""`codechat launch`: write, start, follow and stop a run, or a whole recipe, detached: it survives a closed terminal or a restarted kernel.
 
-    written = launcher.write(cfg, nproc=8)    # runs/NAME/config.json and launch.sh, what differs from the defaults, the plan
-    launcher.start(written)                   # its own session: it survives a restarted kernel or a closed terminal
-    launcher.attach("my-sft")                 # follow the metrics; Ctrl-C (interrupt) stops following, not the run
-    launcher.stop("my-sft")                   # a checkpoint, then the end
+    codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
+    codechat launch my-sft start
+    codechat launch my-sft status
+    codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not the run
+    codechat launch my-sft stop                   saves a checkpoint, then ends
+    codechat launch sft --nproc 8 --nodes 2 -- --preset 8b --data-dir data/sft --run-name big-sft
 
-When the run begins, it takes over its directory. Jobs are submitted with sbatch;
-runs on other hosts are stopped there.
+    codechat launch v6                            the unfinished stages of a recipe, with the options of `codechat run`
+    codechat launch v6 --from v6-rl --scale 8b --yes
+    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same --scale and --seed
+
+From a notebook: launcher.write(cfg, nproc=8), then launcher.start("my-sft"), attach, status and stop. When the run begins, it takes over
+its directory. Jobs are submitted with sbatch; runs on other hosts are stopped there.
 """
 
 import contextlib
@@ -19,9 +25,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_json, read_rows, write_json
@@ -31,7 +37,7 @@ from codechat.core.processes import alive, descendants, process_start
 from codechat.launch import planner, portable_scripts
 from codechat.launch.portable_scripts import SAVE_S
 from codechat.runs import paths
-from codechat.runs.metrics import is_declared, metric
+from codechat.runs.metrics import metric
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
@@ -55,6 +61,16 @@ class Machines(config.Settings):
     max_restarts: int = opt(0, "how often torchrun restarts all ranks after one died", least=0)
     slurm: bool = opt(False, "write job.slurm for one machine too; options of sbatch itself replace those in the file")
     overwrite: bool = opt(False, "replace a run of this name that has begun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(Machines):
+    """What to launch, or what to do with a launched run. Settings of the loop follow after a lone --."""
+
+    what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
+    action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
+    start: bool = opt(False, "start it at once")
+    now: bool = opt(False, "stop: kill instead of asking to save")
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,7 @@ def plan_verdict(cfg: Any, kind: str, where: Machines) -> str:
     """One line of the plan for these settings on these machines."""
     if where.gpu is None:
         return "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
-    if kind not in (*planner.PLANNED_LOOPS, *planner.RL_LOOPS):
+    if kind not in planner.PLANNED_LOOPS:
         return f"none for {kind}"
     return planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
 
@@ -196,14 +212,14 @@ def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> It
 # ---- a run
 
 
-def _folder(ref: str | Path | Written) -> Path:
-    path = find_run(ref.path if isinstance(ref, Written) else ref)
+def _folder(ref: str | Path) -> Path:
+    path = find_run(ref)
     if not (path / "launch.sh").is_file():
         raise MissingFile(f"run {name_of(path)} has no launch.sh; write it with `codechat launch LOOP -- SETTINGS`")
     return path
 
 
-def start(ref: str | Path | Written) -> Path:
+def start(ref: str | Path) -> Path:
     """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
 
     A run that was stopped or killed continues. RunError if it is finished or running."""
@@ -216,7 +232,7 @@ def start(ref: str | Path | Written) -> Path:
     return path
 
 
-def stop(ref: str | Path | Written, *, now: bool = False) -> str:
+def stop(ref: str | Path, *, now: bool = False) -> str:
     """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it; the last checkpoint stays.
 
     RunError where nothing runs, where it runs on another host, or where it does not end."""
@@ -229,7 +245,7 @@ def stop(ref: str | Path | Written, *, now: bool = False) -> str:
     return read_status(path)["status"]
 
 
-def status(ref: str | Path | Written) -> dict[str, Any]:
+def status(ref: str | Path) -> dict[str, Any]:
     """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun its run;
     "start failed" one that never did, with the last line of its log as reason."""
     path = _folder(ref)
@@ -251,7 +267,7 @@ def lives(path: Path) -> bool:
     return process_of(path) is not None or read_status(path)["status"] == "running"
 
 
-def attach(ref: str | Path | Written) -> dict[str, Any]:
+def attach(ref: str | Path) -> dict[str, Any]:
     """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
     max_steps = read_json(path / "config.json").get("max_steps")
@@ -264,6 +280,41 @@ def attach(ref: str | Path | Written) -> dict[str, Any]:
 
 def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:
     """One logged step in words."""
-    shown = [k for k in SHOWN if isinstance(row.get(k), (int, float)) and is_declared(k)]
+    shown = [k for k in SHOWN if isinstance(row.get(k), (int, float))]
     words = [f"step {row['step']}" + (f"/{max_steps}" if max_steps else "")]
     return "  ".join([*words, *(f"{k} {row[k]:.4g} {metric(k).unit}".strip() for k in shown)])
+
+
+# ---- the command
+
+
+def print_rows(rows: Mapping[str, Any]) -> int:
+    """Print a status; 1 where it is one of a failure."""
+    for key, value in rows.items():
+        print(f"  {key:<20}{'' if value is None else value}".rstrip())
+    return int(rows["status"] in FAILED)
+
+
+def main(argv: list[str]) -> int:
+    """`codechat launch LOOP` or RUN."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
+    if cfg.action != "write" and at < len(argv):
+        raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")
+    if cfg.action == "status":
+        return print_rows(status(cfg.what))
+    if cfg.action == "tail":
+        return int(attach(cfg.what)["status"] in FAILED)
+    if cfg.action == "stop":
+        print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
+        return 0
+    run = cfg.what
+    if cfg.action == "write":
+        entry, how = registry.find(cfg.what, LAUNCHABLE), f"codechat launch {cfg.what} --"
+        settings = config.parse(entry.config_class, argv[at + 1 :], presets=entry.presets, prog=how)
+        print(write(settings, **{f.name: getattr(cfg, f.name) for f in fields(Machines)}))
+        run = settings.run_name
+    if cfg.start or cfg.action == "start":
+        start(run)
+        print(f"started; codechat launch {run} tail")
+    return 0

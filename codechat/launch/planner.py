@@ -11,7 +11,6 @@ both phases but no time, because the policy decides how long completions are. Wi
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from codechat.core import config, registry
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import ConfigError, MissingFile, check_choice
 from codechat.distributed import gpu_specs, sharding
 from codechat.launch import step_memory  # modules, not names: --help then runs no torch
 from codechat.models import decode_graph
@@ -37,13 +36,10 @@ HOPPER = ("h100", "h800", "h200", "b200")
 HEADROOM = 0.08  # of the usable memory: predictions may be that far below what the allocator reserves
 # An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
-PLANNED_LOOPS = ("pretrain", "sft")
-RL_LOOPS = ("reinforce", "grpo", "ppo")
-DOUBLED = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows per microbatch, where the search looks first
+PLANNED_LOOPS = {"pretrain": "pretrain", "sft": "sft", "reinforce": "rl", "grpo": "rl", "ppo": "rl"}  # loop -> its plan
+MOST_ROWS = 256  # per microbatch, where the search ends
 PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
 STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
-SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
-RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +83,11 @@ class PlanConfig(config.Settings):
         return self.mfu or (HOPPER_MFU if self.gpu.startswith(HOPPER) else MFU)
 
     @property
+    def batch(self) -> int:
+        """Rows of a microbatch and rank."""
+        return self.rows if self.loop == "rl" else self.device_batch_size
+
+    @property
     def length(self) -> int:
         """Tokens of a training row."""
         if self.loop == "rl":
@@ -98,25 +99,22 @@ class PlanConfig(config.Settings):
         return gpu_specs.find(self.gpu).usable_gib
 
     @property
-    def sharded(self) -> bool:
-        """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
-        if self.gpus == 1 or self.shard is not None:
-            return self.gpus > 1 and bool(self.shard)
-        return not sharding.fits(self.model.n_params, self.usable_gib * GIB)
-
-    @property
     def over(self) -> int:
-        """GPUs that share one copy of the weights; 1 = each holds its own."""
-        return (self.shard_over or min(self.gpus, 8)) if self.sharded else 1
+        """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where a replica does not fit
+        the GPU, as `sharding.build` decides."""
+        shard = not sharding.fits(self.model.n_params, self.usable_gib * GIB) if self.shard is None else self.shard
+        return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 else 1
 
     @property
-    def step(self) -> step_memory.Step:
-        rl = self.loop == "rl"
-        return step_memory.Step(
-            model=self.model, batch=self.rows if rl else self.device_batch_size, length=self.length, grad_accum=self.grad_accum,
-            ranks=self.gpus, optimizer=self.optimizer, over=self.over, packed=self.loop != "pretrain",
-            gpu_bytes=int(self.usable_gib * GIB), logprobs=rl,
-        )  # fmt: skip
+    def buffers_gib(self) -> float:
+        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights copied out of it), and
+        the gradients of the block before, which are still being reduced in float32."""
+        return (2 * BF16 + 4) * self.model.block_matmul_params / GIB if self.over > 1 else 0.0
+
+    @property
+    def room_gib(self) -> float:
+        """What a plan may take."""
+        return self.usable_gib * (1 - HEADROOM) - self.buffers_gib
 
     @property
     def tokens_per_step(self) -> int:
@@ -154,19 +152,8 @@ class Plan:
         return gib_with_reserve(self.peaks.total)
 
     @property
-    def buffers_gib(self) -> float:
-        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights copied out of it), and
-        the gradients of the block before, which are still being reduced in float32."""
-        return (2 * BF16 + 4) * self.cfg.model.block_matmul_params / GIB if self.cfg.over > 1 else 0.0
-
-    @property
-    def room_gib(self) -> float:
-        """What a plan may take."""
-        return self.cfg.usable_gib * (1 - HEADROOM) - self.buffers_gib
-
-    @property
     def fits(self) -> bool:  # RL samples a prompt's group at a time, or all
-        return self.total_gib <= self.room_gib and (self.sampling is None or self.sampling.rows > 1)
+        return self.total_gib <= self.cfg.room_gib and (self.sampling is None or self.sampling.rows > 1)
 
     @property
     def sampling(self) -> Sampling | None:
@@ -182,7 +169,7 @@ class Plan:
         fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **lengths) if free > 0 else 1
         rows = min(fit, decode_graph.bucket(needed))
         kept = rows * decode_graph.row_bytes(model, BF16, **lengths)
-        return Sampling(held / GIB, copy / GIB, kept / GIB, rows, needed, math.ceil(needed / rows))
+        return Sampling(held / GIB, copy / GIB, kept / GIB, rows, needed, -(-needed // rows))
 
     @property
     def tokens_per_s(self) -> float:
@@ -198,26 +185,22 @@ class Plan:
         return self.hours * self.cfg.gpus
 
     @property
-    def cost(self) -> float | None:
-        return None if self.cfg.price is None else self.gpu_hours * self.cfg.price
-
-    @property
     def verdict(self) -> str:
         """One line: does it fit, how long, which setting to change."""
         cfg, phase = self.cfg, self.sampling
         memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
-        if self.fits and phase:
-            return f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"  # fmt: skip
-        if self.fits:
-            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
-            larger = (self.largest_batch or 0) > cfg.device_batch_size
-            room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
-            return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
-        advice = "no single setting is enough: combine them, take more GPUs, or a smaller model"
+        if not self.fits:
+            advice = "no single setting is enough: combine them, take more GPUs, or a smaller model"
+            if phase:
+                advice = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"  # fmt: skip
+            enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= cfg.room_gib)
+            return f"does not fit: {memory}; {next(enough, advice)}"
         if phase:
-            advice = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
-        enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib)
-        return f"does not fit: {memory}; {next(enough, advice)}"
+            return f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"  # fmt: skip
+        cost = "" if cfg.price is None else f", cost {self.gpu_hours * cfg.price:,.0f}"
+        larger = (self.largest_batch or 0) > cfg.device_batch_size
+        room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
+        return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
 
     def rows(self) -> dict[str, str]:
         """What is printed below the verdict."""
@@ -227,7 +210,7 @@ class Plan:
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
             "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
-            "buffers of gathers ahead": f"{self.buffers_gib:.2f} GiB",
+            "buffers of gathers ahead": f"{cfg.buffers_gib:.2f} GiB",
             "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
         }
         if phase := self.sampling:
@@ -243,13 +226,11 @@ class Plan:
             "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
             "time": f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours",
         }
-        if self.cost is not None:
-            rows["cost"] = f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"
         return rows | {flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()}
 
     def __str__(self) -> str:
         cfg = self.cfg
-        lines = [f"{cfg.model.n_params:,} parameters, {cfg.step.batch} x {cfg.length} tokens per GPU", self.verdict]
+        lines = [f"{cfg.model.n_params:,} parameters, {cfg.batch} x {cfg.length} tokens per GPU", self.verdict]
         return "\n".join([*lines, *(f"  {name:<36}{text}" for name, text in self.rows().items())])
 
     __repr__ = __str__
@@ -267,61 +248,49 @@ def with_reserve(held: step_memory.Bytes) -> dict[str, float]:
 
 def make(cfg: PlanConfig, search: bool = False) -> Plan:
     """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest microbatch."""
-    peaks = step_memory.measure(cfg.step)
-    if cfg.loop == "rl" and cfg.reference:  # in float32; it stays through both phases
-        reference = {"reference": 4 * cfg.model.n_params // cfg.over}
-        peaks = step_memory.Peaks(peaks.training | reference, peaks.evaluation | reference)
-    plan = Plan(cfg, peaks)
+    plan = Plan(cfg, step_memory.measure(cfg))
     if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
         return plan
-    plan = replace(plan, largest_batch=largest_batch(plan))
+    fails = lambda rows: _total(replace(cfg, device_batch_size=rows)) > cfg.room_gib  # noqa: E731
+    plan = replace(plan, largest_batch=bisect_left(range(1, MOST_ROWS + 1), True, key=fails))
     return plan if plan.fits else replace(plan, knobs=try_knobs(plan))
 
 
 def _total(cfg: PlanConfig) -> float:
-    return gib_with_reserve(step_memory.measure(cfg.step).total)
-
-
-def largest_batch(plan: Plan) -> int:
-    """Most rows per microbatch that fit; 0 where one does not."""
-    fails = lambda rows: _total(replace(plan.cfg, device_batch_size=rows)) > plan.room_gib  # noqa: E731
-    over = next((rows for rows in DOUBLED if fails(rows)), None)
-    return DOUBLED[-1] if over is None else bisect_left(range(over), True, lo=over // 2 + 1, key=fails) - 1
+    return gib_with_reserve(step_memory.measure(cfg).total)
 
 
 def try_knobs(plan: Plan) -> dict[str, float]:
-    """{flags: GiB per GPU} of settings that may make it fit, cheapest first, until one does."""
-    cfg, rows, tried = plan.cfg, plan.largest_batch, {}
-    recomputing = replace(cfg, model=replace(cfg.model, recompute="blocks"))
-    knobs = {"--model.recompute blocks": recomputing, "--shard": replace(cfg, shard=True)}
-    knobs["--model.recompute blocks --device-batch-size 1"] = replace(recomputing, device_batch_size=1)
-    if rows:
-        accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
-        fewer = {f"--device-batch-size {rows} --grad-accum {accum}": replace(cfg, device_batch_size=rows, grad_accum=accum)}  # fmt: skip
-        knobs = fewer | knobs
-    for flags, changed in knobs.items():
-        if changed.step != cfg.step:
-            tried[flags] = _total(changed)
-            if tried[flags] <= replace(plan, cfg=changed).room_gib:
-                break
+    """{flags: GiB per GPU} of settings that need less, cheapest first, until one fits."""
+    cfg, rows, tried = plan.cfg, max(1, plan.largest_batch or 0), {}
+    accum, recompute = -(-cfg.device_batch_size * cfg.grad_accum // rows), replace(cfg.model, recompute="blocks")
+    for flags, changes in {
+        f"--device-batch-size {rows} --grad-accum {accum}": dict(device_batch_size=rows, grad_accum=accum),
+        "--model.recompute blocks": dict(model=recompute),
+        "--shard": dict(shard=True),
+        "--model.recompute blocks --device-batch-size 1": dict(model=recompute, device_batch_size=1),
+    }.items():
+        changed = replace(cfg, **changes)
+        if (gib := _total(changed)) < plan.total_gib:
+            tried[flags] = gib
+        if gib <= changed.room_gib:
+            break
     return tried
 
 
 # ---- of a loop's settings
 
 
-def from_settings(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
-    """The plan's settings for a configuration of a loop; more: mfu, price."""
+def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
+    """The plan's settings for a configuration of a loop."""
     loop = registry.entry_of(cfg, registry.ENTRIES).id
-    rl = loop in RL_LOOPS
-    if not rl and loop not in PLANNED_LOOPS:
-        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}")
-    settings = {name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if rl else ())) if hasattr(cfg, name)}
+    check_choice("loop to plan", loop, PLANNED_LOOPS)
+    given = dict(loop=PLANNED_LOOPS[loop], gpus=gpus, gpu=gpu, reference=getattr(cfg, "kl_coef", 0) > 0, price=price)
+    settings = {name: getattr(cfg, name) for name in PlanConfig.__dataclass_fields__ if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
         with suppress(MissingFile):  # a parent that has not been trained yet
             settings["model"] = config.from_dict(GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"])
-    reference = rl and getattr(cfg, "kl_coef", 0) > 0
-    return PlanConfig(loop="rl" if rl else loop, gpus=gpus, gpu=gpu, reference=reference, **settings, **more)
+    return PlanConfig(**settings | given)
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}

@@ -80,7 +80,7 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
     for b in bound:
         place = "out" if b.stage.out else "run_name"
         settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
-    gpus = max((size.ranks_of(b.stage) for b in bound), default=0) if size else 0
+    gpus = max(size.ranks_of(b.stage) for b in bound)
     numbers, forced = (V6_NUMBERS, V6_FORCED) if recipe == "v6" else (settings, {})
     script = fill(
         "recipe.sh", recipe=recipe, scale=scale, go=_go(out), stages=" ".join(settings),

@@ -12,7 +12,6 @@ from typing import Any
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, check_choice
 from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
-from codechat.text import chat, tokenizer
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 NANO = "nano"  # the scale of a recipe as it is
@@ -49,22 +48,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of the recipes. settings: replace those of a stage, "default" takes one away; ranks: of torchrun by the kind of a stage, other
-    stages run in this process; gpu: to plan for."""
+    """A size of the recipes. settings: replace those of a stage, "default" takes one away, stages without any are left out; ranks: of
+    torchrun by the kind of a stage, other stages run in this process; gpu: to plan for."""
 
-    settings: Mapping[str, Mapping[str, Any]]
-    ranks: Mapping[str, int]
-    gpu: str | None
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    gpu: str | None = None
 
     def ranks_of(self, stage: Stage) -> int:
         return self.ranks.get(stage.kind, 0)
-
-    def stages(self, stages: tuple[Stage, ...]) -> list[Stage]:
-        """The stages that exist at this size, with its settings."""
-        there = [
-            (stage, {**stage.settings, **self.settings[stage.name]}) for stage in stages if stage.name in self.settings
-        ]
-        return [replace(stage, settings={k: v for k, v in new.items() if v != "default"}) for stage, new in there]
 
 
 # ---- files
@@ -122,7 +114,7 @@ def read_scale(path: Path) -> Scale:
 
 FILES = sorted(FOLDER.glob("*.toml"), key=lambda path: (path.stem != NANO, path.stem))
 RECIPES = {path.stem: read_recipe(path) for path in FILES}
-SCALES = {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
+SCALES = {NANO: Scale()} | {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -133,20 +125,14 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def find_scale(scale: str | None) -> Scale | None:
-    """None for the recipe as it is. ConfigError for an unknown scale."""
-    if scale in (None, NANO):
-        return None
-    check_choice("scale", scale, (NANO, *SCALES))
+def find_scale(scale: str) -> Scale:
+    check_choice("scale", scale, SCALES)
     return SCALES[scale]
 
 
-def prefix_of(name: str, scale: str | None = None) -> str:
+def prefix_of(name: str, scale: str = NANO) -> str:
     """Where a recipe's runs and data lie: its name, or that of its home, with the scale."""
-    home = find_recipe(name).home
-    if scale in (None, NANO):
-        return home or Path(name).stem
-    return f"{NANO if home else Path(name).stem}-{scale}"
+    return (find_recipe(name).home or Path(name).stem) + (f"-{scale}" if scale != NANO else "")
 
 
 # ---- stages with their settings
@@ -184,94 +170,75 @@ class Bound:
 
 
 def bound_stages(
-    name: str, scale: str | None = None, seed: int = 0, settings: Path | None = None, base: str | None = None
+    name: str, scale: str = NANO, seed: int = 0, settings: Path | None = None, base: str | None = None
 ) -> list[Bound]:
-    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings without placeholders} that replace those of the
-    recipe; base: a checkpoint in place of its pretraining. ConfigError for what does not exist or does not fit."""
-    recipe, size = find_recipe(name), find_scale(scale)
-    stages = list(recipe.stages)
-    if size:
-        stages = size.stages(find_recipe(recipe.larger).stages if recipe.larger else recipe.stages)
-        if lost := {need for stage in stages for need in stage.needs} - {stage.name for stage in stages}:
-            raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
-    bound = _bind(prefix_of(name, scale), stages, seed, config.read_json(settings) if settings else {}, base)
-    return bound if base is None else behind_pretraining(bound, base)
-
-
-def _bind(prefix: str, stages: list[Stage], seed: int, edited: Mapping[str, Any], base: str | None) -> list[Bound]:
-    names = [stage.name for stage in stages]
-    for name, settings in edited.items():
-        check_choice("settings of stage", name, names)
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"settings of {name} are {settings!r}; required: {{setting: value}}")
-    bound: dict[str, Bound] = {}
-    places, parents = {"runs": prefix, "data": f"data/{prefix}"}, {}
+    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that replace those of the recipe; base: a
+    checkpoint in place of its pretraining. ConfigError for what does not exist or does not fit."""
+    stages, prefix = _stages_at(name, scale), prefix_of(name, scale)
+    edited = config.read_json(settings) if settings else {}
+    for stage_name, its in edited.items():
+        check_choice("settings of stage", stage_name, [stage.name for stage in stages])
+        if not isinstance(its, Mapping):
+            raise ConfigError(f"settings of {stage_name} are {its!r}; required: {{setting: value}}")
+    replaced = _pretraining(stages) if base else set()
+    digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))]) if base else ""
+    bound, places, parents, hashes = [], {"runs": prefix, "data": f"data/{prefix}"}, {}, {}
     for stage in stages:
         if seed and stage.once:
             continue
-        suffix, seeds = (f"-s{seed}" if seed else "", {"seed": seed}) if stage.seeded else ("", {})
+        suffix, seeds = (f"-s{seed}", {"seed": seed}) if seed and stage.seeded else ("", {})
         place = "out" if stage.out else "run_name"
-        usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix}
-        settings = usual | (edited[stage.name] if stage.name in edited else _fill(stage.settings, places))
-        places[stage.name] = settings[place]
-        replaced = base and stage.kind == "pretrain"
-        if replaced:
-            parents[settings[place]] = base
-        settings = {k: v if k == place else _replaced(v, parents) for k, v in settings.items()}
+        usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix}
+        given = usual | _fill(edited.get(stage.name, stage.settings), places, parents)
+        places[stage.name] = given[place]
+        if stage.name in replaced:
+            parents[given[place]], hashes[stage.name] = base, digest
+            continue
         entry = registry.find(stage.kind)
-        cfg = config.from_dict(entry.config_class, settings | seeds, where=f"recipe {prefix}, stage {stage.name}")
-        identity = [entry.id, config.config_hash(cfg), [bound[need].hash for need in stage.needs]]
-        if replaced:
-            identity = [checkpoint.fingerprint(checkpoint.read_meta(base))]
-        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
-        action, when = entry.load(entry.function), _fill(stage.when, places)
-        bound[stage.name] = Bound(stage, stage.name + suffix, cfg, action, digest, when)
-    return list(bound.values())
+        cfg = config.from_dict(entry.config_class, given | seeds, where=f"recipe {prefix}, stage {stage.name}")
+        hashes[stage.name] = _digest([entry.id, config.config_hash(cfg), [hashes[need] for need in stage.needs]])
+        kept = replace(stage, needs=tuple(need for need in stage.needs if need not in replaced))
+        action, when = entry.load(entry.function), _fill(stage.when, places, {})
+        bound.append(Bound(kept, stage.name + suffix, cfg, action, hashes[stage.name], when))
+    if base and not (replaced and bound):
+        raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
+    return bound
 
 
-def _fill(value: Any, places: Mapping[str, str]) -> Any:
+def _stages_at(name: str, scale: str) -> tuple[Stage, ...]:
+    """The stages of a recipe that exist at this scale, with its settings."""
+    recipe, size = find_recipe(name), find_scale(scale)
+    if scale == NANO:
+        return recipe.stages
+    there = [stage for stage in find_recipe(recipe.larger or name).stages if stage.name in size.settings]
+    if lost := {need for stage in there for need in stage.needs} - {stage.name for stage in there}:
+        raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
+    merged = [{**stage.settings, **size.settings[stage.name]} for stage in there]
+    kept = [{k: v for k, v in settings.items() if v != "default"} for settings in merged]
+    return tuple(replace(stage, settings=settings) for stage, settings in zip(there, kept))
+
+
+def _pretraining(stages: tuple[Stage, ...]) -> set[str]:
+    """Names of the stages that pretrain, and of those that only these need."""
+    names = {stage.name for stage in stages if stage.kind == "pretrain"}
+    for stage in reversed(stages):
+        users = {user.name for user in stages if stage.name in user.needs}
+        names |= {stage.name} if users and users <= names else set()
+    return names
+
+
+def _digest(identity: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+
+
+def _fill(value: Any, places: Mapping[str, str], parents: Mapping[str, str]) -> Any:
+    """A setting with the places of other stages; what names a checkpoint of a run in `parents` gets the one given there."""
     if isinstance(value, str):
         try:
-            return value.format_map(places)
-        except KeyError as missing:
+            filled = value.format_map(places)
+        except (KeyError, ValueError) as missing:
             raise ConfigError(f"{value!r} names no stage before it: {missing}") from None
+        return parents.get(filled.partition("@")[0], filled)
     if isinstance(value, Mapping):
-        return {k: _fill(v, places) for k, v in value.items()}
-    return [_fill(v, places) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _replaced(value: Any, names: Mapping[str, str]) -> Any:
-    """A setting, or its items, with checkpoints of other runs in place of those that names has."""
-    if isinstance(value, str):
-        return names.get(value.partition("@")[0], value)
-    return [_replaced(v, names) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def behind_pretraining(bound: list[Bound], base: str) -> list[Bound]:
-    """The stages from SFT on: without pretraining, and without what only that needs. ConfigError where the checkpoint cannot take its place."""
-    trained = {b.stage.name: b.cfg for b in bound if b.stage.kind == "pretrain"}
-    if not any(b.stage.kind == "sft" and b.cfg.init_from == base for b in bound):
-        raise ConfigError(f"--base {base}: this recipe has no SFT that starts from its pretraining; leave out --base")
-    gone = set(trained)
-    for b in reversed(bound):
-        users = {user.stage.name for user in bound if b.stage.name in user.stage.needs}
-        gone |= {b.stage.name} if users and users <= gone else set()
-    if problem := _misfit(checkpoint.read_meta(base), max(cfg.model.block_size for cfg in trained.values()), bound):
-        raise ConfigError(f"--base {base}: {problem}; name another run, or leave out --base to pretrain one")
-    kept = [b for b in bound if b.stage.name not in gone]
-    needs = [tuple(need for need in b.stage.needs if need not in gone) for b in kept]
-    return [replace(b, stage=replace(b.stage, needs=names)) for b, names in zip(kept, needs)]
-
-
-def _misfit(meta: Mapping[str, Any], length: int, bound: list[Bound]) -> str:
-    """Why a checkpoint cannot stand in for the pretraining of these stages, whose rows have up to `length` tokens."""
-    shape, held = meta.get("model_config") or {}, meta.get("tokenizer") or {}
-    if shape.get("block_size", 0) < length:
-        return f"its rows end at {shape.get('block_size', 0)} tokens, this recipe has rows of {length}"
-    for spec in {b.cfg.tokenizer for b in bound if b.stage.kind.startswith("data.") and hasattr(b.cfg, "tokenizer")}:
-        if held.get("spec") != spec and held != tokenizer.load(spec).to_dict():
-            return f"its tokenizer is {held.get('spec', 'an imported one')}, the data of this recipe have {spec}"
-    if any(getattr(b.cfg, "tags", "") == "reserved" for b in bound if b.stage.kind == "sft"):
-        if shape["vocab_size"] + shape["n_tags"] < tokenizer.from_dict(held).n_vocab + chat.N_TAGS:
-            return "it has no rows for the reserved tags of this recipe"
-    return ""
+        return {k: _fill(v, places, parents) for k, v in value.items()}
+    return [_fill(v, places, parents) for v in value] if isinstance(value, (list, tuple)) else value

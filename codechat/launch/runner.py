@@ -16,31 +16,31 @@ filter that kept no problem) is skipped with a message.
 
 At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU, such as data, run
 first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running and finds them again when you
-restart it. `codechat launch v6` runs a recipe detached.
+restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/
+at --scale 8b).
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from codechat.core import config, processes
-from codechat.core.atomic_files import read_json, write_atomic
+from codechat.core.atomic_files import read_json, write_json
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError, check_choice
+from codechat.core.errors import ConfigError, MissingFile, RunError, check_choice
 from codechat.launch import launcher, planner
-from codechat.launch.recipes import FOLDER, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
+from codechat.launch.recipes import FOLDER, NANO, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -55,9 +55,7 @@ class RecipeConfig:
     until: str | None = opt(None, "stop after this stage")
     base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of the recipe's pretraining")
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
-    scale: str | None = opt(
-        None, "size of the models: 2b (one GPU) or 8b (eight GPUs); none = nano, the recipe as it is"
-    )
+    scale: str = opt(NANO, "size of the models: 2b (one GPU) or 8b (eight GPUs); nano = the recipe as it is")
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
     settings: Path | None = opt(None, "json file of {stage: settings} from `codechat export-scripts`, used instead")
@@ -76,81 +74,66 @@ class RecipeConfig:
         return paths.runs_dir() / prefix_of(self.recipe, self.scale)
 
     @property
-    def ledger(self) -> Ledger:
-        """What is finished."""
-        return Ledger.read(self.folder / "stages.json")
+    def ledger(self) -> Path:
+        return self.folder / "stages.json"
 
 
-@dataclass
-class Ledger:
-    """Which stages are finished, with hash and seconds: runs/NAME/stages.json, replaced atomically."""
+# ---- what is finished
 
-    path: Path
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, path: Path) -> Ledger:
-        return cls(path, read_json(path) if path.exists() else {})
+def read_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
+    """{stage: {hash, seconds, finished_at}} of the finished stages."""
+    return read_json(ledger) if ledger.exists() else {}
 
-    def put(self, name: str, row: dict[str, Any] | None) -> None:
-        """Set the row of a stage; None removes it. Another seed may run beside this one, so the file is read again."""
-        rows = {k: v for k, v in self.read(self.path).rows.items() if k != name}
-        self.rows = rows | ({name: row} if row else {})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, json.dumps(self.rows, indent=1))
 
-    def holds(self, b: Bound) -> bool:
-        """Whether the stage was finished with these settings."""
-        return self.rows.get(b.name, {}).get("hash") == b.hash
+def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
+    """Set the row of a stage; None removes it. Another seed may run beside this one, so the file is read again."""
+    rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    write_json(ledger, rows | ({name: row} if row else {}))
+
+
+def is_finished(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the stage was finished with these settings and its result is there."""
+    return rows.get(b.name, {}).get("hash") == b.hash and b.done
 
 
 def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
     """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of those among them that
     --from and --force run again."""
-    ledger, names = cfg.ledger, [b.stage.name for b in cfg.bound]
-    named = [name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None]
-    for name in named:
+    rows, names = read_ledger(cfg.ledger), [b.stage.name for b in cfg.bound]
+    requested = {name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None}
+    for name in requested:
         check_choice("stage", name, names)
-    requested, todo = set(named), set()
     for b in reversed(cfg.bound):
         requested |= set(b.stage.needs) if b.stage.name in requested else set()
-    again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
+    todo, again = set(), {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
     for b in cfg.bound:
-        name, needs, lacking = b.stage.name, set(b.stage.needs), not (ledger.holds(b) and b.done)
-        forced = name in again
+        name, needs, forced = b.stage.name, set(b.stage.needs), b.stage.name in again
         again |= {name} if again & needs else set()
-        if (not b.stage.asked or name in requested) and (forced or lacking or todo & needs):
+        if (not b.stage.asked or name in requested) and (forced or not is_finished(b, rows) or todo & needs):
             todo.add(name)
     return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
 
 
-def check_parents(cfg: RecipeConfig) -> None:
-    """ConfigError where --from names a stage that needs one which is not finished."""
-    needs = next((b.stage.needs for b in cfg.bound if b.stage.name == cfg.from_stage), ())
-    for b in cfg.bound:
-        if b.stage.name in needs and not b.when and not b.done:
-            raise ConfigError(f"--from {cfg.from_stage} needs stage {b.name}, which is not finished; run it first: --from {b.name}")  # fmt: skip
-
-
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound, scale, console, ledger = cfg.bound, find_scale(cfg.scale), Console(highlight=False), cfg.ledger
+    bound, scale, console, rows = cfg.bound, find_scale(cfg.scale), Console(highlight=False), read_ledger(cfg.ledger)
     todo, again = pending(cfg)
-    check_parents(cfg)
-    if scale and todo:
+    if scale.ranks and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
-    for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
-        ranks, title = scale.ranks_of(b.stage) if scale else 0, f"[{number}/{len(bound)}] {b.name}"
+    for number, b in enumerate(data_first(bound, scale, todo), 1):
+        ranks, title = scale.ranks_of(b.stage), f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
-            console.print(f"{title}: {'finished, skipped' if b.name in ledger.rows else 'not requested'}", style="dim")
+            console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
         elif b.waits:
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
-            if scale and scale.gpu and (here := gpus_here()) < ranks:
+            if scale.gpu and (here := gpus_here()) < ranks:
                 raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
                                   "again on a machine that has them")  # fmt: skip
-            seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
+            seconds = run_stage(b, cfg.ledger, ranks, b.stage.name in again, cfg.overwrite)
             console.print(f"{title}: {seconds:.0f} s")
     return bound
 
@@ -158,22 +141,22 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
 # ---- one stage
 
 
-def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwrite: bool = False) -> float:
+def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
     """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was requested by name, or
     stands behind a stage that was."""
     processes.stop.clear()
     began = time.perf_counter()
     if not (ranks and follow_living(b.run_name)):
-        lost = b.name not in ledger.rows  # killed between the end of the run and its entry in the ledger
+        lost = b.name not in read_ledger(ledger)  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
-        ledger.put(b.name, None)
+        note(ledger, b.name, None)
         launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.done:
         reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
     seconds = time.perf_counter() - began
     row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
-    ledger.put(b.name, row)
+    note(ledger, b.name, row)
     if processes.stop.is_set():
         raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
     return seconds
@@ -208,7 +191,7 @@ def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
     """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where the plan does not fit."""
     hours = 0.0
     for b in bound:
-        if not scale.gpu or b.stage.kind not in planner.PLANNED_LOOPS:
+        if not scale.gpu or planner.PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
             print(f"{b.name}: not planned, {b.stage.about}")
             continue
         plan = planner.make(planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu))
@@ -216,14 +199,12 @@ def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
         if not plan.fits:
             raise ConfigError(f"stage {b.name}: {plan.verdict}; the settings are in codechat/recipes/scales")
         hours += plan.hours
-    print(
-        f"planned: {hours:,.1f} hours on {max(map(scale.ranks_of, (b.stage for b in bound)))} GPUs; sampling and data come on top"
-    )
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
-        if input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise ConfigError("not launched; finished stages stay finished")
+    gpus = max(scale.ranks_of(b.stage) for b in bound)
+    print(f"planned: {hours:,.1f} hours on {gpus} GPUs; sampling and data come on top")
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
+    if not yes and input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("not launched; finished stages stay finished")
 
 
 def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
@@ -259,6 +240,91 @@ def launch_stage(settings: Any, ranks: int) -> None:
         raise RunError(f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue")  # fmt: skip
 
 
+# ---- detached
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeLaunch(RecipeConfig):
+    """A recipe and what to do with it; the options are those of `codechat run`."""
+
+    action: Literal["start", "status", "tail", "stop"] = opt("start", "what to do", positional=True)
+    now: bool = opt(False, "stop: kill instead of asking to save")
+
+    @property
+    def where(self) -> Path:
+        """Where process and log of this launch lie."""
+        return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
+
+
+def launch(argv: list[str]) -> int:
+    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a recipe comes first."""
+    what = argv[0] if argv else ""
+    if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
+        return launcher.main(argv)
+    cfg = config.parse(RecipeLaunch, argv, prog="codechat launch RECIPE", epilog=launcher.__doc__)
+    where = cfg.where
+    if cfg.action == "start":
+        start_recipe(cfg)
+        print(f"started; log: {where}/recipe.log; codechat launch {what} tail")
+        return 0
+    if not (where / "process.json").is_file():
+        raise MissingFile(f"no launch of recipe {what} in {where}; give the --scale and --seed that it had")
+    if cfg.action == "stop":
+        print(f"{what}: {stop_recipe(where, now=cfg.now)}")
+        return 0
+    if cfg.action == "tail":
+        launcher.follow(launcher.new_lines(where / "recipe.log", lambda: bool(launcher.process_of(where))), what)
+    return launcher.print_rows(recipe_status(where))
+
+
+def start_recipe(cfg: RecipeLaunch) -> None:
+    """Start `codechat run` in a session of its own. ConfigError for stages that do not exist, RunError where the recipe runs already."""
+    command = RecipeConfig(**{f.name: getattr(cfg, f.name) for f in fields(RecipeConfig)})
+    pending(command)
+    launcher.check_not_started(cfg.recipe, cfg.where)
+    cfg.where.mkdir(parents=True, exist_ok=True)
+    settings = cfg.where / "settings.json"
+    write_json(settings, config.plain(command))
+    launcher.start_detached([sys.executable, "-m", "codechat", "run", "--config", str(settings)], cfg.where, "recipe.log")  # fmt: skip
+
+
+def launched(where: Path) -> RecipeConfig:
+    """What was started there."""
+    return config.from_dict(RecipeConfig, read_json(where / "settings.json"))
+
+
+def recipe_status(where: Path) -> dict[str, Any]:
+    """{recipe, status, reason, process, log, then the state of each stage}."""
+    process, cfg = launcher.process_of(where), launched(where)
+    rows, state, reason = read_ledger(cfg.ledger), "running" if process else "finished", None
+    todo, _ = pending(replace(cfg, from_stage=None, force=()))
+    if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
+        reason = launcher.error_line(where / "recipe.log") or ""
+        state = "failed" if reason.startswith("error: ") else "stopped"
+    about = {"recipe": cfg.recipe, "status": state, "reason": reason, "process": process["pid"] if process else None}
+    return about | {"log": where / "recipe.log"} | {b.name: _state(b, rows) for b in cfg.bound}
+
+
+def _state(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    if is_finished(b, rows):
+        return "finished"
+    state = paths.read_status(paths.runs_dir() / b.run_name)["status"] if b.run_name and paths.exists(b.run_name) else "waiting"  # fmt: skip
+    return "waiting" if state == "finished" else state  # finished with other settings
+
+
+def stop_recipe(where: Path, *, now: bool = False) -> str:
+    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first. RunError where nothing runs."""
+    process, cfg = launcher.process_of(where), launched(where)
+    if process:
+        launcher.end(f"recipe {cfg.recipe}", process, now)
+    stages = [b.run_name for b in cfg.bound if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)]
+    for name in stages:
+        launcher.stop(name, now=now)
+    if not (process or stages):
+        raise RunError(f"recipe {cfg.recipe} is not running")
+    return recipe_status(where)["status"]
+
+
 # ---- what people see
 
 SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
@@ -266,7 +332,7 @@ SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 def results_table(cfg: RecipeConfig) -> Table:
     """Stage, seconds, and the numbers of its run."""
-    rows, table = cfg.ledger.rows, Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
+    rows, table = read_ledger(cfg.ledger), Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in cfg.bound:
         row = rows.get(b.name)
         result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
@@ -286,13 +352,6 @@ def _summary(row: Mapping[str, Any]) -> str:
     return " ".join(words + [f"{k} {row[k]:.3f}" for k in numbers])
 
 
-def list_recipes() -> None:
-    """Every recipe: what it changed and why, and its stages."""
-    for name, recipe in RECIPES.items():
-        print(f"{name}: {recipe.about}")
-        print(textwrap.fill(" ".join(stage.name for stage in recipe.stages), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))  # fmt: skip
-
-
 SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
 
 
@@ -303,13 +362,15 @@ class SheetConfig:
     name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
 
 
-def main_sheets(argv: list[str]) -> None:
-    """`codechat recipes [NAME]`."""
-    name = config.parse(SheetConfig, argv, prog="codechat recipes", epilog=SheetConfig.__doc__).name
-    if name is not None:
-        check_choice("sheet of command lines", name, SHEETS)
-        return print(SHEETS[name], end="")
-    list_recipes()
+def show_recipes(cfg: SheetConfig) -> None:
+    """`codechat recipes [NAME]`: what each recipe changed and why, and its stages; or a sheet."""
+    if cfg.name is not None:
+        check_choice("sheet of command lines", cfg.name, SHEETS)
+        return print(SHEETS[cfg.name], end="")
+    how = dict(initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    for name, recipe in RECIPES.items():
+        print(f"{name}: {recipe.about}")
+        print(textwrap.fill(" ".join(stage.name for stage in recipe.stages), 110, **how))
     for sheet, text in SHEETS.items():
         print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
 
@@ -317,9 +378,6 @@ def main_sheets(argv: list[str]) -> None:
 def main(cfg: RecipeConfig) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
     if not cfg.recipe:
-        return list_recipes()
+        return show_recipes(SheetConfig())
     run_recipe(cfg)
     Console().print(results_table(cfg))
-    index = paths.ROOT / "reports" / "index.html"
-    if index.exists():
-        print(f"report: {index}")

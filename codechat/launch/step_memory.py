@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -24,8 +22,10 @@ from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist, hardware
 from codechat.models import head, layers, optim
-from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+
+if TYPE_CHECKING:
+    from codechat.launch.planner import PlanConfig
 
 aten = torch.ops.aten
 CATEGORIES = ("weights", "gradients", "optimizer states", "gathered weights", "activations", "optimizer temporaries")
@@ -69,24 +69,6 @@ class Tape(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A training step on `ranks` ranks, of which `over` share a copy of the weights: `batch` rows of `length` tokens per microbatch and
-    rank. packed: rows of conversations; logprobs: the loss of RL. gpu_bytes: by which the output head sizes its chunks (0 = as on a CPU)."""
-
-    model: GPTConfig
-    batch: int
-    length: int
-    grad_accum: int = 1
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    ranks: int = 1
-    over: int = 1
-    packed: bool = False
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    gpu_bytes: int = 0
-    logprobs: bool = False
-
-
 class Peaks(NamedTuple):
     """Bytes by category at the peak of a training step, and of an evaluation between two steps."""
 
@@ -103,26 +85,30 @@ class Peaks(NamedTuple):
 
 
 @cache
-def measure(step: Step, whole: bool = False) -> Peaks:
-    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow ones, unless `whole`."""
-    depth = step.model.depth
+def measure(cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: bool = False) -> Peaks:
+    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow ones, unless `whole`.
+
+    cpu: with the chunks and norms of a CPU."""
+    cfg, depth = replace(cfg, shard=cfg.over > 1, shard_over=cfg.over), cfg.model.depth  # also where it is shallow
     if whole or depth <= SHALLOW[1]:
-        return _peaks(step, _run(step))
-    few, more = (_run(replace(step, model=replace(step.model, depth=d))) for d in SHALLOW)
-    return _peaks(step, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()})
+        return _peaks(cfg, dtype, _run(cfg, dtype, cpu))
+    few, more = (_run(replace(cfg, model=replace(cfg.model, depth=d)), dtype, cpu) for d in SHALLOW)
+    return _peaks(cfg, dtype, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()})
 
 
-def _peaks(step: Step, one: Bytes) -> Peaks:
+def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     """The largest moment of one device's step, on a rank that holds 1 / over of weights, gradients and states and gathers the rest as FSDP
     does: what is outside of blocks throughout, a block while it computes, and in a backward pass also the one before and a block's
     gradients in float32."""
-    cfg, size = step.model, 4 if step.dtype == "float32" else 2
-    matrices, block = cfg.depth * cfg.block_matmul_params, size * cfg.block_matmul_params
-    weights, states, outside = one["weights"] // step.over, one["states"] // step.over, one["weights"] - 4 * matrices
-    backward, earlier = outside + 2 * block + 4 * cfg.block_matmul_params, weights if step.grad_accum > 1 else 0
+    model, over, size = cfg.model, cfg.over, 4 if dtype == "float32" else 2
+    matrices, block = model.depth * model.block_matmul_params, size * model.block_matmul_params
+    weights, states, outside = one["weights"] // over, one["states"] // over, one["weights"] - 4 * matrices
+    backward, earlier = outside + 2 * block + 4 * model.block_matmul_params, weights if cfg.grad_accum > 1 else 0
     # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
-    mine = -(-cfg.depth // (step.over if step.over > 1 else step.ranks)) / cfg.depth
-    share = 1 if step.ranks == 1 else 0.5 + 0.6 * mine if step.over == 1 else 1.95 * mine
+    mine = -(-model.depth // (over if over > 1 else cfg.gpus)) / model.depth
+    share = 1 if cfg.gpus == 1 else 0.5 + 0.6 * mine if over == 1 else 1.95 * mine
+    # in float32; it stays through both phases of RL
+    reference = {"reference": 4 * model.n_params // over} if cfg.reference else {}
     moments = [  # gradients, gathered weights, activations, temporaries of the optimizer
         (earlier, outside + block, one["forward"], 0),
         (earlier, backward, one["begins"], 0),
@@ -131,33 +117,44 @@ def _peaks(step: Step, one: Bytes) -> Peaks:
         (0, outside + size * matrices, one["evaluation"], 0),
     ]
     *training, evaluation = (
-        dict(zip(CATEGORIES, (weights, gradients, states, gathered if step.over > 1 else 0, *rest)))
+        dict(zip(CATEGORIES, (weights, gradients, states, gathered if over > 1 else 0, *rest))) | reference
         for gradients, gathered, *rest in moments
     )
     return Peaks(max(training, key=lambda held: sum(held.values())), evaluation)
 
 
-def _run(step: Step) -> Bytes:
+def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
     beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
-    with _as_on_a_gpu(step.dtype, step.gpu_bytes), FakeTensorMode(), Tape() as tape:
-        model = GPT(step.model)
+    gpu_bytes, written_out, numbers = 0 if cpu else cfg.usable_gib * 2**30, layers.written_out, getattr(torch, dtype)
+    with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
+        mock.patch.object(layers, "written_out", lambda x: cpu and written_out(x)),
+        mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
+        mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
+        mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
+        mock.patch.object(optim, "iteration_dtype", lambda _: numbers),
+        # further iterations of Muon hold what the second one does
+        mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),
+        FakeTensorMode(),
+        Tape() as tape,
+    ):
+        model = GPT(cfg.model)
         hardware.leave_out_head(GPT)  # as in training, where these calls keep the last hidden states alive
         one = {"weights": tape.now}
-        optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
+        optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
         _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first
         one["states"] = tape.now - one["weights"]
         one["update"] = _update(model, optimizers, tape)
-        if step.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
+        if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
             for p in model.blocks.parameters():
-                p.data = p.data.to(getattr(torch, step.dtype))
-        shards, middle = [], next(model.blocks[step.model.depth // 2].parameters())
+                p.data = p.data.to(numbers)
+        shards, middle = [], next(model.blocks[cfg.model.depth // 2].parameters())
 
         def reduce(p: Tensor) -> None:
             """A gradient is summed over ranks, which keep their shards of it, as soon as it is there."""
-            if step.over > 1 and step.grad_accum == 1:
-                shards.append(torch.zeros(p.numel() // step.over))
-            if step.over > 1 or step.grad_accum > 1:
+            if cfg.over > 1 and cfg.grad_accum == 1:
+                shards.append(torch.zeros(p.numel() // cfg.over))
+            if cfg.over > 1 or cfg.grad_accum > 1:
                 p.grad = None
             if p is middle:
                 one["begins"], tape.peak = tape.peak - start, tape.now
@@ -165,7 +162,7 @@ def _run(step: Step) -> Bytes:
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(reduce)
         start = tape.peak = tape.now
-        loss = _loss(model, step) / (step.batch * step.length)
+        loss = _loss(model, cfg, numbers)
         one["forward"], tape.peak = tape.peak - start, tape.now
         loss.backward()
         del loss
@@ -174,19 +171,19 @@ def _run(step: Step) -> Bytes:
         model.zero_grad(set_to_none=True)
         start = tape.peak = tape.now
         with torch.no_grad():
-            _loss(model, step)
+            _loss(model, cfg, numbers)
         return one | {"evaluation": tape.peak - start}
 
 
-def _loss(model: GPT, step: Step) -> Tensor:
-    ids, targets = (torch.zeros(step.batch, step.length, dtype=torch.int64) for _ in range(2))
+def _loss(model: GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
+    ids, targets = (torch.zeros(cfg.batch, cfg.length, dtype=torch.int64) for _ in range(2))
     # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
-    where = {"positions": torch.zeros_like(ids)} if step.packed else {}
-    with torch.autocast("cpu", dtype=getattr(torch, step.dtype), enabled=step.dtype != "float32"):
-        if not step.logprobs:
-            return model.loss(ids, targets, reduction="sum", **where)
+    where = {} if cfg.loop == "pretrain" else {"positions": torch.zeros_like(ids)}
+    with torch.autocast("cpu", dtype=numbers, enabled=numbers != torch.float32):
+        if cfg.loop != "rl":
+            return model.loss(ids, targets, reduction="sum", **where) / ids.numel()
         # every token by its place: which ones a mask leaves is not known of fake tensors
-        return model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)[0].sum()
+        return model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)[0].sum() / ids.numel()
 
 
 def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
@@ -199,19 +196,3 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return tape.peak - start
-
-
-@contextmanager
-def _as_on_a_gpu(dtype: str, gpu_bytes: int) -> Iterator[None]:
-    """The numeric types, norms and chunks of the output head of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon
-    iterates twice: further iterations hold what the second one does."""
-    written_out = layers.written_out
-    with (
-        mock.patch.object(layers, "written_out", lambda x: not gpu_bytes and written_out(x)),
-        mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
-        mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
-        mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
-        mock.patch.object(optim, "iteration_dtype", lambda _: getattr(torch, dtype)),
-        mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),
-    ):
-        yield

@@ -227,7 +227,7 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
     cfg = GPTConfig(**PRESETS["2b"])
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
     plan = step_memory.measure(
-        step_memory.Step(model=cfg, batch=2, length=cfg.block_size, optimizer="adamw", dtype=dtype)
+        planner.PlanConfig(model=cfg, device_batch_size=2, gpus=1, optimizer="adamw"), dtype=dtype, cpu=True
     )
     torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(cfg, 2, cfg.block_size, optimizer="adamw")

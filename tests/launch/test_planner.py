@@ -19,7 +19,7 @@ from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
 from codechat.launch import launcher, planner, step_memory
 from codechat.launch.planner import GIB, PlanConfig
-from codechat.launch.step_memory import Peaks, Step, Tape, measure
+from codechat.launch.step_memory import Peaks, Tape, measure
 from codechat.models import head
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -29,15 +29,21 @@ from codechat.sft import SFTConfig
 from codechat.text import tokenizer
 
 TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
-DEEP = replace(TINY, depth=12)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
 
 
 # ---- fake against real
 
 
-def total(step: Step) -> int:
-    return sum(measure(step).training.values())
+def plan_of(**settings: object) -> PlanConfig:
+    """A tiny step on GPUs of which `over` share a copy of the weights."""
+    over = settings.pop("over", 1)
+    usual = dict(model=TINY, gpus=1, device_batch_size=2, optimizer="adamw", shard=over > 1, shard_over=over)
+    return PlanConfig(**usual | settings)
+
+
+def total(cfg: PlanConfig, **how: object) -> int:
+    return sum(measure(cfg, cpu=True, **how).training.values())
 
 
 def test_a_tape_counts_each_storage_once_while_it_lives() -> None:
@@ -53,15 +59,14 @@ def test_a_tape_counts_each_storage_once_while_it_lives() -> None:
 
 
 def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
-    step = Step(model=TINY, batch=2, length=128, dtype="float32")
-    planned = total(step)
+    planned = total(plan_of(), dtype="float32")
     gc.collect()
     with Tape() as tape:
         model = GPT(TINY)
         optimizers = step_memory.optim.build(model, lr=1e-3)
         for _ in range(2):
             tape.peak = tape.now
-            loss = step_memory._loss(model, step) / (2 * 128)
+            loss = step_memory._loss(model, plan_of(), torch.float32)
             loss.backward()
             del loss
             step_memory.dist.clip_gradients(model.parameters(), 1.0)
@@ -73,14 +78,15 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
 
 @pytest.mark.slow
 def test_a_deep_model_is_planned_from_two_shallow_ones() -> None:
-    for step in (
-        Step(model=DEEP, batch=2, length=128, grad_accum=2, packed=True, optimizer="muon"),
-        Step(model=DEEP, batch=4, length=64, ranks=4, over=2, optimizer="muon", dtype="float32"),
-        Step(model=replace(DEEP, recompute="blocks"), batch=4, length=128, ranks=2, over=2),
+    deep = replace(TINY, depth=12)
+    for cfg, dtype in (
+        (plan_of(model=deep, loop="sft", grad_accum=2, optimizer="muon"), "bfloat16"),
+        (plan_of(model=deep, device_batch_size=4, seq_len=64, gpus=4, over=2, optimizer="muon"), "float32"),
+        (plan_of(model=replace(deep, recompute="blocks"), device_batch_size=4, gpus=2, over=2), "bfloat16"),
         # the end of the backward pass holds most in a shallow model, its beginning in a deep one
-        Step(model=GPTConfig(**PRESETS["8b"] | {"depth": 10}), batch=2, length=512, ranks=8, over=8, optimizer="muon"),
-    ):
-        for few, all in zip(measure(step), measure(step, whole=True)):
+        (plan_of(model=GPTConfig(**PRESETS["8b"] | {"depth": 10}), seq_len=512, gpus=8, over=8, optimizer="muon"), "bfloat16"),
+    ):  # fmt: skip
+        for few, all in zip(measure(cfg, False, dtype, True), measure(cfg, True, dtype, True)):
             assert sum(few.values()) == pytest.approx(sum(all.values()), rel=2e-3)
 
 
@@ -143,41 +149,37 @@ def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
                eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip
     on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
     real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])  # FSDP's threads may free a buffer later
-    more = {"optimizer": "muon"} | settings | {"model": GPTConfig(**model)}
-    assert total(Step(batch=2, length=128, ranks=2, over=over, **more)) == pytest.approx(real, rel=0.03)
+    planned = plan_of(gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)})
+    assert total(planned) == pytest.approx(real, rel=0.03)
 
 
 def test_sharding_divides_weights_and_states_and_less_of_a_row_needs_less() -> None:
-    step = Step(model=TINY, batch=1, length=128, optimizer="adamw", ranks=4, over=4)
-    alone, shared = measure(replace(step, ranks=1, over=1)).training, measure(step).training
+    alone, half, shared = (measure(plan_of(gpus=4 if over > 1 else 1, over=over)).training for over in (1, 2, 4))
     n_bytes = 4 * TINY.n_params
-    assert alone["weights"] == n_bytes and shared["weights"] == n_bytes // 4
+    assert [plan["weights"] for plan in (alone, half, shared)] == [n_bytes, n_bytes // 2, n_bytes // 4]
     assert 2 * shared["weights"] <= shared["optimizer states"] < 2.01 * shared["weights"]
     assert sum(shared.values()) < sum(alone.values())
-    assert measure(replace(step, over=2)).training["weights"] == n_bytes // 2
 
     def held(**changed: object) -> int:
-        return total(replace(Step(model=TINY, batch=4, length=128), **changed))
+        return total(plan_of(**{"device_batch_size": 4} | changed))
 
     assert held(model=replace(TINY, recompute="blocks")) < 0.7 * held()
-    assert held(length=64) < held() < held(batch=5) and held(grad_accum=2) >= held()
-    assert held() <= held(packed=True) < 1.02 * held(), "no dense mask"
+    assert held(seq_len=64) < held() < held(device_batch_size=5) and held(grad_accum=2) >= held()
+    assert held() <= held(loop="sft") < 1.02 * held(), "no dense mask"
 
 
 def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU 128 MiB and 1 GiB."""
     model = GPTConfig(depth=1, n_embd=64, n_head=1, vocab_size=50257, block_size=1024)
-    step = Step(model=model, batch=8, length=1024, packed=True)
-    logits = step.batch * step.length * model.padded_vocab * 4  # 1.5 GiB in float32
-    small, large, rl, rl_large = (
-        measure(replace(step, gpu_bytes=gib * GIB, logprobs=logprobs)).total
-        for gib, logprobs in ((16, False), (80, False), (1, True), (80, True))
-    )
-    assert large - small > 0.5 * GIB  # chunks of 0.25 and 1.25 GiB
-    assert rl_large - rl > 0.4 * logits  # kept in bfloat16
-    held = step_memory._run(step)
+    sft = plan_of(model=model, device_batch_size=8, loop="sft", gpu="l4-24gb")
+    rl = replace(sft, loop="rl", rows=8, row_tokens=1024)
+    small, large = (measure(replace(sft, gpu=gpu)).total for gpu in ("l4-24gb", "a800-80gb"))
+    assert large - small > 0.5 * GIB  # chunks of 0.35 and 1.25 GiB
+    logits = rl.batch * rl.length * model.padded_vocab * 4  # 1.5 GiB in float32
+    assert measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits  # kept in bfloat16
+    held = step_memory._run(sft, "bfloat16", True)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # blocks for a CPU's cache, a row at a time
-    assert step_memory._run(step) == held and not torch.distributed.is_initialized()
+    assert step_memory._run(sft, "bfloat16", True) == held and not torch.distributed.is_initialized()
 
 
 # ---- the numbers
@@ -187,12 +189,11 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
     """Stand in for the step: bytes linear in the batch, less where blocks are recomputed, divided where weights are shared."""
     calls, gib = Counter(), LINEAR | faked
 
-    def stand_in(step: Step) -> Peaks:
-        calls[step] += 1
-        rows = step.batch * step.length / 2048 * gib["batch_gib"] * (0.1 if step.model.recompute == "blocks" else 1)
-        return Peaks(
-            {"weights": int(gib["fixed_gib"] * GIB / step.over), "activations": int(rows * GIB)}, {"weights": 5}
-        )
+    def stand_in(cfg: PlanConfig) -> Peaks:
+        calls[cfg] += 1
+        rows = cfg.batch * cfg.length / 2048 * gib["batch_gib"] * (0.1 if cfg.model.recompute == "blocks" else 1)
+        training = {"weights": int(gib["fixed_gib"] * GIB / cfg.over), "activations": int(rows * GIB)}
+        return Peaks(training, {"weights": 5})
 
     monkeypatch.setattr(planner.step_memory, "measure", stand_in)
     return calls
@@ -205,10 +206,10 @@ def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPat
     """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens per second (published)."""
     fake_measure(monkeypatch)
     plan = planner.make(replace(BIG, price=1.5))
-    assert BIG.tokens_per_step == 131072 and BIG.sharded and BIG.over == 8
+    assert BIG.tokens_per_step == 131072 and BIG.over == 8
     assert plan.tokens_per_s == pytest.approx(22_300, rel=0.01) and plan.hours == pytest.approx(48.9, rel=0.01)
-    assert plan.gpu_hours == 8 * plan.hours and plan.cost == 1.5 * plan.gpu_hours
-    assert planner.make(BIG).cost is None
+    assert plan.gpu_hours == 8 * plan.hours and f"cost {1.5 * plan.gpu_hours:,.0f}" in plan.verdict
+    assert "cost" not in planner.make(BIG).verdict
     rates = ((22_300 / 8, BIG.model), (7_900, GPTConfig(**PRESETS["2b"])))
     lower = min(rate * model.flops_per_token(2048) / 312e12 for rate, model in rates)
     assert planner.MFU <= lower < planner.MFU + 0.01
@@ -221,21 +222,21 @@ def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(monkeypatc
         calls = fake_measure(monkeypatch)
         plan = planner.make(replace(BIG, device_batch_size=batch), search=True)
         rows = [LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"] for b in range(1, 100)]
-        truth = sum(planner.gib_with_reserve(gib * GIB) <= plan.room_gib for gib in rows)
+        truth = sum(planner.gib_with_reserve(gib * GIB) <= plan.cfg.room_gib for gib in rows)
         assert plan.largest_batch == truth == 12 and plan.fits == (batch <= truth) and len(calls) <= 10
 
 
 def test_a_share_of_memory_stays_free_or_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 80 GB, 79.2 usable: 92 % of it less what gathers ahead of their use hold. One row adds 5 GiB, of which 5 % fragments; 1.5 are the context."""
     fake_measure(monkeypatch)
-    buffers = (
-        (2 * 2 + 4) * BIG.model.block_matmul_params / GIB
-    )  # the next block twice in bf16, gradients of one in float32
+    buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB  # the next block twice in bf16, gradients in float32
     plan = planner.make(replace(BIG, device_batch_size=13))
-    assert plan.buffers_gib == buffers == pytest.approx(1.5) and plan.room_gib == pytest.approx(0.92 * 79.2 - buffers)
-    assert plan.room_gib < plan.total_gib < plan.cfg.usable_gib and not plan.fits
+    assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5) and plan.cfg.room_gib == pytest.approx(
+        0.92 * 79.2 - buffers
+    )
+    assert plan.cfg.room_gib < plan.total_gib < plan.cfg.usable_gib and not plan.fits
     assert planner.make(replace(BIG, device_batch_size=12)).fits
-    assert planner.make(replace(BIG, gpus=1, shard=False)).buffers_gib == 0
+    assert replace(BIG, gpus=1, shard=False).buffers_gib == 0
 
 
 def test_both_phases_of_rl_are_planned() -> None:
@@ -281,8 +282,7 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
 
 def test_a_replica_is_kept_where_it_fits_and_impossible_plans_are_rejected() -> None:
     d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
-    assert not d12.sharded and d12.over == 1 and replace(d12, shard=True).over == 8
-    assert not replace(BIG, gpus=1, shard=True).sharded
+    assert d12.over == 1 and replace(d12, shard=True).over == 8 and replace(BIG, gpus=1, shard=True).over == 1
     assert replace(BIG, gpus=16).over == 8, "hybrid over nodes of eight"
     for changed in (dict(gpu="a900"), dict(gpus=0), dict(gpus=12, shard=True), dict(seq_len=4096)):
         with pytest.raises(ConfigError):
@@ -306,29 +306,16 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
 ) -> None:
     rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
     assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
-    small = [
-        "--model.depth",
-        "3",
-        "--model.n-embd",
-        "64",
-        "--model.n-head",
-        "2",
-        "--device-batch-size",
-        "3",
-        "--group-size",
-        "4",
-    ]
-    assert cli.main(["plan", "rl", *small, "--rows", "2", "--row-tokens", "64", "--gpus", "1", "--gpu", "l4-24gb"]) == 0
+    small = "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
+    assert cli.main(f"plan rl {small} --rows 2 --row-tokens 64 --gpus 1 --gpu l4-24gb".split()) == 0
     text = capsys.readouterr().out
-    assert all(
-        word in text for word in ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of a step")
-    )
+    words = ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of a step")
+    assert all(word in text for word in words)
     fake_measure(monkeypatch)
     assert cli.main(["plan", "sft", "--preset", "8b", "--device-batch-size", "1", "--price", "2"]) == 0
     text = capsys.readouterr().out
-    assert all(
-        word in text for word in ("weights", "tokens per second", "cost", "MFU", "room for --device-batch-size 12")
-    )
+    words = ("weights", "tokens per second", "cost", "MFU", "room for --device-batch-size 12")
+    assert all(word in text for word in words)
     assert cli.main(["plan", "--preset", "8b", "--device-batch-size", "13"]) == 1
     assert "set --device-batch-size 12" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err
