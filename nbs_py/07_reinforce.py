@@ -261,8 +261,8 @@ fig
 # %% [markdown]
 # ## Does it still learn?
 #
-# The better the policy, the more groups have equal rewards and no gradient: learning uses up its signal.
-# Above the dashed lines there is enough. The right panel shows how many weights a step
+# A group with equal rewards has no gradient, and the surer the policy, the more such groups there are. Here their share
+# rises although the answers get no better. Above the dashed lines there is enough signal. The right panel shows how many weights a step
 # changes after rounding to bfloat16, the precision in which large models are served; a learning rate that is
 # too small would show as zero.
 
