@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from codechat import tasks
-from codechat.tasks import redteam
 
 TASK = tasks.load(f"{Path(__file__).with_name('my_task.py')}:MyTask")
 
@@ -14,7 +13,7 @@ def test_reference_solutions_earn_the_full_reward() -> None:
 
 
 def test_the_reward_takes_any_text_and_no_text_earns_it_everywhere() -> None:
-    assert not redteam.check_reward(TASK, TASK.problems("train"))
+    assert not tasks.check_reward(TASK, TASK.problems("train"))
 
 
 def test_a_wrong_answer_earns_less_and_is_not_correct() -> None:

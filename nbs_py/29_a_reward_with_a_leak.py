@@ -51,7 +51,7 @@ from IPython.display import display
 from codechat import GPT, GPTConfig, advantages, chat, conversations, optim, rollout
 from codechat.labs import reward_starts
 from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import check_reference_solutions, redteam
+from codechat.tasks import check_reference_solutions, check_reward
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall import FuncallTask
 
@@ -106,7 +106,7 @@ rewards = {"leaky": OneCall(True), "closed": OneCall(False)}
 # nothing, among them the answers to all problems at once. **Which of the two finds the leak?**
 
 # %%
-checks = {name: (check_reference_solutions(task, held_out), redteam.check_reward(task, held_out)) for name, task in rewards.items()}
+checks = {name: (check_reference_solutions(task, held_out), check_reward(task, held_out)) for name, task in rewards.items()}
 pd.DataFrame({name: {"reference solutions paid": f"{references.passed} of {references.n}",
                      "texts that earn the full reward on most problems": ", ".join(f"{k} ({v:.0%})" for k, v in red.items()) or "none"}
               for name, (references, red) in checks.items()}).T

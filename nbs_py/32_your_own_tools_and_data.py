@@ -53,7 +53,7 @@ from codechat import chat, evaluate, intervals, paths, run, sft, token_view
 from codechat.core.atomic_files import read_rows
 from codechat.inference.terminal import ToolChat, ToolsConfig
 from codechat.models.loading import load_model
-from codechat.tasks import RowsTask, redteam
+from codechat.tasks import RowsTask, check_reward
 from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls
 from codechat.text.tool_functions import load_executors
 
@@ -199,7 +199,7 @@ print(len(problems), "test problems;", problems[0].messages[-1]["content"], "->"
 
 # %%
 assert all(task.score(p, task.gold(p)).correct for p in problems)
-found = redteam.check_reward(task, problems)
+found = check_reward(task, problems)
 print("texts that earn the full reward on more than half of the problems:", found or "none")
 silent = sum(task.score(p, "").correct for p in problems) / len(problems)
 print(f"an empty answer is correct on {silent:.0%} of them")

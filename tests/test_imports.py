@@ -17,8 +17,8 @@ ANYTHING = {
     "inference/toolkit.py": "what a user's function raises is its answer in the conversation",
     "sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
     "sandbox/judge.py": "whatever a test raises is the reason why it failed",
+    "tasks/base.py": "what a user's reward raises is the finding",
     "tasks/custom.py": "what a user's reward function raises is a tier of the score",
-    "tasks/redteam.py": "what a user's reward raises is the finding",
 }
 
 

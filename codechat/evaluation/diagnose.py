@@ -25,8 +25,7 @@ from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.models import loading
 from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
-from codechat.tasks import custom, redteam
-from codechat.tasks.base import Problem, Task
+from codechat.tasks.base import Problem, Task, warn_of_shortcuts
 
 if TYPE_CHECKING:  # the help of the command loads no torch
     from torch import Tensor, nn
@@ -185,8 +184,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     task = tasks.load(cfg.task, source=cfg.data_dir)
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
-    if custom.is_custom(task):
-        redteam.report(task, problems)
+    warn_of_shortcuts(task, problems)
     loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")

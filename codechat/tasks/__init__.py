@@ -18,6 +18,7 @@ from codechat.tasks.base import (  # fmt: skip
     Score,
     Task,
     check_reference_solutions,
+    check_reward,
     checked_problems,
     score_all,
 )
@@ -43,7 +44,7 @@ NAMES = tuple(TASKS)
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
-    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "checked_problems", "find_class", "load",
+    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "check_reward", "checked_problems", "find_class", "load",
     "name_of", "score_all",
 ]  # fmt: skip
 
@@ -67,16 +68,13 @@ def load(name: str, *, source: Any = None, **options: Any) -> Task:
     ConfigError for an unknown name or option, and for a value of the wrong type."""
     make, words = find_class(name)
     options = _options(words) | ({"source": source} if source else {}) | options
-    known = inspect.signature(make).parameters
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"task {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
     try:
         return make(**options)
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"task {name!r} does not accept {options} ({error}); correct the value") from None
+        known = ", ".join(inspect.signature(make).parameters) or "none"
+        raise ConfigError(f"task {name!r} does not accept {options} ({error}); its options: {known}") from None
 
 
 def name_of(task: str | Task | type) -> str:

@@ -17,10 +17,8 @@ import keyword
 import math
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,14 +26,13 @@ from typing import Any, ClassVar, Literal
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, nearest
+from codechat.core.errors import ConfigError, DataError, check_choice
 from codechat.data.sources import digest, local_rows
 from codechat.data.synthetic import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, Task
 from codechat.text.tool_functions import run_file
 
 Row = Mapping[str, Any]
-MEMBERS = ("name", "tiers", "max_reward", "problems", "prompt", "score", "gold")
 
 
 class RowsTask(BaseTask):
@@ -47,7 +44,7 @@ class RowsTask(BaseTask):
 
     name: ClassVar[str] = ""
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
-    rows: Sequence[Row] | str = ()
+    rows: Any = ()  # as given; of an object the problems
     rewards: ClassVar[Mapping[Callable[..., Any], float] | Sequence[Callable[..., Any]]] = {}  # in a list all weigh 1
 
     def __init_subclass__(cls) -> None:
@@ -62,13 +59,37 @@ class RowsTask(BaseTask):
         if isinstance(rows, str | Path):
             beside = Path(inspect.getfile(type(self))).parent if source is None else Path()
             rows = local_rows(beside / rows)
-        self._problems, self._rows = _problems(self.name, rows)
-        self._rewards = dict(zip(_names(rewards), rewards.items()))  # name -> (function, weight)
+        self._rows: dict[str, Row] = {}  # by the id of the problem
+        self.rows = self._problems(rows)
+        self._rewards: dict[str, tuple[Callable[..., Any], float]] = {}
+        for function, weight in rewards.items():
+            inner = getattr(function, "func", function)  # of a partial
+            name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+            self._rewards[f"{name}_{len(self._rewards) + 1}" if name in self._rewards else name] = function, weight
         self._terms: list[str] = []  # names of the terms of a reference solution, which those of every score must be
         self._shown = False
 
-    def read(self, split: str) -> list[Problem]:
-        problems = [problem for problem in self._problems if problem.split == split]
+    def _problems(self, rows: Iterable[Row]) -> list[Problem]:
+        """The problems of the rows, each prompt once."""
+        problems: dict[str, Problem] = {}  # by the hash of the prompt
+        for number, row in enumerate(rows, 1):
+            prompt, split = row.get("prompt"), row.get("split")
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            if "gold" not in row or split not in (None, *SPLITS) or not isinstance(messages, list) or not messages:
+                needed = f"required: prompt, gold, split one of {SPLITS} or none"
+                raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {needed}")
+            hashed = digest(json.dumps(messages))
+            id = f"{self.name}-{hashed[:12]}"
+            meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
+            problems.setdefault(hashed, Problem(id, messages, row["gold"], split or split_of(hashed), meta))
+            self._rows.setdefault(id, row)
+        if not any("split" in row for row in self._rows.values()):
+            kept = spread([{"id": id, "meta": {"split": p.split}} for id, p in problems.items()], lambda row: row["id"])
+            problems |= {row["id"]: replace(problems[row["id"]], split=s) for s, part in kept.items() for row in part}
+        return list(problems.values())
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        problems = super().problems(split, limit, seed)
         if not problems:
             raise DataError(f"task {self.name} has no row in split {split!r}; give 10 rows or more, or set their split")
         return problems
@@ -82,7 +103,7 @@ class RowsTask(BaseTask):
         return reward == self.max_reward
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed with its row."""
+        """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed."""
         try:
             self._terms = self._terms or list(self._rewarded(self.gold(problem), problem)[0])
             terms, reward = self._rewarded(completion, problem)
@@ -92,86 +113,41 @@ class RowsTask(BaseTask):
         except Exception as error:  # the functions are the user's and may raise anything
             message = f"{type(error).__name__}: {error}"[:300]
             if not self._shown:
-                self._shown = True
-                row = f"row {self._rows.get(problem.id, ('?',))[0]} ({str(problem.messages[-1]['content'])[:60]!r})"
-                print(f"task {self.name}, {row}, completion {completion[:60]!r}: {message}", file=sys.stderr)
+                asked = str(problem.messages[-1]["content"])[:60]
+                print(f"task {self.name}, row {asked!r}, completion {completion[:60]!r}: {message}", file=sys.stderr)
+            self._shown = True
             return Score(0.0, "error", {"error": message}, False, dict.fromkeys(self._terms or self._rewards, 0.0))
         tier = "none" if reward == 0 else "full" if reward == self.max_reward else "some"
         return Score(reward, tier, {}, correct, terms)
 
     def _rewarded(self, completion: str, problem: Problem) -> tuple[dict[str, float], float]:
-        """(the terms of all reward functions, their weighted mean)."""
+        """(the terms of all reward functions, their weighted mean). ValueError for what is no number from 0 to 1."""
         terms: dict[str, float] = {}
         total = 0.0
         for name, (function, weight) in self._rewards.items():
-            trl = "completions" in _parameters(function)
-            value = self._value_of_batch(name, function, completion, problem) if trl else function(completion, problem)
-            parts = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-            parts = {key: _number(key, part) for key, part in parts.items()}
+            parameters = inspect.signature(function).parameters
+            trl = "completions" in parameters
+            value = self._of_batch(function, parameters, completion, problem) if trl else function(completion, problem)
+            given = {f"{name}_{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+            parts = {key: math.nan if isinstance(part, str) else float(part) for key, part in given.items()}
+            if wrong := [key for key, part in parts.items() if not 0 <= part <= 1]:
+                raise ValueError(f"{wrong[0]} is {given[wrong[0]]!r}; a reward is a number from 0 to 1")
             terms |= parts
             total += weight * sum(parts.values()) / max(len(parts), 1)
         return terms, total / sum(weight for _, weight in self._rewards.values())
 
-    def _value_of_batch(self, name: str, function: Callable[..., Any], completion: str, problem: Problem) -> Any:
+    def _of_batch(
+        self, function: Callable[..., Any], parameters: Mapping[str, Any], completion: str, problem: Problem
+    ) -> Any:
         """The value of a function of lists, of one row each. Where the row's prompt is messages, the completion is too. None counts as 0."""
-        _, row = self._rows.get(problem.id, (0, {"prompt": problem.messages, "gold": problem.gold, **problem.meta}))
+        row = self._rows[problem.id]
         answer = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
         given = {"completions": [answer]} | {"prompts" if k == "prompt" else k: [v] for k, v in row.items()}
-        parameters, bound = _parameters(function), getattr(function, "keywords", {})
-        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        values = list(function(**{k: v for k, v in given.items() if k not in bound and (any_name or k in parameters)}))
-        if len(values) != 1:
-            raise ValueError(f"{name} returned {len(values)} rewards for 1 completion")
-        return 0.0 if values[0] is None else values[0]
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:  # written in C
-        return {}
-
-
-def _names(functions: Iterable[Callable[..., Any]]) -> Iterator[str]:
-    """A name for each reward function; one that is used twice gets a number."""
-    used = Counter[str]()
-    for function in functions:
-        inner = function.func if isinstance(function, partial) else function
-        name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
-        used[name] += 1
-        yield f"{name}_{used[name]}" if used[name] > 1 else name
-
-
-def _number(name: str, value: Any) -> float:
-    """A reward as a float, also of numpy, torch or fractions. ValueError unless it is in [0, 1]."""
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} is {value!r}; a reward is a number from 0 to 1")
-    return number
-
-
-def _problems(task: str, rows: Iterable[Row]) -> tuple[list[Problem], dict[str, tuple[int, Row]]]:
-    """The problems of the rows, each prompt once, and {problem id: (number, row)}."""
-    problems: dict[str, Problem] = {}  # by the hash of the prompt
-    origin: dict[str, tuple[int, Row]] = {}
-    for number, row in enumerate(rows, 1):
-        prompt = row.get("prompt")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        known = "gold" in row and row.get("split") in (None, *SPLITS)
-        if not known or not isinstance(messages, list) or not messages:
-            needed = f"required: prompt, gold, split one of {SPLITS} or none"
-            raise DataError(f"task {task}, row {number} is {str(dict(row))[:80]}; {needed}")
-        id, split = digest(json.dumps(messages)), row.get("split")
-        meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
-        problems.setdefault(id, Problem(f"{task}-{id[:12]}", messages, row["gold"], split or split_of(id), meta))
-        origin.setdefault(f"{task}-{id[:12]}", (number, row))
-    if not any("split" in row for _, row in origin.values()):
-        kept = spread([{"id": id, "meta": {"split": p.split}} for id, p in problems.items()], lambda row: row["id"])
-        problems |= {row["id"]: replace(problems[row["id"]], split=s) for s, part in kept.items() for row in part}
-    return list(problems.values()), origin
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = {k: v for k, v in given.items() if k in parameters}
+        bound = getattr(function, "keywords", {})  # of a partial
+        (value,) = function(**{k: v for k, v in given.items() if k not in bound})
+        return 0.0 if value is None else value
 
 
 # ---------------------------------------------------------------- files and objects
@@ -181,36 +157,26 @@ def file_class(path: str, name: str | None) -> type:
     """The task class of a Python file; without a name the only one. MissingFile, DataError (the file fails) or ConfigError."""
     module = run_file(Path(path), "task", "--task takes a Python file and a class, such as my_task.py:MyTask")
     classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
-    tasks = {k: v for k, v in classes.items() if not _lacks(v)}
-    if name in tasks or (name is None and len(tasks) == 1):
-        return tasks[name or next(iter(tasks))]
-    if name in classes:
-        raise ConfigError(f"{name} of {path} lacks {_lacks(classes[name])}; derive it from codechat.tasks.RowsTask")
-    problem = f"no class {name!r}{nearest(name, tasks)}" if name else f"{len(tasks)} tasks"
-    raise ConfigError(f"{path} has {problem}; required: FILE.py:CLASS with one of {', '.join(tasks) or 'its tasks'}")
+    tasks = {k: v for k, v in classes.items() if isinstance(v, Task)}
+    name = next(iter(tasks)) if name is None and len(tasks) == 1 else name
+    check_choice(f"{path}: task class", name, tasks)
+    return tasks[name]
 
 
 def require_task(task: Any) -> Task:
     """The task; a class is instantiated. ConfigError where it lacks a member."""
     task = task() if isinstance(task, type) else task
-    if lacks := _lacks(task):
-        raise ConfigError(f"{type(task).__name__} lacks {lacks}; give a task, its name, or FILE.py:CLASS")
+    if not isinstance(task, Task):
+        needed = (
+            "a task, its name, or FILE.py:CLASS; a task has name, tiers, max_reward, problems, prompt, score and gold"
+        )
+        raise ConfigError(f"{type(task).__name__} is no task; give {needed}")
     return task
-
-
-def _lacks(task: Any) -> str:
-    return ", ".join(member for member in MEMBERS if not hasattr(task, member))
-
-
-def is_custom(task: Task) -> bool:
-    """True for a task that this package does not define."""
-    return not type(task).__module__.startswith("codechat.")
 
 
 # ---------------------------------------------------------------- codechat new task
 
 TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py, its test and its rows
-FILES = ("my_task.py", "test_my_task.py", "my_task.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,12 +192,9 @@ def write_new(cfg: NewConfig) -> None:
     """Write the three files. ConfigError for a name that Python cannot import, and for a file that exists."""
     name, out = cfg.name, cfg.out
     cls = "".join(part.capitalize() for part in name.split("_"))
-    taken = keyword.iskeyword(name) or keyword.iskeyword(cls) or name in sys.stdlib_module_names
-    if taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or util.find_spec(name):
+    if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
         raise ConfigError(f"the name {name!r}; required: small letters, digits, _, and no module or keyword of Python")
-    paths = {
-        out / file.replace("my_task", name): (TEMPLATE / f"{file}.txt").read_text(encoding="utf-8") for file in FILES
-    }
+    paths = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in TEMPLATE.iterdir()}
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)

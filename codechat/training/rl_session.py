@@ -36,8 +36,7 @@ from codechat.rl.advantages import VALUE_LR, ValueHead, zero_variance
 from codechat.rl.engines import RolloutSampler, step_seed
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
-from codechat.tasks import custom, redteam
-from codechat.tasks.base import Problem, Task
+from codechat.tasks.base import Problem, Task, warn_of_shortcuts
 from codechat.training import opening
 from codechat.training.meters import Meter, rollout_metrics
 from codechat.training.session import KEPT, Session, totals
@@ -64,8 +63,7 @@ def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: Rollout
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
-    if custom.is_custom(task):
-        redteam.report(task, problems)
+    warn_of_shortcuts(task, problems)
     sampler.engine.push(sampler.model, 0)
     batch = sampler(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
     signal = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))

@@ -48,7 +48,7 @@ def own_task(source: Path) -> list[Any]:
     class Own(RowsTask):
         rewards = {len: 1.0}  # noqa: RUF012
 
-    return sorted(str(problem) for problem in Own(str(source))._problems)
+    return sorted(str(problem) for problem in Own(str(source)).rows)
 
 
 READERS = {"openai": prepared, "problems": golds, "own": own_task}

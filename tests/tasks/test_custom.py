@@ -18,7 +18,6 @@ from codechat.core.config import config_hash
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.core.registry import COMMANDS
 from codechat.grpo import GRPOConfig
-from codechat.tasks import custom, redteam
 from codechat.tasks.custom import RowsTask
 
 ROWS = [{"prompt": f"Double {n}.", "gold": str(2 * n), "level": n % 3} for n in range(40)]
@@ -129,7 +128,7 @@ def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(functi
     if function is not too_large:
         assert (score.reward, score.tier, score.correct) == (0.0, "error", False)
     with pytest.raises(DataError, match="task mine"):
-        redteam.check_reward(task, task.problems("train"))
+        tasks.check_reward(task, task.problems("train"))
 
 
 class Near:
@@ -173,11 +172,11 @@ def test_rewards_may_be_any_callable_and_any_number():
     problem = task.problems("train")[0]
     right, wrong = task.score(problem, problem.gold), task.score(problem, "abcd")
     assert (right.tier, wrong.tier) == ("some", "some"), (right.parts, wrong.parts)
-    assert right.terms == {"Near": 1, "within": 1, "within_2": 1, "as_tensor": 1, "parts_a": 1, "parts_b": 1, "parts_c": 0.5, "parts_d": 0,
+    assert right.terms == {"Near": 1, "within": 1, "within_3": 1, "as_tensor": 1, "parts_a": 1, "parts_b": 1, "parts_c": 0.5, "parts_d": 0,
                            "trl": 1, "trl_plain": 1, "trl_none": 0}  # fmt: skip
-    assert [name for name, value in wrong.terms.items() if value] == ["within_2", "parts_a", "parts_b", "parts_c"]
+    assert [name for name, value in wrong.terms.items() if value] == ["within_3", "parts_a", "parts_b", "parts_c"]
     assert right.reward == pytest.approx((6 + 2.5 / 4) / 8) and all(type(v) is float for v in right.terms.values())
-    redteam.check_reward(task, task.problems("train"))
+    tasks.check_reward(task, task.problems("train"))
 
 
 def test_rewards_are_a_list_or_a_table_and_scores_are_plain_numbers():
@@ -210,7 +209,7 @@ def test_what_is_no_reward_is_an_error_that_is_shown_once_with_its_row(given, ca
     with pytest.raises(DataError, match="mine"):
         tasks.check_reference_solutions(task, task.problems("train")).require()
     shown = capsys.readouterr().err
-    assert shown.count("mine") == 2 and "row 2" in shown or "row 3" in shown  # the task and its function, once
+    assert shown.count("task mine") == 1 and ("Say 9." in shown or "Say 19." in shown)
     assert task.score(task.problems("train")[0], "3").tier in ("full", "error") and not capsys.readouterr().err
 
 
@@ -224,13 +223,12 @@ def anything(completion, problem):
 
 def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
     def shortcuts(task: tasks.Task) -> set[str]:
-        return set(redteam.check_reward(task, task.problems("train", 8)))
+        return set(tasks.check_reward(task, task.problems("train", 8)))
 
     assert shortcuts(task_with(contains)) == {"all answers"}
     assert len(shortcuts(task_with(anything))) >= 12
     for task in (task_with(exact), tasks.load("toy"), tasks.load("reasoning")):
         assert not shortcuts(task)
-    assert not custom.is_custom(tasks.load("toy"))
 
 
 def test_an_object_or_a_class_is_a_setting():
@@ -238,7 +236,7 @@ def test_an_object_or_a_class_is_a_setting():
     for given in (task, Doubles):
         assert GRPOConfig(task=given).task == "doubles" and tasks.load("doubles").name == "doubles"
     assert config_hash(GRPOConfig(task=task)) == config_hash(GRPOConfig(task="doubles"))
-    assert tasks.load(GRPOConfig(task=task).task) is task and custom.is_custom(task)
+    assert tasks.load(GRPOConfig(task=task).task) is task
     tasks.TASKS.pop("doubles")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from codechat import tasks
 from codechat.sandbox.pool import shared_pool
-from codechat.tasks import redteam
 from codechat.tasks.base import Problem
 from codechat.tasks.repair import edits, generator
 from codechat.tasks.repair import task as scoring
@@ -273,4 +272,4 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
 
 
 def test_no_fixed_text_is_a_shortcut() -> None:
-    assert not redteam.check_reward(TASK, TASK.problems("train", 8))
+    assert not tasks.check_reward(TASK, TASK.problems("train", 8))
