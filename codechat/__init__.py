@@ -20,7 +20,7 @@ _NAMES = {
     "distributed": "dist gpu_specs hardware",
     "evaluation": "behaviour_probes contamination diagnose evaluate intervals results",
     "rl": "advantages episodes losses preference_losses rollout",
-    "labs": "chars exact_gradients per_token_rewards",
+    "labs": "chars chars_learning exact_gradients",
     "runs": "checkpoint metrics paths run",
     "runs.run": "Run",
     "launch": "launcher planner",

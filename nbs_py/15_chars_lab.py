@@ -55,7 +55,7 @@ import math
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, chars as lab, config, per_token_rewards, run_frames, style
+from codechat import GPT, GPTConfig, chars as lab, chars_learning, config, run_frames, style
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs.paths import ROOT
@@ -91,7 +91,7 @@ rng = torch.Generator().manual_seed(0)
 small = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=text.tokenizer.n_vocab, n_tags=0), seed=0)
 windows, places, V = text.draw_windows(8, 9, rng), 8, small.cfg.n_ids
 every = torch.arange(V)[None, :, None].expand(8, V, places)  # each character once at each position, weighted by its probability
-logprobs, _ = per_token_rewards.symbol_logprobs(small, windows[:, :-1], per_token_rewards.states(small, windows[:, :-1], places), every)
+logprobs, _ = chars_learning.symbol_logprobs(small, windows[:, :-1], small.hidden(windows[:, :-1]), every)
 rewards = chars.dense_rewards(every, windows[:, None, -places:])
 right = logprobs.gather(1, windows[:, None, -places:])
 weights = list(small.parameters())
@@ -109,9 +109,9 @@ print(f"p of the correct character: {right.detach().exp().mean():.4f}, about 1 i
 # %%
 silent = float((1 - right.detach().exp()).pow(8).mean())
 uniforms = torch.rand(256, 8, places, generator=rng, dtype=torch.float64)
-batch = per_token_rewards.draw_fed_by_text(small, text.draw_windows(256, 9, rng), places, 8, uniforms)
-drawn = per_token_rewards.place_advantages(chars.dense_rewards(batch.drawn, batch.truth), 8, "mean")
-flat = float((per_token_rewards.group_by_place(drawn, 8) == 0).all(1).float().mean())
+batch = chars_learning.draw_fed_by_text(small, text.draw_windows(256, 9, rng), places, 8, uniforms)
+drawn = chars_learning.place_advantages(chars.dense_rewards(batch.drawn, batch.truth), 8)
+flat = float((chars_learning.group_by_place(drawn, 8) == 0).all(1).float().mean())
 print(f"positions without a gradient: {silent:.0%} expected, {flat:.0%} of {256 * places:,} sampled")
 
 # %% [markdown]

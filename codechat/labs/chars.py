@@ -54,7 +54,6 @@ class CharsConfig(MinibatchSettings, RunSettings):
     muon_lr: float = 0.02
     warmup_steps: int = 20
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
-    eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
@@ -68,14 +67,12 @@ class CharsConfig(MinibatchSettings, RunSettings):
         if self.objective == "grpo" and self.group_size < 2:
             raise ConfigError(f"group_size {self.group_size}: the advantage is always 0; set --group-size 2")
 
-    @property
-    def learns_from_rewards(self) -> bool:
-        return self.objective in ("grpo", "ppo")
-
     def tokens_per_step(self, ranks: int = 1) -> int:
         """Places that go through a backward pass in one step."""
-        drawn = self.inner_epochs * (self.group_size if self.feed == "own" else 1)
-        return self.device_batch_size * self.horizon * ranks * (drawn if self.learns_from_rewards else 1)
+        places = self.device_batch_size * self.horizon * ranks
+        if self.objective in ("supervised", "denoise"):
+            return places
+        return places * self.inner_epochs * (self.group_size if self.feed == "own" else 1)
 
 
 def train(cfg: CharsConfig) -> Run:
@@ -98,7 +95,6 @@ def train(cfg: CharsConfig) -> Run:
                 f"max_tokens {cfg.max_tokens} is less than the {per_step} of one step; raise it, or lower --device-batch-size"
             )
         learner = learning.Learner(cfg, text, world)
-        head = learner.head
 
         def evaluate(model: GPT, step: int) -> dict[str, Any]:
             with sharding.whole(model) as reader:
@@ -106,37 +102,24 @@ def train(cfg: CharsConfig) -> Run:
                     session.run.log_samples(step, learning.write_samples(reader, text, cfg, world.device))
                 return {**learning.validate(reader, text, cfg, world.device), "tokens": step * per_step}
 
-        session = Session(
-            "chars",
-            cfg,
-            learner.model,
-            text.tokenizer,
-            parent=None,
-            evaluate=evaluate,
-            heads={head: VALUE_LR} if cfg.objective == "ppo" else {},
-            max_steps=steps,
-            tags="text",
-            trained_on=dict(objective=cfg.objective),
-            kept={"value_head": head},
-        )
+        heads = {learner.head: VALUE_LR} if cfg.objective == "ppo" else {}
+        how = dict(parent=None, evaluate=evaluate, heads=heads, max_steps=steps, kept={"value_head": learner.head})
+        how |= dict(tags="text", trained_on=dict(objective=cfg.objective))
+        session = Session("chars", cfg, learner.model, text.tokenizer, **how)
         with session.running():
             for step in session.steps():
-                # where the policy learns from rewards: draw symbols, reward them, credit each draw
-                learner.begin(step)
-                if cfg.learns_from_rewards:
-                    learner.draw(step)
-                    learner.credit(step * per_step)
-                # each minibatch is one update, its loss divided by the places of all ranks
-                for update in range(learner.updates()):
-                    learner.loss(update).backward()
+                row: dict[str, float] = {}
+                updates = 0  # none where the policy learns from rewards and no draw is better than another
+                for updates, loss in enumerate(learner.losses(step, step * per_step, row), 1):
+                    loss.backward()
                     session.apply_gradients()
                 session.bar.update(1)
                 if (step + 1) % cfg.log_every == 0 or step + 1 == steps:
-                    values = dist.mean(learner.row)
-                    epoch = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
-                    grad_norm = session.grad_norm if learner.updates() else 0.0
-                    row = dict(tokens=(step + 1) * per_step, epoch=epoch, lr=session.lr, grad_norm=grad_norm)
-                    session.run.log(step + 1, values | row | session.rates(per_step))
+                    values = dist.mean(row)
+                    values |= dict(tokens=(step + 1) * per_step, lr=session.lr)
+                    values["epoch"] = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
+                    values["grad_norm"] = session.grad_norm if updates else 0.0
+                    session.run.log(step + 1, values | session.rates(per_step))
                     shown = ("train_loss", "reward_mean", "frac_zero_std_groups")
                     session.bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
     return session.run

@@ -18,7 +18,6 @@ from codechat.core import config
 from codechat.core.registry import COMMANDS
 from codechat.labs import chars as loop
 from codechat.labs import chars_learning as learning
-from codechat.labs import per_token_rewards
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import run
@@ -87,11 +86,10 @@ def test_advantages_compare_the_draws_of_one_place() -> None:
     """Two windows, two draws, three places; place (0, 0) has one hit, (0, 1) two, (0, 2) none."""
     rewards = torch.tensor([[[1.0, 1, 0], [0, 1, 0]], [[0, 0, 1], [1, 0, 0]]])  # fed by the text: (W, G, T)
     want = torch.tensor([[[0.5, 0, 0], [-0.5, 0, 0]], [[-0.5, 0, 0.5], [0.5, 0, -0.5]]])
-    torch.testing.assert_close(per_token_rewards.place_advantages(rewards, 2, "mean"), want)
+    torch.testing.assert_close(learning.place_advantages(rewards, 2), want)
     own = rewards.view(4, 1, 3)  # fed by itself: (W G, 1, T), window-major
-    torch.testing.assert_close(per_token_rewards.place_advantages(own, 2, "mean"), want.view(4, 1, 3))
-    torch.testing.assert_close(per_token_rewards.place_advantages(rewards, 2, "leave_one_out"), 2 * want)
-    assert per_token_rewards.group_by_place(rewards, 2).tolist() == [[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [1, 0]]
+    torch.testing.assert_close(learning.place_advantages(own, 2), want.view(4, 1, 3))
+    assert learning.group_by_place(rewards, 2).tolist() == [[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [1, 0]]
 
 
 def test_the_bigram_against_counts() -> None:
@@ -106,9 +104,9 @@ def test_the_bigram_against_counts() -> None:
 def test_the_draws_of_a_place_share_the_texts_context() -> None:
     model = random_model()
     windows = windows_of(model, 3, 7)
-    batch = per_token_rewards.draw_fed_by_text(model, windows, 5, 4, uniforms(3, 4, 5))
+    batch = learning.draw_fed_by_text(model, windows, 5, 4, uniforms(3, 4, 5))
     assert batch.drawn.shape == (3, 4, 5) and torch.equal(batch.truth[:, 0], windows[:, -5:])
-    assert torch.equal(batch.before[:, 0], windows[:, 1:-1]) and batch.drawn.max() < model.cfg.n_ids
+    assert batch.drawn.max() < model.cfg.n_ids
     full = logprobs_at(model, windows[:, :-1], 5)
     want = full[:, None].expand(3, 4, 5, -1).gather(-1, batch.drawn[..., None])[..., 0]
     truth = full.gather(-1, windows[:, -5:, None])[..., 0]
@@ -119,15 +117,14 @@ def test_the_draws_of_a_place_share_the_texts_context() -> None:
 def test_a_policy_that_feeds_itself_reads_its_own_symbols() -> None:
     model = random_model()
     windows = windows_of(model, 2, 8)
-    batch = per_token_rewards.draw_fed_by_itself(model, windows, 6, 3, seed=1)
+    batch = learning.draw_fed_by_itself(model, windows, 6, 3, seed=1)
     assert batch.inputs.shape == (6, 7) and batch.drawn.shape == (6, 1, 6)
     assert torch.equal(batch.inputs[:, :2], windows.repeat_interleave(3, 0)[:, :2])
     assert torch.equal(batch.inputs[:, 2:], batch.drawn[:, 0, :-1])
     again = logprobs_at(model, batch.inputs, 6).gather(-1, batch.drawn[:, 0, :, None])[..., 0]
     torch.testing.assert_close(batch.logprobs[:, 0], again, atol=1e-4, rtol=1e-4)
-    part = per_token_rewards.draw_fed_by_itself(model, windows[1:], 6, 3, seed=1, first=1)
+    part = learning.draw_fed_by_itself(model, windows[1:], 6, 3, seed=1, first=1)
     assert torch.equal(part.drawn, batch.drawn[3:]), "draws depend on the window's number among all ranks'"
-    assert torch.equal(batch.take(batch.rows([1])).drawn, batch.drawn[3:])
 
 
 def test_in_expectation_the_gradient_is_the_supervised_one_weighted_by_the_right_symbols_probability() -> None:
@@ -136,7 +133,7 @@ def test_in_expectation_the_gradient_is_the_supervised_one_weighted_by_the_right
     windows = windows_of(model, 2, 4)
     inputs, truth = windows[:, :-1], windows[:, None, -3:]
     every = torch.arange(5)[None, :, None].expand(2, 5, 3)
-    logprobs, _ = per_token_rewards.symbol_logprobs(model, inputs, per_token_rewards.states(model, inputs, 3), every)
+    logprobs, _ = learning.symbol_logprobs(model, inputs, model.hidden(inputs), every)
     rewards = chars.dense_rewards(every, truth)
     expected = (logprobs.exp().detach() * rewards * logprobs).sum()
     grads = torch.autograd.grad(expected, list(model.parameters()), retain_graph=True)
@@ -149,25 +146,21 @@ def test_in_expectation_the_gradient_is_the_supervised_one_weighted_by_the_right
 def test_partial_credit_of_the_true_symbol_cancels_where_the_text_feeds_and_not_where_the_policy_does() -> None:
     model = random_model()
     windows = windows_of(model, 2, 8)
-    text = per_token_rewards.draw_fed_by_text(model, windows, 6, 4, uniforms(2, 4, 6))
-    own = per_token_rewards.draw_fed_by_itself(model, windows, 6, 4, seed=0)
+    text = learning.draw_fed_by_text(model, windows, 6, 4, uniforms(2, 4, 6))
+    own = learning.draw_fed_by_itself(model, windows, 6, 4, seed=0)
     for batch, cancels in ((text, True), (own, False)):
         how = dict(drawn=batch.drawn, truth=batch.truth, credit=batch.truth_logprobs)
         rewards = (chars.dense_rewards(**how, partial=weight) for weight in (0, 0.05))
-        plain, partial = (per_token_rewards.place_advantages(r, 4, "mean") for r in rewards)
+        plain, partial = (learning.place_advantages(r, 4) for r in rewards)
         assert (float((partial - plain).abs().max()) < 1e-6) == cancels
 
 
-def test_masks_cover_the_places_and_never_the_prompt_and_every_count_is_as_likely() -> None:
-    windows, ranks = torch.arange(12).view(2, 6), torch.tensor([[2, 0, 1, 3], [3, 1, 0, 2]])
-    inputs, targets = learning.mask_symbols(windows, torch.tensor([1, 4]), ranks, 99)
-    assert inputs.tolist() == [[0, 1, 2, 99, 4, 5], [6, 7, 99, 99, 99, 99]]
-    assert targets.tolist() == [[-100, -100, -100, 3, -100, -100], [-100, -100, 8, 9, 10, 11]]
+def test_every_count_of_masks_is_as_likely_and_ranks_take_parts_of_them() -> None:
     for offset in (0.0, 0.31, 0.999):
         counts = learning.mask_counts(torch.arange(700), 700, 7, offset)
         assert torch.bincount(counts, minlength=8).tolist() == pytest.approx([0] + [100] * 7, abs=1)
     both = [learning.mask_counts(part, 10, 7, 0.4) for part in (torch.arange(5), torch.arange(5, 10))]
-    assert torch.equal(torch.cat(both), learning.mask_counts(torch.arange(10), 10, 7, 0.4)), "ranks take parts of them"
+    assert torch.equal(torch.cat(both), learning.mask_counts(torch.arange(10), 10, 7, 0.4))
 
 
 @torch.no_grad()
