@@ -55,7 +55,7 @@ import inspect
 import pandas as pd
 import torch
 
-from codechat import exact_gradients, losses
+from codechat import advantages, exact_gradients, losses
 from codechat.labs.exact_gradients import ESTIMATORS, World, cosine, expectation, group_gradients
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
@@ -205,10 +205,23 @@ kl_table = pd.DataFrame({k: {"mean": float(p @ v), "spread": float((p @ v.square
 print(f"exact KL divergence {world.kl(theta, reference):.4f} nats")
 kl_table.round(4)
 
+
+# %% [markdown]
+# In the reward, the estimate of a whole text is compared with those of the other texts of its group:
+
+# %%
+def kl_in_reward(kind):
+    def loss(groups, logprobs):
+        advantage = advantages.group_advantages(values[kind][groups.at], "leave_one_out").view(-1, 1)
+        return -advantage * logprobs / groups.at.shape[1]
+
+    return loss
+
+
 # %%
 kl_truth = world.kl_gradient(theta, reference)
 terms = {f"{k} in the loss": exact_gradients.kl_in_loss(k, reference) for k in ("k1", "k2", "k3")}
-terms |= {f"{k} in the reward": exact_gradients.kl_in_reward(k, reference) for k in ("k1", "k2", "k3")}
+terms |= {f"{k} in the reward": kl_in_reward(k) for k in ("k1", "k2", "k3")}
 kl_means = {name: expectation(world, theta, loss, 2) for name, loss in terms.items()}
 kl_exact = pd.DataFrame({name: {"cosine": cosine(mean, kl_truth) * bool(mean.norm() > 1e-9), "size": float(mean.norm() / kl_truth.norm())}
                          for name, mean in kl_means.items()}).T
@@ -230,10 +243,12 @@ fig
 # prefixes that the policy visits.
 
 # %%
-next_token = {"k2 in the loss": world.next_token_kl_gradient(theta, reference),
-              "k3 in the loss": world.next_token_kl_gradient(theta, reference, reverse=True)}
-for name, gradient in next_token.items():
-    torch.testing.assert_close(kl_means[name], gradient)
+visits = torch.bincount(world.states[world.mask], p[:, None].expand_as(world.mask)[world.mask])  # (K,) how often the policy sees each prefix
+x = theta.clone().requires_grad_()
+policy, other = (torch.distributions.Categorical(logits=logits) for logits in (x, reference))
+for name, a, b in (("k2 in the loss", policy, other), ("k3 in the loss", other, policy)):
+    (gradient,) = torch.autograd.grad(visits @ torch.distributions.kl_divergence(a, b), x, retain_graph=True)
+    torch.testing.assert_close(kl_means[name], gradient.flatten())
 walk = group_gradients(world, theta, terms["k1 in the loss"], at).norm(dim=1).mean()
 print(f"k1 in the loss: mean {kl_means['k1 in the loss'].norm():.1e}, size of one group's gradient {walk:.2f}, "
       f"of the true one {kl_truth.norm():.2f}")

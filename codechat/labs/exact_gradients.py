@@ -78,17 +78,6 @@ class World:
         """(D,) of KL(theta || other) with respect to theta."""
         return _gradient(lambda x: self.kl(x, other), theta)
 
-    def next_token_kl_gradient(self, theta: Tensor, other: Tensor, *, reverse: bool = False) -> Tensor:
-        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes by
-        how often theta visits them. The visits are held constant: a loss over tokens cannot see them."""
-        visits = self._per_state(self.probabilities(theta))
-
-        def kl(x: Tensor) -> Tensor:
-            p, q = (other, x) if reverse else (x, other)
-            return (visits * (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)).sum()
-
-        return _gradient(kl, theta)
-
     def values(self, theta: Tensor) -> Tensor:
         """(S, T) expected reward at the prefix before each token: the exact critic."""
         p = self.probabilities(theta)
@@ -96,8 +85,7 @@ class World:
 
     def _per_state(self, weights: Tensor) -> Tensor:
         """(K,) sums of the weights (S,) of the texts that pass each prefix."""
-        total = torch.zeros(self.n_states, dtype=torch.float64)
-        return total.index_add_(0, self.states[self.mask], weights[:, None].expand_as(self.mask)[self.mask])
+        return torch.bincount(self.states[self.mask], weights[:, None].expand_as(self.mask)[self.mask])
 
     def scores(self, theta: Tensor) -> Tensor:
         """(S, T, D): the gradient of each token's log-probability."""
@@ -211,19 +199,6 @@ def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         return -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind) / groups.at.shape[1]
-
-    return loss
-
-
-def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a reward of the whole text, minus the mean of the other texts of the group."""
-
-    def loss(groups: Groups, logprobs: Tensor) -> Tensor:
-        world = groups.world
-        kl = (losses.kl_estimate(world.logprobs(groups.theta), world.logprobs(reference), kind) * world.mask).sum(1)
-        advantage = group_advantages(kl[groups.at], "leave_one_out").view(-1, 1)
-        ratio = losses.policy_ratio(logprobs, logprobs.detach(), groups.mask)
-        return losses.clipped_policy_loss(ratio, advantage) / groups.at.shape[1]
 
     return loss
 

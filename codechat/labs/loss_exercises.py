@@ -9,44 +9,39 @@ a value or a gradient is reported. A function that raises NotImplementedError or
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError, nearest
 from codechat.rl import advantages, losses, preference_losses
 
 CASES = 6
 CORRECT, EMPTY = "correct", "not filled in yet"
-Case = dict[str, Any]
+Draw = Callable[[torch.Generator], Tensor]
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """solution: the library's function. case: arguments from a generator. learns: names of the arguments that carry a gradient."""
-
+class Exercise(NamedTuple):
     solution: Callable[..., Tensor]
-    case: Callable[[torch.Generator], Case]
-    learns: tuple[str, ...] = ()
+    arguments: Mapping[str, Any]  # what each is in a case: a value, or how it is drawn
+    learns: tuple[str, ...] = ()  # those that carry a gradient
 
 
 def check(function: Callable[..., Any]) -> str:
     """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution."""
     name = function.__name__
-    if name not in EXERCISES:
-        raise ConfigError(f"no exercise is called {name!r}{nearest(name, EXERCISES)}")
     exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
     for number in range(1, CASES + 1):
-        case = exercise.case(rng)
-        result = None
-        with suppress(NotImplementedError):
-            result = _run(function, case, exercise.learns)
-        if result is None:
+        case = {k: draw(rng) if callable(draw) else draw for k, draw in exercise.arguments.items()}
+        ours = _value_and_gradients(function, case, exercise.learns)
+        if not ours:
             print(f"{name}: {EMPTY}")
             return EMPTY
-        _compare(name, number, case, result, _run(exercise.solution, case, exercise.learns))
+        for what, b in _value_and_gradients(exercise.solution, case, exercise.learns).items():
+            a = ours[what]
+            got = f"{what} is {a.tolist()}; correct: {b.tolist()}{'; its sign is reversed' if _close(a, -b) else ''}"
+            shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
+            assert _close(a, b), f"{name}, case {number} of {CASES}: {got}; the case was {shown}"
     print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
     return CORRECT
 
@@ -56,9 +51,7 @@ def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any
     numbers. AssertionError names the first case that differs."""
     name = function.__name__
     for number, (arguments, expected) in enumerate(cases, 1):
-        result = None
-        with suppress(NotImplementedError):
-            result = function(*arguments)
+        result = _value(function, *arguments)
         if result is None:
             return print(f"{name}: {EMPTY}")
         got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (result, expected))
@@ -67,77 +60,51 @@ def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any
     print(f"{name}: {CORRECT} ({len(cases)} cases)")
 
 
-Result = tuple[Tensor, dict[str, Tensor]]
+def _value(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What a function returns; None for one that is not filled in."""
+    value = None
+    with suppress(NotImplementedError):
+        value = function(*arguments, **named)
+    return None if value is Ellipsis else value
 
 
-def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> Result | None:
-    """The value and the gradient of its sum with respect to each argument in `learns`; None if there is no value."""
+def _value_and_gradients(
+    function: Callable[..., Any], case: Mapping[str, Any], learns: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The value and the gradient of its sum with respect to each argument in `learns`; empty if there is no value."""
     arguments = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
-    value = function(**arguments)
-    if value is None or value is Ellipsis:
-        return None
+    value = _value(function, **arguments)
+    if value is None:
+        return {}
     assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; required: a tensor"
-    if not learns:
-        return value.detach(), {}
-    assert value.requires_grad, f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .detach()"
-    grads = torch.autograd.grad(value.sum(), [arguments[k] for k in learns], materialize_grads=True, allow_unused=True)
-    return value.detach(), dict(zip(learns, grads))
-
-
-def _compare(name: str, number: int, case: Case, ours: Result, correct: Result) -> None:
-    pairs = {"the value": (ours[0], correct[0])}
-    pairs |= {f"the gradient of {k}": (ours[1][k], gradient) for k, gradient in correct[1].items()}
-    for what, (a, b) in pairs.items():
-        sign = "; its sign is reversed" if _close(a, -b) else ""
-        got = f"{what} is {a.tolist()}; correct: {b.tolist()}{sign}"
-        shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
-        assert _close(a, b), f"{name}, case {number} of {CASES}: {got}; the case was {shown}"
+    found = {"the value": value.detach()}
+    if learns:
+        assert value.requires_grad, f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .detach()"
+        inputs = [arguments[k] for k in learns]
+        grads = torch.autograd.grad(value.sum(), inputs, materialize_grads=True, allow_unused=True)
+        found |= {f"the gradient of {k}": gradient for k, gradient in zip(learns, grads)}
+    return found
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9)
 
 
-def _normal(rng: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
+def _normal(*shape: int, scale: float = 1.0) -> Draw:
+    return lambda rng: scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
-def _logprobs(rng: torch.Generator, *shape: int) -> Tensor:
-    return -_normal(rng, *shape).abs() - 0.1
+def _logprobs(*shape: int, scale: float = 1.0) -> Draw:
+    return lambda rng: -scale * (torch.randn(*shape, generator=rng, dtype=torch.float64).abs() + 0.1)
 
 
-def _mask(rng: torch.Generator, B: int, T: int) -> Tensor:
-    """(B, T) bool: the first tokens of each row, at least one."""
-    return torch.arange(T)[None] < torch.randint(1, T + 1, (B, 1), generator=rng)
+def _mask(rng: torch.Generator) -> Tensor:
+    """(3, 5) bool: the first tokens of each row, at least one."""
+    return torch.arange(5)[None] < torch.randint(1, 6, (3, 1), generator=rng)
 
 
-def _ratios(rng: torch.Generator) -> Case:
-    new = _logprobs(rng, 3, 4)
-    old = new + _normal(rng, 3, 4, scale=0.4)
-    return dict(logprobs=new, old_logprobs=old, advantages=_normal(rng, 3, 1), clip_eps=0.2)
-
-
-def _pair(rng: torch.Generator, **more: Any) -> Case:
-    return dict(chosen=5 * _logprobs(rng, 4), rejected=5 * _logprobs(rng, 4)) | more
-
-
-def _reference(rng: torch.Generator) -> Case:
-    return dict(ref_chosen=5 * _logprobs(rng, 4), ref_rejected=5 * _logprobs(rng, 4))
-
-
-def _lengths(rng: torch.Generator) -> Case:
-    return {name: torch.randint(1, 9, (4,), generator=rng).double() for name in ("chosen_lengths", "rejected_lengths")}
-
-
-def _labelled(rng: torch.Generator) -> Case:
-    arguments = dict(logprobs=5 * _logprobs(rng, 4), ref_logprobs=5 * _logprobs(rng, 4))
-    return arguments | dict(liked=torch.arange(4) % 2 == 0, kl=float(torch.rand((), generator=rng)), beta=0.3)
-
-
-def _preference(name: str, case: Callable[[torch.Generator], Case]) -> Exercise:
-    return Exercise(
-        lambda **arguments: getattr(preference_losses, name)(**arguments).losses, case, ("chosen", "rejected")
-    )
+def _lengths(rng: torch.Generator) -> Tensor:
+    return torch.randint(1, 9, (4,), generator=rng).double()
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -146,41 +113,49 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
+TOKENS, SUMS = _logprobs(3, 5), _logprobs(4, scale=5.0)  # log-probabilities of tokens, and of whole completions
+PAIR = dict(chosen=SUMS, rejected=SUMS)
+REFERENCE, LENGTHS = dict(ref_chosen=SUMS, ref_rejected=SUMS), dict(chosen_lengths=_lengths, rejected_lengths=_lengths)
+LIKED = torch.arange(4) % 2 == 0
+
+
+def _preference(name: str, **arguments: Any) -> Exercise:
+    loss = getattr(preference_losses, name)
+    return Exercise(lambda **case: loss(**case).losses, PAIR | arguments, ("chosen", "rejected"))
+
+
 EXERCISES: Mapping[str, Exercise] = {
-    "masked_mean": Exercise(
-        losses.masked_mean,
-        lambda rng: dict(x=_normal(rng, 3, 5), mask=_mask(rng, 3, 5)),
-        ("x",),
-    ),
-    "entropy": Exercise(_entropy, lambda rng: dict(logits=3 * _normal(rng, 2, 3, 5)), ("logits",)),
+    "masked_mean": Exercise(losses.masked_mean, dict(x=_normal(3, 5), mask=_mask), ("x",)),
+    "entropy": Exercise(_entropy, dict(logits=_normal(2, 3, 5, scale=3.0)), ("logits",)),
     "group_advantages": Exercise(
-        lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps),
-        lambda rng: dict(rewards=_normal(rng, 3, 4), eps=1e-6),
+        lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps), dict(rewards=_normal(3, 4), eps=1e-6)
     ),
     "policy_gradient_loss": Exercise(
-        losses.policy_gradient_loss,
-        lambda rng: dict(logprobs=_logprobs(rng, 3, 5), advantages=_normal(rng, 3, 1), mask=_mask(rng, 3, 5)),
-        ("logprobs",),
+        losses.policy_gradient_loss, dict(logprobs=TOKENS, advantages=_normal(3, 1), mask=_mask), ("logprobs",)
     ),
     "clipped_policy_loss": Exercise(
         lambda logprobs, old_logprobs, advantages, clip_eps: losses.clipped_policy_loss(
             (logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps
         ),
-        _ratios,
+        dict(logprobs=TOKENS, old_logprobs=TOKENS, advantages=_normal(3, 1), clip_eps=0.2),
         ("logprobs",),
     ),
     "kl_k3": Exercise(
         lambda logprobs, ref_logprobs: losses.kl_estimate(logprobs, ref_logprobs, "k3"),
-        lambda rng: dict(logprobs=_logprobs(rng, 3, 5), ref_logprobs=_logprobs(rng, 3, 5)),
+        dict(logprobs=TOKENS, ref_logprobs=TOKENS),
         ("logprobs",),
     ),
     "gae": Exercise(
         lambda rewards, values, **how: advantages.estimate_gae(rewards, values, torch.ones_like(rewards), **how)[0],
-        lambda rng: dict(rewards=_normal(rng, 2, 5), values=_normal(rng, 2, 5), gamma=0.9, lam=0.8),
+        dict(rewards=_normal(2, 5), values=_normal(2, 5), gamma=0.9, lam=0.8),
     ),
-    "dpo_loss": _preference("dpo_loss", lambda rng: _pair(rng, **_reference(rng), beta=0.2)),
-    "ipo_loss": _preference("ipo_loss", lambda rng: _pair(rng, **_reference(rng), beta=0.2)),
-    "simpo_loss": _preference("simpo_loss", lambda rng: _pair(rng, **_lengths(rng), beta=2.0, margin=1.0)),
-    "orpo_loss": _preference("orpo_loss", lambda rng: _pair(rng, **_lengths(rng), beta=0.1)),
-    "kto_loss": Exercise(lambda **case: preference_losses.kto_loss(**case)[0], _labelled, ("logprobs",)),
+    "dpo_loss": _preference("dpo_loss", **REFERENCE, beta=0.2),
+    "ipo_loss": _preference("ipo_loss", **REFERENCE, beta=0.2),
+    "simpo_loss": _preference("simpo_loss", **LENGTHS, beta=2.0, margin=1.0),
+    "orpo_loss": _preference("orpo_loss", **LENGTHS, beta=0.1),
+    "kto_loss": Exercise(
+        lambda **case: preference_losses.kto_loss(**case)[0],
+        dict(logprobs=SUMS, ref_logprobs=SUMS, liked=LIKED, kl=0.4, beta=0.3),
+        ("logprobs",),
+    ),
 }

@@ -11,10 +11,12 @@ import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from codechat.data import conversations
@@ -52,10 +54,7 @@ def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
 @lru_cache(maxsize=1)
 def vocabulary() -> Tokenizer:
     """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code, so runs cost half."""
-    from tokenizers import Tokenizer as Bpe
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    bpe = Bpe(models.BPE())
+    bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters, end = pre_tokenizers.ByteLevel.alphabet(), tokenizer.END_OF_TEXT
     how = dict(vocab_size=VOCABULARY, special_tokens=[end], initial_alphabet=sorted(letters), show_progress=False)
@@ -82,19 +81,13 @@ class Setting:
     def __post_init__(self) -> None:
         self.task, self.tokenizer = FuncallTask(), vocabulary()
         self.train, self.held_out = requests("train", TRAINING_REQUESTS), requests("test", self.held_out_requests)
-
-    @cached_property
-    def most_tokens(self) -> int:
-        """The longest correct answer, and room to go wrong."""
-        return max(len(chat.completion_ids(_answer(p), self.tokenizer, TAGS)) for p in self.train) + 2
-
-    @cached_property
-    def model(self) -> GPTConfig:
-        heads, vocab = self.width // 16, self.tokenizer.n_vocab
-        return GPTConfig(depth=2, n_embd=self.width, n_head=heads, block_size=SFT_TOKENS, vocab_size=vocab)
+        shape = dict(depth=2, n_embd=self.width, n_head=self.width // 16, block_size=SFT_TOKENS)
+        self.model = GPTConfig(**shape, vocab_size=self.tokenizer.n_vocab)
+        lengths = [len(chat.completion_ids(_answer(p), self.tokenizer, TAGS)) for p in self.train]
+        self.most_tokens = max(lengths) + 2  # room to go wrong
 
     def sampled(self, policy: GPT, problems: Sequence[Problem], **how: Any) -> rollout.RolloutBatch:
-        how = dict(max_new_tokens=self.most_tokens) | how
+        how |= dict(max_new_tokens=self.most_tokens)
         with torch.no_grad():
             return rollout.collect(policy, self.task, problems, self.tokenizer, TAGS, **how)
 
