@@ -10,7 +10,7 @@ __version__ = "0.2.0"
 
 _NAMES = {
     "text": "chat token_view tokenizer",
-    "reports": "articles comparisons frozen_rows plots run_frames style token_attribution",
+    "reports": "articles plots run_frames style token_attribution",
     "core": "config errors",
     "core.errors": "CheckpointError ConfigError DataError MissingFile RunError UserError",
     "models": "generate gpt lora optim",

@@ -46,6 +46,7 @@ record = False  # True: keep rollouts for the page reports/pages/xray.html
 
 # %%
 import copy
+import math
 import random
 
 import pandas as pd
@@ -55,12 +56,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 # %%
 from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, rollout, tokenizer
+from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.labs.reward_starts import reshaped
 from codechat.models import generate
-from codechat.reports import xray_steps
+from codechat.reports import run_frames
 from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.reports.token_attribution import gradient_norms
 from codechat.tasks import load
 from codechat.tasks.base import Problem
+from codechat.text.token_view import token_texts, visible
 
 tok, task, rng = tokenizer.load("python:1024"), load("funcall"), random.Random(seed)
 END, MOST = chat.stop_sequences(tok)[0][0], 34  # one reserved id ends an answer; its most tokens
@@ -260,10 +264,41 @@ def draw(history: pd.DataFrame) -> object:
 
 
 # %%
+def short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
 def carries_loss(wrote: torch.Tensor) -> torch.Tensor:
     """(N, T - 1) which tokens the loss counts, by the switch `mask`."""
     up_to_the_end = wrote.flip(1).cumsum(1).flip(1) > 0
     return {"completion": wrote, "opening": wrote & (wrote.cumsum(1) <= 3), "everything": up_to_the_end}[mask][:, 1:]
+
+
+# %%
+def attributed(batch: rollout.RolloutBatch, i: int, advantage: float) -> dict:
+    """An answer of the x-ray page, token by token: probability, and norm of the gradient at the last state."""
+    prompt, answer, score = batch.prompts[i // batch.group_size], batch.completions[i], batch.scores[i]
+    weights = [0.0] * len(prompt) + [advantage] * len(answer.ids)
+    norms = gradient_norms(policy, prompt + answer.ids, weights, policy=True)[len(prompt) :].tolist()
+    p = [short(math.exp(logprob)) for logprob in answer.logprobs]
+    shown = dict(tokens=[visible(text) for text in token_texts(answer.ids, tok)], p=p, share=norms, reward=short(score.reward))
+    return shown | dict(tier=score.tier, correct=score.correct, advantage=short(advantage))
+
+
+# %%
+@torch.no_grad()
+def recorded(step: int) -> list[dict]:
+    """Rows of the x-ray page: six answers to each of four requests, and each token's share of the group's gradient."""
+    batch = rollout.collect(policy, task, held_out[:4], tok, "reserved", group_size=6, max_new_tokens=MOST, seed=0)
+    rows, scale = [], advantages.group_advantages(batch.rewards).tolist()
+    for p, problem in enumerate(held_out[:4]):
+        about = dict(step=step, id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem))
+        text = visible("".join(token_texts(batch.prompts[p], tok)))
+        answers = [attributed(batch, 6 * p + g, scale[p][g]) for g in range(6)]
+        total = sum(sum(answer["share"]) for answer in answers) or 1.0
+        answers = [answer | {"share": [short(norm / total) for norm in answer["share"]]} for answer in answers]
+        rows.append(about | dict(prompt=text, tiers=list(task.tiers), rollouts=answers))
+    return rows
 
 
 # %%
@@ -273,14 +308,14 @@ def log_step(step: int, rewards: torch.Tensor, scores: list) -> None:
     if step % 20 == 0:
         points.append((step, share_correct(evaluate())))
     if record and step % 5 == 0:
-        shown.extend(xray_steps.rows_at(step, policy, tok, task, held_out[:4], max_new_tokens=MOST))
+        shown.extend(recorded(step))
     if step % 5 == 0 or step == rl_steps:
         live.update(draw(pd.DataFrame(history)))
 
 
 # %%
 history, live = [], display("begins", display_id=True)
-shown = xray_steps.rows_at(0, policy, tok, task, held_out[:4], max_new_tokens=MOST) if record else []
+shown = recorded(0) if record else []
 sampling = dict(max_new_tokens=MOST, temperature=temperature, stop=chat.stop_sequences(tok))
 
 # %%
@@ -302,7 +337,7 @@ for step in range(1, rl_steps + 1):
 
 # %%
 if record:
-    print(xray_steps.freeze(shown))
+    write_atomic(run_frames.frozen_dir() / "xray" / "rollouts.jsonl", json_lines(shown))
 
 # %% [markdown]
 # Both rise. The reward is higher, since a wrong name still earns 0.35. Fewer groups have variance: once all

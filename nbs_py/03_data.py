@@ -54,7 +54,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, conversations, corpus, frozen_rows, sources, synthetic, tokenizer
+from codechat import GPT, GPTConfig, conversations, corpus, run_frames, sources, synthetic, tokenizer
 from codechat.models import packed_attention
 from codechat.reports.style import OKABE_ITO, new_figure
 
@@ -286,7 +286,7 @@ fig
 # %%
 words = {"calls": "calls", "same": "that are calls of training", "seen": "only with values of training", "values": "values but small numbers",
          "known": "that occur in training"}
-pd.DataFrame(frozen_rows.manifest("frozen", "sft")["values"]).T.rename(columns=words)[list(words.values())]
+pd.DataFrame(run_frames.manifest("frozen", "sft")["values"]).T.rename(columns=words)[list(words.values())]
 
 # %% [markdown]
 # test_hard goes further: half of its requests need a tool that training never offers, half ask for a known

@@ -42,7 +42,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, PRESETS, corpus, frozen_rows, gpu_specs, hardware, optim, plots, pretrain, tokenizer
+from codechat import GPT, PRESETS, GPTConfig, corpus, gpu_specs, hardware, optim, plots, pretrain, run_frames, tokenizer
 from codechat.labs.loss_exercises import check_cases
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
@@ -56,13 +56,13 @@ def known(kind: type, settings: dict) -> dict:
     return {name: value for name, value in settings.items() if name in kind.__dataclass_fields__}
 
 
-asked = known(pretrain.PretrainConfig, frozen_rows.settings(source, "pretrain"))
+asked = known(pretrain.PretrainConfig, run_frames.settings(source, "pretrain"))
 cfg = pretrain.PretrainConfig(**asked | {"model": GPTConfig(**known(GPTConfig, asked["model"]))})
 
 # %%
 os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 the sums below would agree to three digits only
-metrics, evals = (frozen_rows.rows(source, "pretrain", table) for table in ("metrics", "evals"))
-run, manifest = metrics["run"].iloc[0], frozen_rows.manifest(source, "corpus")
+metrics, evals = (run_frames.stage_rows(source, "pretrain", table) for table in ("metrics", "evals"))
+run, manifest = metrics["run"].iloc[0], run_frames.manifest(source, "corpus")
 tok = tokenizer.load(manifest["tokenizer"])
 uniform = math.log(cfg.model.padded_vocab)
 first, last, seen = evals.iloc[0], evals.iloc[-1], int(metrics["tokens"].max())
@@ -121,8 +121,8 @@ def continuations(ref):
 
 
 # %%
-texts_file, sizes_file = (frozen_rows.frozen_dir() / f"{name}.json" for name in ("texts", "compressors"))
-kept = source == frozen_rows.FROZEN
+texts_file, sizes_file = (run_frames.frozen_dir() / f"{name}.json" for name in ("texts", "compressors"))
+kept = source == run_frames.FROZEN
 texts = json.loads(texts_file.read_text()) if kept else {str(step): continuations(f"{run}@{step}") for step in evals["step"][1:].astype(int)}
 for step, found in texts.items():
     print(f"---------------- after {step} steps")

@@ -42,7 +42,7 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import GPT, GPTConfig, behaviour_probes, chat, comparisons, conversations, frozen_rows, optim, plots, run_frames, tokenizer
+from codechat import GPT, GPTConfig, behaviour_probes, chat, conversations, optim, plots, run_frames, tokenizer
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure
@@ -50,10 +50,10 @@ from codechat.reports.token_attribution import gradient_share, xray_mask, xray_v
 from codechat.tasks.toolbox import dialogues, drills
 
 # %%
-metrics, evals = (frozen_rows.rows(source, "sft", table) for table in ("metrics", "evals"))
-run, settings = metrics["run"].iloc[0], frozen_rows.settings(source, "sft")
-domains = pd.DataFrame(frozen_rows.manifest(source, "sft")["domains"]).T
-tok, tags = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"]), settings["tags"]
+metrics, evals = (run_frames.stage_rows(source, "sft", table) for table in ("metrics", "evals"))
+run, settings = metrics["run"].iloc[0], run_frames.settings(source, "sft")
+domains = pd.DataFrame(run_frames.manifest(source, "sft")["domains"]).T
+tok, tags = tokenizer.load(run_frames.manifest(source, "corpus")["tokenizer"]), settings["tags"]
 
 # %% [markdown]
 # ## The result in numbers
@@ -295,9 +295,9 @@ pd.DataFrame({name: column.map(str) for name, column in zip(names, (first, final
 # is seldom right.
 
 # %%
-reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")
+reading = run_frames.load_frozen(run_frames.frozen_dir().parent / "nano" / "data")
 evaluated = [name for name in reading["runs"]["run"] if name.startswith("nano/full-evaluation")]
-strata = comparisons.strata_over_seeds(reading, evaluated, list(run_frames.STRATA))
+strata = run_frames.strata_over_seeds(reading, evaluated, list(run_frames.STRATA))
 strata = strata[strata["checkpoint"] == strata["checkpoint"].iloc[0]].set_index("sampling")
 shown = {}
 for sampling in ("greedy", "T=0.5", "T=1"):

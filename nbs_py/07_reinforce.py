@@ -42,7 +42,7 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, reinforce, rollout, tokenizer
+from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, plots, reinforce, rollout, run_frames, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.labs.loss_exercises import check_cases
 from codechat.models.generate import Completion
@@ -53,9 +53,9 @@ from codechat.tasks import load
 from codechat.tasks.toolbox import dialogues, problems
 
 # %%
-metrics, evals, samples = (frozen_rows.rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
-run, settings, task = metrics["run"].iloc[0], frozen_rows.settings(source, "rl"), load("funcall")
-tok = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"])
+metrics, evals, samples = (run_frames.stage_rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
+run, settings, task = metrics["run"].iloc[0], run_frames.settings(source, "rl"), load("funcall")
+tok = tokenizer.load(run_frames.manifest(source, "corpus")["tokenizer"])
 
 # %% [markdown]
 # ## The real run in numbers
@@ -225,7 +225,7 @@ fig
 # start.
 
 # %%
-row = frozen_rows.rows(source, "diagnose", "evals").iloc[-1]
+row = run_frames.stage_rows(source, "diagnose", "evals").iloc[-1]
 print(f"{row['verdict']}: {row['remedy']}")
 n, N = int(row["n_samples"]), int(row["n_problems"])
 print(f"{row['effective_groups']:.0f} of {N} groups have variance; mean reward {row['reward_mean']:.2f}")
@@ -308,7 +308,7 @@ with pd.option_context("display.max_colwidth", None):
 
 # %%
 choices, reference = {}, (1e-3, 8, 1.0)
-for one in read_rows(frozen_rows.frozen_dir() / "rates.jsonl"):
+for one in read_rows(run_frames.frozen_dir() / "rates.jsonl"):
     choices.setdefault((one["lr"], one["group_size"], one["temperature"]), []).append(one)
 ends_at = {cell: dense_rewards.score(runs, "after", "pass@1") for cell, runs in choices.items()}
 beyond = {cell: dense_rewards.gain(runs, choices[reference]) for cell, runs in choices.items()}

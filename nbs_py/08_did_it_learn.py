@@ -40,15 +40,15 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from codechat import comparisons, frozen_rows, intervals, plots, run_frames
+from codechat import intervals, plots, run_frames
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
 from codechat.tasks import load
 
 # %%
-evals, problems, samples = (frozen_rows.rows(source, "evaluate", t) for t in ("evals", "per_problem", "samples"))
-settings, tiers = frozen_rows.settings(source, "evaluate"), load("funcall").tiers
+evals, problems, samples = (run_frames.stage_rows(source, "evaluate", t) for t in ("evals", "per_problem", "samples"))
+settings, tiers = run_frames.settings(source, "evaluate"), load("funcall").tiers
 sft, rl = evals["checkpoint"].unique()
 n, ks, splits = settings["n"], settings["ks"], settings["split"]
 counts = f"n={n}, temperature {settings['temperature']:g}"
@@ -59,7 +59,7 @@ counts = f"n={n}, temperature {settings['temperature']:g}"
 # Every seed's paired difference in pass@1 (RL minus SFT, 95 % interval). The scores themselves are in the next table.
 
 # %%
-seeds = frozen_rows.seeds(source)
+seeds = run_frames.seeds(source)
 seeds["pass@1, RL - SFT"] = [str(Interval(row.value, row.lo, row.hi)) for row in seeds.itertuples()]
 seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]]
 
@@ -242,7 +242,7 @@ fig
 # partly luck. That is why `select` (validation) chooses and `test` is reported.
 
 # %%
-choice = frozen_rows.rows(source, "choose", "evals")
+choice = run_frames.stage_rows(source, "choose", "evals")
 shown = ["checkpoint", "split", "pass@1", f"pass@{max(ks)}", "n_problems", "n_samples", "temperature"]
 quoted = evals[(evals["checkpoint"] == rl) & (evals["split"] == "test")]
 whole = {"n_problems": int, "n_samples": int}
@@ -296,9 +296,9 @@ fig
 # [reports/nano.ipynb](../reports/nano.ipynb). With the call tag given (`--forced-call true`) no completion can decline. This separates better calls from more calls.
 
 # %%
-reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")
+reading = run_frames.load_frozen(run_frames.frozen_dir().parent / "nano" / "data")
 evaluations = [run for run in reading["runs"]["run"] if run.startswith("nano/full-evaluation")]
-strata = comparisons.strata_over_seeds(reading, evaluations, list(run_frames.STRATA))
+strata = run_frames.strata_over_seeds(reading, evaluations, list(run_frames.STRATA))
 CALLS = {"named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
 rows = []
 for kind, words in run_frames.STRATA.items():
@@ -317,11 +317,11 @@ greedily = {}
 for split in ("test", "test_hard"):
     for sampling in ("greedy", "T=0.5", "T=1"):
         only = reading["per_problem"][reading["per_problem"]["sampling"] == sampling]
-        greedily[f"{split}, {sampling}"] = comparisons.paired_gains(reading | {"per_problem": only}, evaluations, split)
-print("RL minus SFT, recipe nano, paired by problem, all seeds: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in greedily.items()))
+        greedily[f"{split}, {sampling}"] = run_frames.paired_gains(reading | {"per_problem": only}, evaluations, split)
+print("RL minus SFT, recipe nano, paired by problem, all seeds: " + "; ".join(f"{at} {run_frames.in_points(g.all)}" for at, g in greedily.items()))
 
 # %%
-fig, axes = new_figure(f"Greedy answers on test: {comparisons.in_points(greedily['test, greedy'].all)} points for RL", size=(6.4, 3.4))
+fig, axes = new_figure(f"Greedy answers on test: {run_frames.in_points(greedily['test, greedy'].all)} points for RL", size=(6.4, 3.4))
 for y, gain in enumerate(greedily.values()):
     for shift, one in enumerate((gain.all, *gain.seeds)):
         look = dict(color=OKABE_ITO["green"] if shift else "black")

@@ -50,7 +50,7 @@ from itertools import combinations
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, diagnose, frozen_rows, generate, losses, plots, run_frames, tasks, tokenizer
+from codechat import GPT, GPTConfig, diagnose, generate, losses, plots, run_frames, tasks, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import wilson_interval
 from codechat.labs.loss_exercises import check_cases
@@ -60,7 +60,7 @@ from codechat.runs.paths import ROOT, find_run
 from codechat.tasks.coding.rewards import TIERS, tiered
 
 # %%
-gpt2, kept = tokenizer.load("gpt2"), frozen_rows.frozen_dir() / "mbpp"
+gpt2, kept = tokenizer.load("gpt2"), run_frames.frozen_dir() / "mbpp"
 BLUE, ORANGE, GREEN, RED = (OKABE_ITO[c] for c in ("blue", "orange", "green", "vermilion"))
 
 # %% [markdown]

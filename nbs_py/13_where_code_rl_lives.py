@@ -49,7 +49,7 @@ import inspect
 
 import pandas as pd
 
-from codechat import PRESETS, config, grpo, frozen_rows, run_frames
+from codechat import PRESETS, config, grpo, run_frames
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, hierarchical_interval, paired_bootstrap
@@ -60,7 +60,7 @@ from codechat.tasks import micro
 from codechat.tasks.coding.rewards import TIERS
 
 # %%
-kept = frozen_rows.frozen_dir() / "micro"
+kept = run_frames.frozen_dir() / "micro"
 BASE, SEEDS = "nano/joint", ["nano/micro-grpo", "nano/micro-grpo-s1", "nano/micro-grpo-s2"]
 ARMS = {"none": "no KL term", "k1": "k1 in the loss", "k2": "k2 in the loss", "k3": "k3 in the loss",
         "k1r": "k1 in the reward", "k2r": "k2 in the reward", "k3r": "k3 in the reward"}

@@ -49,7 +49,7 @@ import inspect
 
 import pandas as pd
 
-from codechat import config, expert_iteration, frozen_rows, intervals, paths, run_frames, tasks
+from codechat import config, expert_iteration, intervals, paths, run_frames, tasks
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.labs.loss_exercises import check_cases
@@ -57,7 +57,7 @@ from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import equivalent
 
-kept, task = frozen_rows.frozen_dir() / "reasoning", tasks.load("reasoning")
+kept, task = run_frames.frozen_dir() / "reasoning", tasks.load("reasoning")
 TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 
 # %% [markdown]

@@ -50,7 +50,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from codechat import chat, config, episodes, frozen_rows, run_frames, token_view, tokenizer
+from codechat import chat, config, episodes, run_frames, token_view, tokenizer
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 
@@ -214,7 +214,7 @@ print("REINFORCE of seed 0 differs from the defaults in:")
 pd.DataFrame(config.changed(configured[4][1]), index=["default", "here"]).T
 
 # %%
-kept = frozen_rows.frozen_dir() / "apps"
+kept = run_frames.frozen_dir() / "apps"
 if freeze:
     frames = run_frames.collect(["apps/test", *SEEDS])
     frames["metrics"] = frames["metrics"][["run", "step", "exact_match", "entropy", "effective_groups", "logprob_mismatch"]]

@@ -42,13 +42,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat import GPTConfig, articles, chat, comparisons, frozen_rows, intervals, run_frames
+from codechat import GPTConfig, articles, chat, intervals, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
-kept = frozen_rows.frozen_dir()
+kept = run_frames.frozen_dir()
 problems, arms, costs = (pd.DataFrame(read_rows(kept / f"reading_{name}.jsonl")) for name in ("problems", "arms", "costs"))
 costs, arms = costs.set_index("run"), arms.set_index("arm")
 
@@ -211,7 +211,7 @@ for model in ("nano", "mini"):
 # %%
 names = {kind: words for kind, words in run_frames.STRATA.items() if f"{kind}/n" in sizes["evals"]}
 runs = {"nano": [run for run in sizes["runs"]["run"] if run.startswith("nano/evaluate")], "mini": ["mini/evaluate"]}
-tables = {model: comparisons.strata_over_seeds(sizes, own, list(names)).drop_duplicates("sampling").set_index("sampling") for model, own in runs.items()}
+tables = {model: run_frames.strata_over_seeds(sizes, own, list(names)).drop_duplicates("sampling").set_index("sampling") for model, own in runs.items()}
 greedy, warm = ({m: {k: intervals.Interval(*table.loc[s, [f"{k}/pass@1{e}" for e in ("", "/lo", "/hi")]]) for k in names} for m, table in tables.items()}
                 for s in ("greedy", "T=1"))
 show({"": words} | {f"{m}, greedy": plain(greedy[m][kind]) for m in runs} | {f"{m}, T = 1": f"{warm[m][kind].value:.2f}" for m in runs} for kind, words in names.items())

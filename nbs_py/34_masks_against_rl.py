@@ -45,7 +45,7 @@ from codechat import chat, intervals
 from codechat.core.atomic_files import read_rows
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
-from codechat.reports import articles, frozen_rows
+from codechat.reports import articles, run_frames
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.text.call_grammar import prompt_grammar
 
@@ -130,7 +130,7 @@ print("masks:", said(greedy([prompt], grammars=[grammar])[0].ids))
 # %%
 KINDS = {"call": "known tools", "renamed": "renamed", "phrasing": "new phrasings", "tool": "unseen tools", "chain_1": "chains, first call",
          "chain_2": "chains, second call", "unfitting": "unfitting declined"}
-rows = pd.DataFrame(read_rows(frozen_rows.frozen_dir() / "constrained.jsonl"))
+rows = pd.DataFrame(read_rows(run_frames.frozen_dir() / "constrained.jsonl"))
 tools = {row.stratum: row.tools for row in rows[rows["tools"].notna()].itertuples()}
 
 

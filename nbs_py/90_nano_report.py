@@ -28,7 +28,7 @@ frozen = True  # False: from the runs on this machine, whose rows then replace t
 import numpy as np
 import pandas as pd
 
-from codechat import articles, comparisons, plots, run_frames
+from codechat import articles, plots, run_frames
 from codechat.reports.style import colour_of, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
 from codechat.runs.paths import ROOT
@@ -51,7 +51,7 @@ evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in na
 
 # %% tags=["hide-cell"]
 one = evals["evaluate"]
-final = comparisons.strata_over_seeds(frames, seeds, [k for k in run_frames.STRATA if f"{k}/n" in one])
+final = run_frames.strata_over_seeds(frames, seeds, [k for k in run_frames.STRATA if f"{k}/n" in one])
 sft, rl = (final[final["checkpoint"] == c] for c in final["checkpoint"].unique()[[0, -1]])
 
 
@@ -64,7 +64,7 @@ def share(part, stratum, measure="pass@1", sampling="greedy"):
 def gains(split, sampling, against=None):
     """RL minus SFT by seed and over seeds, paired by problem. against: runs that evaluated what RL is compared with instead."""
     only = frames["per_problem"][frames["per_problem"]["sampling"] == sampling]
-    return comparisons.paired_gains(frames | {"per_problem": only}, seeds, split, against=against)
+    return run_frames.paired_gains(frames | {"per_problem": only}, seeds, split, against=against)
 
 
 forced = "T=1, call given"
@@ -170,16 +170,16 @@ articles.table(spread, {column: (column, articles.VERBATIM) for column in ("tier
 # Paired by problem. A gain at temperature 1 that greedy answers do not have is sharpening: the policy gives its greedy answer more often.
 
 # %% tags=["hide-input"]
-table = comparisons.gain_table({at: gain for at, gain in gained.items() if at.endswith(("greedy", "T=1"))})
+table = run_frames.gain_table({at: gain for at, gain in gained.items() if at.endswith(("greedy", "T=1"))})
 table = table if len(seeds) > 1 else table[~table["name"].str.endswith("seeds")]
-plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2]))
+plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {run_frames.in_points(g.all)}" for at, g in list(gained.items())[:2]))
 
 # %% [markdown]
 # RL has to beat more SFT: for as long as RL takes, at half SFT's rates, on the same conversations. RL minus more SFT:
 
 # %% tags=["hide-input"]
 for at, gain in beside.items():
-    print(f"RL - more SFT, {at}: {comparisons.in_points(gain.all)}; seeds: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
+    print(f"RL - more SFT, {at}: {run_frames.in_points(gain.all)}; seeds: " + ", ".join(run_frames.in_points(one) for one in gain.seeds))
 print("" if beside else "not among these runs: `codechat run nano --until more-sft-evaluate` makes it")
 
 # %% tags=["hide-input"]
@@ -216,7 +216,7 @@ table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_in
 
 # %% tags=["hide-input"]
 for at, gain in gained.items():
-    print(f"RL - SFT, {at}: {comparisons.in_points(gain.all)}; seeds alone: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
+    print(f"RL - SFT, {at}: {run_frames.in_points(gain.all)}; seeds alone: " + ", ".join(run_frames.in_points(one) for one in gain.seeds))
 n, last = int(one["n_samples"].max()), one["n_problems"].max()
 print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over tools{' and seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
 assert all(g.all.lo <= g.all.value <= g.all.hi for g in gained.values()) and len(gained["test, greedy"].seeds) == len(seeds)

@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
-from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames
+from codechat import PRESETS, GPTConfig, articles, plots, run_frames
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure
 from codechat.runs.paths import ROOT
 
@@ -387,7 +387,7 @@ articles.table(laws, {"law": "law", "left_out": ("error of left-out points (nats
 # original project's own reports (`reports/published`), never measured here.
 
 # %% tags=["hide-input"]
-read = comparisons.with_settings(pd.concat([frames["runs"], points_of["runs"]]), ["max_steps", "device_batch_size", "seq_len", "lr", "muon_lr", "seed"])
+read = run_frames.with_settings(pd.concat([frames["runs"], points_of["runs"]]), ["max_steps", "device_batch_size", "seq_len", "lr", "muon_lr", "seed"])
 articles.table(read, {"run": "run", "kind": "kind", "max_steps": ("steps", ".0f"), "device_batch_size": ("sequences", ".0f"), "seq_len": ("tokens each", ".0f"), "lr": ("AdamW learning rate", "g"),
                       "muon_lr": ("Muon learning rate", "g"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 

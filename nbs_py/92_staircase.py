@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from codechat import articles, chat, comparisons, plots, run_frames, style, tokenizer
+from codechat import articles, chat, plots, run_frames, style, tokenizer
 from codechat.evaluation.intervals import wilson_interval
 from codechat.reports import dense_rewards
 from codechat.reports.style import (GREY, OKABE_ITO, SHAPE_COLOURS, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
@@ -63,14 +63,14 @@ tiers = rows[(rows["what"] == "tier") & (rows["checkpoint"] == start["checkpoint
 
 # %% tags=["hide-cell"]
 # RL minus SFT on test, and the last against the first saved checkpoint on validation; intervals over seeds and problems.
-found = {f"pass@{k} on test, RL minus SFT": comparisons.paired_gains(frames, stages["evaluate"], "test", k) for k in (1, 8)}
+found = {f"pass@{k} on test, RL minus SFT": run_frames.paired_gains(frames, stages["evaluate"], "test", k) for k in (1, 8)}
 saved = sorted({int(name.partition("@")[2]) for name in frames["per_problem"]["checkpoint"] if name.partition("@")[0] in stages["rl"]})
-found[f"pass@1 on validation, step {saved[0]} to {saved[-1]}"] = comparisons.paired_gains(frames, stages["choose"], "select")
+found[f"pass@1 on validation, step {saved[0]} to {saved[-1]}"] = run_frames.paired_gains(frames, stages["choose"], "select")
 one, eight, late = (gains.all for gains in found.values())
 tests = [run_frames.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
 score = {k: np.mean([part[f"pass@{k}"].iloc[0] for part in tests]) for k in (1, 8)}
 variance = {run: [1 - frame["frac_zero_std_groups"].iloc[part].mean() for part in (slice(10), slice(-10, None))] for run, frame in metrics.items()}
-points = comparisons.in_points
+points = run_frames.in_points
 
 # %% tags=["hide-cell"]
 # Published: rewards and pass@1 by step, tiers. The requests of an evaluation give its interval.
@@ -331,7 +331,7 @@ told = ", ".join(f"{a:.0%} to {b:.0%}" for a, b in variance.values())
 groups_with_variance(metrics, f"groups with variance, first and last ten steps: {told}")
 
 # %% tags=["hide-input"]
-table = comparisons.gain_table(found)
+table = run_frames.gain_table(found)
 plots.differences(table, f"RL adds {100 * one.value:+.1f} points to pass@1, {100 * eight.value:+.1f} to pass@8; after step {saved[0]} {100 * late.value:+.1f}")
 
 # %% [markdown]
@@ -388,7 +388,7 @@ paired_tiers({"evaluation after RL": {"v5, 8B (published)": rungs["v5, 8B"], "ou
 # rewards are all 0, is in notebook 12.
 
 # %% tags=["hide-input"]
-read = comparisons.with_settings(frames["runs"], ["max_steps", "device_batch_size", "group_size", "lr", "temperature", "n", "seed"])
+read = run_frames.with_settings(frames["runs"], ["max_steps", "device_batch_size", "group_size", "lr", "temperature", "n", "seed"])
 articles.table(read, {"run": "run", "kind": "kind", "max_steps": ("steps", ".0f"), "device_batch_size": ("groups a step", ".0f"), "group_size": ("group size", ".0f"), "lr": ("learning rate", "g"),
                       "temperature": ("temperature", "g"), "n": ("answers a problem", ".0f"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 

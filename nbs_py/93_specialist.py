@@ -40,7 +40,7 @@ from matplotlib.ticker import MaxNLocator
 from codechat import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import share_difference, wilson_interval
-from codechat.reports.comparisons import in_points, with_settings
+from codechat.reports.run_frames import in_points, with_settings
 from codechat.reports.plots import finish_heat, write_share
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
 from codechat.runs import checkpoint

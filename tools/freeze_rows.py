@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from codechat.reports import frozen_rows, run_frames
+from codechat.reports import run_frames
 from codechat.reports.run_frames import Frames
 from codechat.runs import paths
 
@@ -27,7 +27,7 @@ def freeze(recipe: str) -> Frames:
         frames[table] = rows[rows["sampling"].isna() | rows["sampling"].isin(first)] if len(first) else rows
     if siblings := run_frames.seeds_of(f"{recipe}/evaluate")[1:]:  # of other seeds only the result is kept
         frames["runs"] = pd.concat([frames["runs"], run_frames.collect(siblings, samples=None)["runs"]])
-    manifests = [{"run": f"{recipe}/{data}", "manifest": frozen_rows.manifest(recipe, data)} for data in DATA]
+    manifests = [{"run": f"{recipe}/{data}", "manifest": run_frames.manifest(recipe, data)} for data in DATA]
     return run_frames.freeze(frames | {"manifests": pd.DataFrame(manifests)}, paths.ROOT / "reports" / "frozen")
 
 

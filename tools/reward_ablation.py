@@ -33,8 +33,9 @@ from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.models import loading
+from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.reports.xray_steps import token_gradients
+from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
@@ -101,6 +102,23 @@ def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- gradients
+
+
+def token_gradients(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tensor:
+    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for tokens without loss."""
+    device = model.wte.weight.device
+    norms = torch.zeros(batch.mask().shape)
+    for packed in rollout.pack(batch, advantages != 0, row_tokens=512, rows=8):
+        packed = packed.to(device)
+        where = packed.where()
+        with torch.no_grad():
+            hidden = model.hidden(packed.ids, positions=where["positions"], mask=where["mask"])
+        hidden = hidden.detach().requires_grad_()
+        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, hidden=hidden)
+        advantage = advantages.view(-1, 1).to(device)[packed.numbers]  # (B, 1)
+        (slope,) = torch.autograd.grad((packed.unpack(logprobs) * advantage).sum(), hidden)
+        norms[packed.numbers.cpu(), : packed.longest] = packed.unpack(slope.norm(dim=-1)).cpu()
+    return norms
 
 
 def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:

@@ -1,7 +1,6 @@
 """When does a dense reward help? Table and figure of the rows of `codechat.labs.reward_starts`.
 
-Only seeds with every run count, so that all rewards and starts rest on the same seeds. Intervals are hierarchical, over
-seeds and problems; a gain over the binary reward is paired by seed and problem.
+Intervals are hierarchical, over seeds and problems; a gain over the binary reward is paired by seed and problem.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,29 +10,25 @@ import numpy as np
 import pandas as pd
 
 from codechat.core.atomic_files import read_rows
-from codechat.core.errors import DataError
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k, hierarchical_interval
-from codechat.reports import frozen_rows
-from codechat.reports.style import GREY, SHAPE_COLOURS, Plot, finish, new_figure
+from codechat.reports import run_frames
+from codechat.reports.style import GREY, SHAPE_COLOURS, Plot, errors_of, finish, new_figure
 
 Row = Mapping[str, Any]
-STARTS, REFERENCE = ("base", "poor", "weak", "strong"), "binary"
+REFERENCE = "binary"
 
 
 def frozen(baseline: str = "mean") -> list[dict[str, Any]]:
     """The committed rows of one baseline; `python tools/reward_rows.py starts` trains them."""
-    return [row for row in read_rows(frozen_rows.frozen_dir() / "thesis.jsonl") if row["baseline"] == baseline]
+    return [row for row in read_rows(run_frames.frozen_dir() / "thesis.jsonl") if row["baseline"] == baseline]
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """(start, reward) -> one row per seed, in the order of seeds; only seeds that have all of them. DataError if no seed has all."""
-    by_run = {(row["seed"], row["start"], row["reward"]): row for row in rows}
-    starts, rewards = ([n for n in names if any(n in key for key in by_run)] for names in (STARTS, SHAPE_COLOURS))
-    whole = [(s, r) for s in starts for r in rewards]
-    seeds = [seed for seed in sorted({key[0] for key in by_run}) if all((seed, *cell) in by_run for cell in whole)]
-    if not seeds:
-        raise DataError(f"{len(rows)} runs, and no seed has each of {starts} with each of {rewards}; train on")
-    return {cell: [by_run[seed, *cell] for seed in seeds] for cell in whole}
+    """(start, reward) -> one row per seed, in the order of seeds."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        found.setdefault((row["start"], row["reward"]), []).append(row)
+    return found
 
 
 def values(rows: Sequence[Row], when: str, measure: str) -> np.ndarray:
@@ -65,12 +60,11 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     for (start, reward), runs in found.items():
         row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live_share(runs))
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
-            row |= {f"{measure} before": score(runs, "before", measure).value}
-            row |= score(runs, "after", measure).row(measure)
+            row |= {f"{measure} before": score(runs, "before", measure).value} | score(runs, "after", measure).row(
+                measure
+            )
         row["worst seed"] = float(values(runs, "after", "pass@1").mean(1).min())
-        if reward != REFERENCE:
-            row |= gain(runs, found[start, REFERENCE]).row("gain")
-        parts.append(row)
+        parts.append(row | (gain(runs, found[start, REFERENCE]).row("gain") if reward != REFERENCE else {}))
     return pd.DataFrame(parts)
 
 
@@ -80,21 +74,19 @@ def figure(rows: Sequence[Row]) -> Plot:
     above = (found["gain/lo"] > 0).sum()
     title = f"{above} of {found['gain'].count()} rewards with partial credit end above the binary one, though more groups teach"
     fig, axes = new_figure(title, cols=3, size=(9.6, 3.4), sharey=True)
-    starts = list(dict.fromkeys(found["start"]))
-    before = found.drop_duplicates("start")
+    before, look = found.drop_duplicates("start"), dict(color=GREY, markersize=22, label="before RL")
+    places = np.arange(len(before))
     for ax, measure in zip(axes[0], ("greedy", "pass@1")):
-        ax.plot(range(len(starts)), before[f"{measure} before"], "_", color=GREY, markersize=22, label="before RL")
-    for place, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
-        at, look = np.arange(len(starts)) + 0.17 * (place - 1.5), dict(color=SHAPE_COLOURS[reward], markersize=4.5)
+        ax.plot(places, before[f"{measure} before"], "_", **look)
+    for i, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
+        at, look = places + 0.17 * (i - 1.5), dict(color=SHAPE_COLOURS[reward], markersize=4.5)
         for ax, measure in zip(axes[0], ("greedy", "pass@1")):
-            ends = runs[[measure, f"{measure}/lo", f"{measure}/hi"]].to_numpy().T
-            ax.errorbar(
-                at, ends[0], abs(ends[1:] - ends[0]), fmt="o", label=reward, capsize=2.5, elinewidth=1.4, **look
-            )
+            how = dict(fmt="o", label=reward, capsize=2.5, elinewidth=1.4, **look)
+            ax.errorbar(at, runs[measure], errors_of(runs, measure), **how)
         axes[0, 2].plot(at, runs["live"], "o", **look)
     labels = ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")
     for ax, label in zip(axes[0], labels):
-        ax.set_xticks(range(len(starts)), [f"{s}\n{v:.1%}" for s, v in zip(starts, before["pass@1 before"])])
+        ax.set_xticks(places, [f"{s}\n{v:.1%}" for s, v in zip(before["start"], before["pass@1 before"])])
         ax.set_ylim(-0.02, 1.02)
         finish(ax, x="start of RL, and its exact match at T = 1", y=label, loc="upper left", legend=ax is axes[0, 0])
     return fig

@@ -1,11 +1,11 @@
 """Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or from any web server.
 
     codechat pages                          write every page into reports/pages, from the committed rows
-    codechat pages completions xray --source nano --out runs/nano/pages     from the runs of this machine
+    codechat pages completions --source nano --out runs/nano/pages     completions of the runs of this machine
 
     calculator    pass@k from counts, and the number of rollout groups that carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by tier
-    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL
+    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL, as notebook 00 recorded them
 
 A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite) is one shared copy below `templates/pages`, linked by a
 relative path.
@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import DataError, MissingFile
-from codechat.reports import frozen_rows, html, xray_steps
+from codechat.core.errors import DataError
+from codechat.reports import html, run_frames
 from codechat.runs import paths
 from codechat.tasks.funcall import TIERS
 
@@ -48,7 +48,9 @@ class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
     names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
-    source: str = opt("frozen", "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
+    source: str = opt(
+        "frozen", "rows of completions: frozen = the committed ones, or the recipe whose runs are read, such as nano"
+    )
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
 
 
@@ -62,15 +64,12 @@ def json_for_html(data: Any) -> str:
 
 
 def completions_data(source: str = "frozen") -> dict[str, Any]:
-    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request.
-
-    From runs, the first answer that each checkpoint gave to every problem. DataError unless there are two."""
-    frozen = source == "frozen"
-    samples = frozen_rows.rows(source, "evaluate", "samples").to_dict("records") if frozen else _examples(source)
+    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request. DataError unless there are two."""
+    samples = run_frames.stage_rows(source, "evaluate", "samples").to_dict("records")
     who = list(dict.fromkeys(sample["checkpoint"] for sample in samples))
     if len(who) != 2:
         raise DataError(f"the evaluation of {source} has answers of {len(who)} checkpoints ({who}); required are two")
-    counts = frozen_rows.rows(source, "evaluate", "per_problem").to_dict("records")
+    counts = run_frames.stage_rows(source, "evaluate", "per_problem").to_dict("records")
     counted = {(r["checkpoint"], r["id"]): {k: int(r[k]) for k in ("n", "c")} for r in counts}
     answers: dict[str, dict[str, dict[str, Any]]] = {}
     about: dict[str, dict[str, Any]] = {}
@@ -83,13 +82,27 @@ def completions_data(source: str = "frozen") -> dict[str, Any]:
     return dict(rows=rows, tiers=list(TIERS), who=who)
 
 
-def _examples(source: str) -> list[dict[str, Any]]:
-    """Every answer at T = 1 of the recipe's own evaluation."""
-    run = paths.find_run(f"{source}/evaluate")
-    kept = [row for row in read_rows(run / "examples.jsonl") if row.get("sampling", "T=1") == "T=1"]
-    if not kept:
-        raise MissingFile(f"{run} holds no examples.jsonl; evaluate again: codechat run {source} --force evaluate")
-    return kept
+def xray_data() -> dict[str, Any]:
+    """{steps, problems, tiers} of the committed rollouts, from one row for each step and request."""
+    rows = list(read_rows(run_frames.frozen_dir() / "xray" / "rollouts.jsonl"))
+    by_step, by_problem = (_grouped(rows, key) for key in ("step", "id"))
+    problems = [
+        {k: seen[0][k] for k in ("id", "request", "gold", "prompt")}
+        | {"groups": [dict(rollouts=row["rollouts"]) for row in seen]}
+        for seen in by_problem.values()
+    ]
+    steps = []
+    for step, seen in by_step.items():
+        groups = [row["rollouts"] for row in seen]
+        every = [rollout for group in groups for rollout in group]
+        reward, exact = (float(f"{sum(float(r[k]) for r in every) / len(every):.3g}") for k in ("reward", "correct"))
+        live = sum(len({r["reward"] for r in group}) > 1 for group in groups) / len(groups)
+        steps.append(dict(step=step, reward=reward, exact=exact, live=live))
+    return dict(steps=steps, problems=problems, tiers=rows[0]["tiers"])
+
+
+def _grouped(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
+    return {value: [row for row in rows if row[key] == value] for value in dict.fromkeys(row[key] for row in rows)}
 
 
 # ---------------------------------------------------------------- pages
@@ -109,12 +122,8 @@ def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> 
         about = dict(title=title, lead=lead, current=f"{name}.html")
         return html.fill(f"pages/{name}.html", more_css=css, **values, **about, **more)
 
-    def data_of(name: str) -> dict[str, Any]:
-        if name == "xray":
-            return xray_steps.as_page(xray_steps.frozen() if source == "frozen" else xray_steps.of_run(f"{source}/rl"))
-        return completions_data(source) if name == "completions" else {}
-
-    texts = {out / f"{name}.html": page(name, *ABOUT[name], data_of(name)) for name in chosen}
+    data = dict(calculator=dict, completions=lambda: completions_data(source), xray=xray_data)
+    texts = {out / f"{name}.html": page(name, *ABOUT[name], data[name]()) for name in chosen}
     cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
     lead = "Each page works without a server and without a network."
     return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}

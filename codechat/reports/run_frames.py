@@ -1,34 +1,35 @@
-"""Finished runs as DataFrames, the rows that a report freezes, and published tables.
+"""Finished runs as DataFrames, the rows that are frozen of them, and what reports and walk-throughs compute from these.
 
     frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data")    # from the runs, or from the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
+    metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a walk-through reads
 
 `gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes. Columns of published
-tables end in "(published)", so that they never join measured ones.
+tables end in "(published)", so that they never join measured ones. A walk-through reads rows of source "frozen", which `tools/freeze_rows.py` committed,
+so that its numbers hold on any machine; any other source is a recipe whose runs are read (`nano` for runs/nano/sft).
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from codechat.core.atomic_files import json_lines, read_json, read_rows, write_atomic, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.evaluation.intervals import Interval, hierarchical_interval
+from codechat.evaluation.results import difference_over_seeds, paired_difference
 from codechat.runs import paths
 from codechat.runs.run import Run
 
 Frames = dict[str, pd.DataFrame]
 
 MAX_BYTES = 1_000_000
+FROZEN = "frozen"  # the source of committed rows
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
-TABLES = (
-    "runs",
-    "metrics",
-    "evals",
-)  # frozen as csv, as is per_problem without its column tiers; others hold text: jsonl
+TABLES = ("runs", "metrics", "evals")  # frozen as csv, as is per_problem without its column tiers; others as jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
 STRATA = {  # of the task funcall: what a request of the stratum asks for
     "call": "known tools, new values",
@@ -137,12 +138,8 @@ def _describe(run: Run) -> dict[str, Any]:
 def _stack(parts: Iterable[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:
     """One frame of all runs, the run's name in front, without the column `time`, which would differ in every copy."""
     frames = [f.drop(columns="time", errors="ignore").assign(run=run.name) for run, f in parts if len(f)]
-    whole = pd.concat(frames, ignore_index=True) if frames else _empty()
+    whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["run"])
     return whole[["run", *(c for c in whole if c != "run")]]
-
-
-def _empty() -> pd.DataFrame:
-    return pd.DataFrame({"run": pd.Series(dtype=str)})
 
 
 def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
@@ -150,19 +147,16 @@ def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
     return [rows[i * len(rows) // count] for i in range(count)] if count and len(rows) > count else list(rows)
 
 
-def gather(
-    runs: Sequence[str], data: Path | str, frozen: bool = False, prepare: Callable[[Frames], Frames] | None = None
-) -> Frames:
+def gather(runs: Sequence[str], data: Path | str, frozen: bool = False) -> Frames:
     """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
-    has none of the runs. prepare: what becomes of the frames before they are frozen."""
+    has none of the runs."""
     here = any(paths.exists(run) for run in runs)
     if frozen or (not here and (Path(data) / "runs.csv").is_file()):
-        frames = load_frozen(data)
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
-        return frames
+        return load_frozen(data)
     frames = collect(runs)
     (Path(data) / NUMBERS).unlink(missing_ok=True)
-    return freeze(prepare(frames) if prepare else frames, data)
+    return freeze(frames, data)
 
 
 def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
@@ -205,7 +199,14 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    wide = widened(frame) if {"sampling", *COUNTS} <= set(frame) else frame
+    """Counts per problem with a row for each sampling (greedy, T=1) become a row for all, with columns "n SAMPLING" and "c SAMPLING"."""
+    wide = frame
+    if {"sampling", *COUNTS} <= set(frame):
+        keys = [c for c in frame if c not in ("sampling", *COUNTS)]
+        wide = frame[keys].drop_duplicates()
+        for sampling, rows in frame.groupby("sampling", sort=False):
+            named = rows[[*keys, *COUNTS]].rename(columns={c: f"{c} {sampling}" for c in COUNTS})
+            wide = wide.merge(named, on=keys, how="left")
     return wide.to_csv(index=False, float_format="%.8g", lineterminator="\n")
 
 
@@ -214,18 +215,8 @@ def _jsonl(frame: pd.DataFrame) -> str:
     return json_lines(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.8g}")))
 
 
-def widened(counts: pd.DataFrame) -> pd.DataFrame:
-    """Counts per problem with a row for each sampling (greedy, T=1), as a row for all: columns "n SAMPLING" and "c SAMPLING"."""
-    keys = [c for c in counts if c not in ("sampling", *COUNTS)]
-    wide = counts[keys].drop_duplicates()
-    for sampling, rows in counts.groupby("sampling", sort=False):
-        named = rows[[*keys, *COUNTS]].rename(columns={c: f"{c} {sampling}" for c in COUNTS})
-        wide = wide.merge(named, on=keys, how="left")
-    return wide
-
-
 def _lengthened(wide: pd.DataFrame) -> pd.DataFrame:
-    """The rows that `widened` was given; frames without such columns as they are."""
+    """The rows that `_csv` was given; frames without columns of samplings as they are."""
     samplings = [c[2:] for c in wide if c.startswith("n ")]
     if not samplings:
         return wide
@@ -243,7 +234,7 @@ def load_frozen(directory: Path | str) -> Frames:
         raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
     tables = {path.stem: _lengthened(pd.read_csv(path)) for path in sorted(directory.glob("*.csv"))}
     texts = {path.stem: pd.DataFrame(read_rows(path)) for path in sorted(directory.glob("*.jsonl"))}
-    return tables | {name: frame if len(frame) else _empty() for name, frame in texts.items()}
+    return tables | {name: frame if len(frame) else pd.DataFrame(columns=["run"]) for name, frame in texts.items()}
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
@@ -259,3 +250,130 @@ def headline(numbers: Mapping[str, float], data: Path | str) -> None:
 def published(table: str) -> pd.DataFrame:
     """A table of reports/published; every column is named "... (published)"."""
     return pd.read_csv(paths.SHIPPED / "reports" / "published" / f"{table}.csv").add_suffix(" (published)")
+
+
+# ---------------------------------------------------------------- a recipe's stages
+
+
+def frozen_dir() -> Path:
+    """Rows frozen in this root, or those that came with the package."""
+    own = paths.ROOT / "reports" / FROZEN
+    return own if own.is_dir() else paths.SHIPPED / "reports" / FROZEN
+
+
+def stage_rows(source: str, stage: str, table: str) -> pd.DataFrame:
+    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings (greedy, T=1) the first.
+
+    MissingFile if there are none, RunError if the run is not finished."""
+    found = _rows_ending(_frames(source, [f"{source}/{stage}"])[table], stage)
+    return found[found["sampling"] == found["sampling"].iloc[0]] if "sampling" in found else found
+
+
+def settings(source: str, stage: str) -> dict[str, Any]:
+    """The resolved configuration of a stage's run."""
+    return json.loads(stage_rows(source, stage, "runs")["config"].iloc[0])
+
+
+def manifest(source: str, data: str) -> dict[str, Any]:
+    """What the preparation of `data` (corpus or sft) kept, dropped and counted."""
+    if source == FROZEN:
+        return _rows_ending(load_frozen(frozen_dir())["manifests"], data)["manifest"].iloc[0]
+    return read_json(paths.ROOT / "data" / source / data / "manifest.json")
+
+
+def seeds(source: str) -> pd.DataFrame:
+    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in pass@1."""
+    runs = _frames(source, seeds_of(f"{source}/evaluate"))["runs"].query("kind == 'evaluate'")
+    gaps = [
+        {"run": run, "comparison": name, **gap}
+        for run, summary in zip(runs["run"], runs["summary"])
+        for name, gap in json.loads(summary).items()
+        if isinstance(gap, dict)
+    ]
+    return pd.DataFrame(gaps)
+
+
+def _frames(source: str, runs: Sequence[str]) -> Frames:
+    return load_frozen(frozen_dir()) if source == FROZEN else collect(runs, samples=None)
+
+
+def _rows_ending(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of RECIPE/NAME, whatever the recipe."""
+    return rows_of(frame, next((run for run in frame["run"] if run.endswith(f"/{name}")), name))
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+class Gains(NamedTuple):
+    """Paired gains of several seeds: each seed's, and all together."""
+
+    seeds: list[Interval]
+    all: Interval
+
+
+def paired_gains(
+    frames: Frames, runs: Sequence[str], split: str, k: int = 1, against: Sequence[str] | None = None
+) -> Gains:
+    """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A run is a seed; all together
+    have the hierarchical interval over seeds and problems. against: minus that of the first checkpoint of these runs, one for each seed."""
+
+    def problems(run: str, end: int) -> list[dict[str, Any]]:
+        rows = rows_of(frames["per_problem"], run)
+        rows = rows[rows["split"] == split]
+        return rows[rows["checkpoint"] == rows["checkpoint"].iloc[end]].to_dict("records")
+
+    pairs = [(problems(other, 0), problems(run, -1)) for run, other in zip(runs, against or runs, strict=True)]
+    return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
+
+
+def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
+    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in the first run, with STRATUM/pass@1, its
+    hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over seeds of STRATUM/named_*.
+
+    The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
+    evals, problems = ([rows_of(frames[table], run) for run in runs] for table in ("evals", "per_problem"))
+    order = {name: i for rows in evals for i, name in enumerate(dict.fromkeys(rows["checkpoint"]))}
+    rates, solved = pd.concat(evals), pd.concat(problems)
+    table = []
+    for (place, sampling), rows in rates.groupby([rates["checkpoint"].map(order), "sampling"], sort=False):
+        answered = solved[(solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)]
+        row = dict(checkpoint=rows["checkpoint"].iloc[0], sampling=sampling)
+        for kind in kinds:
+            row |= _stratum(kind, answered) | rows.filter(regex=f"^{kind}/named_").mean().to_dict()
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
+    """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters where problems have one."""
+    rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind].assign(share=lambda f: f["c"] / f["n"])
+    shares = rows.pivot(index="id", columns="run", values="share")
+    shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
+    named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict() if "cluster" in rows else {}
+    clusters = [named.get(id, id) for id in shares.index]
+    value = hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
+    return value.row(f"{kind}/pass@1") | {f"{kind}/n": len(shares)}
+
+
+def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
+    """name, value, lo, hi: each seed's gain and that of all, in order."""
+    rows = []
+    for name, found in gains.items():
+        rows += [(f"{name}, seed {i}", gain) for i, gain in enumerate(found.seeds)]
+        rows.append((f"{name}, {len(found.seeds)} seeds", found.all))
+    return pd.DataFrame([dict(name=name, value=g.value, lo=g.lo, hi=g.hi) for name, g in rows])
+
+
+def in_points(gain: Interval) -> str:
+    """A difference of shares in words: "+6.5 points [+4.8, +8.2]"."""
+    return f"{100 * gain.value:+.1f} points [{100 * gain.lo:+.1f}, {100 * gain.hi:+.1f}]"
+
+
+def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no
+    such setting."""
+    configs = [json.loads(config) for config in runs["config"]]
+    state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
+    columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}
+    return runs.assign(minutes=runs["seconds"] / 60, state=state, **columns)

@@ -50,11 +50,23 @@ def gradient_share(
     at: Literal["hidden", "embedding"] = "hidden",
     policy: bool = False,
 ) -> list[float]:
-    """(T,) each token's share of the gradient of the training loss on one sequence of T ids: gradient norms over their sum.
+    """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their sum; all zeros if every weight is 0."""
+    norms = gradient_norms(model, ids, weights, at, policy)
+    return (norms / norms.sum()).nan_to_num().tolist()
+
+
+def gradient_norms(
+    model: GPT,
+    ids: Sequence[int],
+    weights: Sequence[float],
+    at: Literal["hidden", "embedding"] = "hidden",
+    policy: bool = False,
+) -> Tensor:
+    """(T,) norm of the gradient of the training loss that each token of one sequence of T ids causes.
 
     weights (T,): of each token in the loss, the cross-entropy (a loss mask) or with `policy` the policy-gradient loss (advantages, 0 outside completions).
     at="hidden": the gradient at the last norm's output, credited to the token predicted there. at="embedding": the gradient at the input embedding; 0
-    from the last weighted token on, which no prediction reads. All zeros if every weight is 0. The gradients of the model's weights are left unchanged.
+    from the last weighted token on, which no prediction reads. The gradients of the model's weights are left unchanged.
     ConfigError for a sequence longer than the block."""
     import torch
 
@@ -75,8 +87,7 @@ def gradient_share(
     finally:
         hook.remove()
     norms = gradient[0].float().norm(dim=-1)  # (T - 1,)
-    shares = (norms / norms.sum()).nan_to_num().tolist()
-    return [0.0, *shares] if at == "hidden" else [*shares, 0.0]
+    return torch.nn.functional.pad(norms, (1, 0) if at == "hidden" else (0, 1))
 
 
 # ---- codechat xray

@@ -15,7 +15,6 @@ from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.reports import xray_steps
 from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages
 from codechat.runs import checkpoint
@@ -91,10 +90,10 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
 def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
-    norms = xray_steps.token_gradients(model.model, batch, advantages)
+    norms = reward_ablation.token_gradients(model.model, batch, advantages)
     assert norms.shape == batch.mask().shape and (norms[:2][batch.mask()[:2]] > 0).all()
     assert not norms[2:].any() and not norms[~batch.mask()].any()
-    torch.testing.assert_close(xray_steps.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
+    torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
     assert all(p.grad is None for p in model.model.parameters())
 
 

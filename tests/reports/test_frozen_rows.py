@@ -8,10 +8,9 @@ from pathlib import Path
 import freeze_rows
 import pandas as pd
 import pytest
-from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
-from codechat.reports import frozen_rows
+from codechat.reports import run_frames
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -55,14 +54,14 @@ def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
     freeze_rows.freeze("nano")
     for stage, tables in TABLES.items():
         for table in tables:
-            live, kept = frozen_rows.rows("nano", stage, table), frozen_rows.rows("frozen", stage, table)
+            live, kept = run_frames.stage_rows("nano", stage, table), run_frames.stage_rows("frozen", stage, table)
             where = f"{stage} {table}"
             pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=where)
     for source in ("nano", "frozen"):
         for data in freeze_rows.DATA:
-            assert frozen_rows.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
-        assert frozen_rows.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
-    assert len(frozen_rows.rows("frozen", "evaluate", "samples")) == 90, "every sample: checkpoints can be paired"
+            assert run_frames.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
+        assert run_frames.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
+    assert len(run_frames.stage_rows("frozen", "evaluate", "samples")) == 90, "every sample: checkpoints can be paired"
 
 
 def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> None:
@@ -70,15 +69,15 @@ def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> Non
     make_run("nano/evaluate-s2", finish=False)
     freeze_rows.freeze("nano")
     for source in ("nano", "frozen"):
-        found = frozen_rows.seeds(source)
+        found = run_frames.seeds(source)
         assert found["run"].to_list() == ["nano/evaluate", "nano/evaluate-s1"]
         assert found[["value", "lo", "hi", "N"]].to_dict("records") == [GAP, GAP]
-    assert set(frozen_rows.rows("frozen", "evaluate", "evals")["run"]) == {"nano/evaluate"}
+    assert set(run_frames.stage_rows("frozen", "evaluate", "evals")["run"]) == {"nano/evaluate"}
 
 
 def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
     (recipe / "data" / "nano" / "sft" / "manifest.json").unlink()
-    with pytest.raises(MissingFile, match=r"manifest\.json"):
+    with pytest.raises(RunError, match=r"manifest\.json"):
         freeze_rows.freeze("nano")
     with pytest.raises(MissingFile, match="other/pretrain"):
         freeze_rows.freeze("other")
@@ -88,25 +87,14 @@ def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Pa
         freeze_rows.freeze("other")
     assert not (recipe / "reports").exists()
     with pytest.raises(MissingFile):
-        frozen_rows.rows("frozen", "sft", "metrics")
-
-
-def test_a_source_without_runs_says_how_to_make_them(runs_root: Path) -> None:
-    read = frozen_rows
-    for call in (
-        lambda: read.rows("mine", "sft", "runs"),
-        lambda: read.manifest("mine", "corpus"),
-        lambda: read.seeds("mine"),
-    ):
-        with raising(MissingFile, "mine", "codechat run mine", "source='frozen'"):
-            call()
+        run_frames.stage_rows("frozen", "sft", "metrics")
 
 
 def test_the_committed_rows_serve_every_stage() -> None:
-    folder = frozen_rows.frozen_dir()
+    folder = run_frames.frozen_dir()
     assert folder.parent.parent == paths.SHIPPED
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     for stage in freeze_rows.STAGES:
-        assert frozen_rows.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
+        assert run_frames.stage_rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
     for data in freeze_rows.DATA:
-        assert frozen_rows.manifest("frozen", data)
+        assert run_frames.manifest("frozen", data)

@@ -11,18 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from browser import CHROMIUM, Browser
-from raising import raising
 
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.errors import DataError
 from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.reports import frozen_rows, pages, xray_steps
-from codechat.reports.token_attribution import gradient_share
-from codechat.rl import rollout
-from codechat.runs.run import Run
-from codechat.tasks import load
-from codechat.text import tokenizer
+from codechat.reports import pages, run_frames
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "reports" / "pages"
@@ -82,71 +74,10 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
     for row in data["rows"]:
         assert len(row["answers"]) == 2 and all(0 <= a["c"] <= a["n"] == 4 for a in row["answers"])
         assert row["gold"] and row["request"] and {a["tier"] for a in row["answers"]} <= set(data["tiers"])
-    real, first = frozen_rows.rows, data["who"][0]
-    monkeypatch.setattr(frozen_rows, "rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
+    real, first = run_frames.stage_rows, data["who"][0]
+    monkeypatch.setattr(run_frames, "stage_rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
     with pytest.raises(DataError):
         pages.completions_data()
-
-
-def test_completions_of_runs_take_the_first_sample_at_temperature_1(runs_root: Path) -> None:
-    with Run.create("mine/evaluate", {"task": "funcall"}, kind="evaluate") as run:
-        run.log_eval(1, {"pass@1": 0.5})
-    lines = []
-    for by in ("sft@1", "rl@2"):
-        for sampling, text in (("greedy", "g"), ("T=1", f"{by} first"), ("T=1", "second")):
-            row = dict(checkpoint=by, split="test", sampling=sampling, problem="p1", reward=1.0, tier="full")
-            lines.append(row | dict(request="Do it", gold="G", completion=text))
-    (run.path / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    counts = [dict(checkpoint=by, split="test", id="p1", n=2, c=1) for by in ("sft@1", "rl@2")]
-    (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in counts))
-    (row,) = pages.completions_data("mine")["rows"]
-    assert [(a["text"], a["n"], a["c"]) for a in row["answers"]] == [("sft@1 first", 2, 1), ("rl@2 first", 2, 1)]
-    (run.path / "examples.jsonl").unlink()
-    with raising(MissingFile, "examples.jsonl", "--force evaluate"):
-        pages.completions_data("mine")
-
-
-# --- the rows of the x-ray
-
-
-@pytest.fixture(scope="module")
-def policy() -> tuple[GPT, tokenizer.Tokenizer]:
-    tok = tokenizer.load("bytes")
-    return GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=128, vocab_size=tok.n_vocab), seed=0), tok
-
-
-def test_rows_hold_the_gradient_of_the_group(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    model, tok = policy
-    task, problems = load("toy"), load("toy").problems("train", 2)
-    rows = xray_steps.rows_at(7, model, tok, task, problems, group_size=6, max_new_tokens=8)
-    assert [row["step"] for row in rows] == [7, 7] and len(rows[0]["rollouts"]) == 6
-    live = 0
-    for row, problem in zip(rows, problems):
-        rewards = torch.tensor([r["reward"] for r in row["rollouts"]])
-        shares = [sum(r["share"]) for r in row["rollouts"]]
-        for one, reward in zip(row["rollouts"], rewards):
-            assert one["advantage"] == pytest.approx(float(reward - rewards.mean()), abs=2e-3)
-            assert len(one["tokens"]) == len(one["p"]) == len(one["share"]) == 8
-            assert (sum(one["share"]) > 0) == (one["advantage"] != 0)
-        if len(set(rewards.tolist())) > 1:
-            live += 1
-            assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert live, "no group had variance: nothing was compared"
-    assert all(p.grad is None for p in model.parameters())
-    again = xray_steps.rows_at(8, model, tok, task, problems, group_size=6, max_new_tokens=8)
-    assert [row["rollouts"] for row in again] == [row["rollouts"] for row in rows], "sampling depends on the seed only"
-
-
-def test_shares_within_an_answer_are_those_of_gradient_share(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    model, tok = policy
-    problems = load("toy").problems("train", 4)
-    rows = xray_steps.rows_at(0, model, tok, load("toy"), problems, group_size=6, max_new_tokens=8)
-    batch = rollout.collect(model, load("toy"), problems, tok, "reserved", group_size=6, max_new_tokens=8, seed=0)
-    i, one = next((p * 6 + g, r) for p, row in enumerate(rows) for g, r in enumerate(row["rollouts"]) if r["advantage"])
-    prompt, written = batch.prompts[i // 6], batch.completions[i].ids
-    shares = gradient_share(model, prompt + written, [0.0] * len(prompt) + [one["advantage"]] * 8, policy=True)
-    found = torch.tensor(one["share"]) / sum(one["share"])
-    torch.testing.assert_close(found, torch.tensor(shares[len(prompt) :]), atol=0.01, rtol=0.02)
 
 
 # --- in a browser
@@ -244,7 +175,7 @@ class TestInChromium:
         assert page.ask("document.querySelectorAll('article').length") == len(expected), "a view can be linked"
 
     def test_the_xray_moves_with_the_arrow_keys(self, page: Browser) -> None:
-        data = xray_steps.as_page(xray_steps.frozen())
+        data = pages.xray_data()
         show(page, COMMITTED / "xray.html")
         page.ask("$('step').focus()")
         page.press("ArrowRight", 39)

@@ -15,7 +15,7 @@ from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
 from codechat.core.registry import COMMANDS
-from codechat.reports import build, comparisons, html, run_frames
+from codechat.reports import build, html, run_frames
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -77,10 +77,7 @@ def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
-    kept = run_frames.gather(
-        [name], data, prepare=lambda frames: frames | {"evals": frames["evals"].drop(columns="split")}
-    )
-    assert "split" not in kept["evals"] and "frozen" not in capsys.readouterr().out
+    kept = run_frames.gather([name], data)
     pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
     assert run_frames.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
     assert "none of the runs is on this machine" in capsys.readouterr().out
@@ -135,12 +132,12 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
         for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
             hits = dict(a=0, b=int(rng.random() < share))
             rows += [dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c]) for c in hits]
-    found = comparisons.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
+    found = run_frames.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
     assert [round(g.value, 1) for g in found.seeds] == [0.1, 0.5, 0.9]
     assert found.all.value == pytest.approx(sum(g.value for g in found.seeds) / 3)
     assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
-    assert [*comparisons.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
+    assert [*run_frames.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
 
 
 def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
@@ -151,7 +148,7 @@ def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
         for i in range(8):  # at step 1 one tool is always correct and one never
             solved.append(run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}"))
     frames = dict(per_problem=pd.DataFrame(solved), evals=pd.DataFrame(evals))
-    found = comparisons.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
+    found = run_frames.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
     assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"] and list(found["tool/pass@1"]) == [0.5, 1.0]
     first = found.iloc[0]  # two tools are drawn, not eight requests
     assert (first["tool/pass@1/lo"], first["tool/pass@1/hi"]) == (0.0, 1.0)
@@ -171,10 +168,10 @@ def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: P
         for i in range(3)
     ]
     counts = pd.DataFrame(rows)
-    assert len(run_frames.widened(counts)) == 2 * 2 * 2 * 3
     some = pd.DataFrame({"run": ["x"]})
     frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
     found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
+    assert len((tmp_path / "per_problem.csv").read_text().splitlines()) == 1 + 2 * 2 * 2 * 3
     known = [frame.astype(object).where(frame.notna(), None).values.tolist() for frame in (found, counts)]
     assert known[0] == known[1]
 
@@ -187,10 +184,10 @@ def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
         for i in range(4)
     ]
     frames = {"per_problem": pd.DataFrame(rows)}
-    assert comparisons.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
-    assert comparisons.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
+    assert run_frames.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
+    assert run_frames.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
     with pytest.raises(MissingFile):
-        comparisons.paired_gains(frames, ["other"], "test")
+        run_frames.paired_gains(frames, ["other"], "test")
 
 
 @pytest.mark.slow
