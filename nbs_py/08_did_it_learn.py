@@ -226,10 +226,8 @@ tier_shares.round(3)
 test = evals[evals["split"] == "test"].set_index("checkpoint")
 fig, axes = new_figure("share of completions with the expected behaviour", rows=2, size=(6.4, 4.1))
 for ax, name in zip(axes[:, 0], (sft, rl)):
-    share, text = np.full((2, 3), np.nan), "{expected} {p:.0%}\n[{lo:.0%}, {hi:.0%}] n={n}"
-    for cell, at in plots.GRID.items():
-        share[at] = plots.write_share(ax, test.loc[name], cell, at, text, 8)
-    plots.finish_heat(ax, share)
+    cells = {at: (test.loc[name], cell) for cell, at in plots.GRID.items()}
+    plots.draw_behaviour(ax, cells, "{expected} {p:.0%}\n[{lo:.0%}, {hi:.0%}] n={n}", 8)
     ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
     ax.set_yticks((0, 1), ("tool\nrequested", "code\nrequested"))
     ax.set_title(name, fontsize=9, loc="left")

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from codechat import articles, plots, run_frames
-from codechat.reports.style import colour_of, label_of_run, new_figure, outer_legend
+from codechat.reports.style import colour_of, first_and_last, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
 from codechat.runs.paths import ROOT
 from codechat.tasks.funcall import TIERS
@@ -183,7 +183,9 @@ for at, gain in beside.items():
 print("" if beside else "not among these runs: `codechat run nano --until more-sft-evaluate` makes it")
 
 # %% tags=["hide-input"]
-plots.rl_progress(name["rl"], metrics["rl"], evals["rl"])
+rollouts, held_out = first_and_last(metrics["rl"], "exact_match"), evals["rl"]["pass@1"].dropna()
+title = "{0}: exact_match {1:.2f} to {2:.2f} on rollouts, {3:.2f} to {4:.2f} on held-out problems"
+plots.rl_progress(name["rl"], metrics["rl"], evals["rl"], title.format(name["rl"], *rollouts, held_out.iloc[0], held_out.iloc[-1]))
 
 # %% tags=["hide-input"]
 plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact answers on the same validation problems: {evals['rl']['tier/full'].iloc[0]:.0%} to {evals['rl']['tier/full'].iloc[-1]:.0%}")

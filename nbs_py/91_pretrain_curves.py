@@ -304,7 +304,7 @@ articles.table(shown, {"run": "run (published)", "phase": "phase", "step_from": 
 # by it. The published runs did not report it.
 
 # %% tags=["hide-input"]
-plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte of unseen code after {tokens / 1e6:.1f}M tokens")
+plots.pretraining(run, metrics, evals)
 
 
 # %% [markdown]

@@ -41,7 +41,6 @@ from codechat import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import share_difference, wilson_interval
 from codechat.reports.run_frames import in_points, with_settings
-from codechat.reports.plots import finish_heat, write_share
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
 from codechat.runs import checkpoint
 from codechat.runs.paths import ROOT
@@ -184,11 +183,8 @@ def behaviour_table(rows, title):
     """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not
     probed stays empty."""
     fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
-    ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
-    for i, row in enumerate(rows.values()):
-        for j, cell in enumerate(CELLS):
-            share[i, j] = write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
-    finish_heat(ax, share)
+    ax, cells = axes[0, 0], {(i, j): (row, cell) for i, row in enumerate(rows.values()) for j, cell in enumerate(CELLS)}
+    plots.draw_behaviour(ax, cells, "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
     ax.set_xticks(range(len(CELLS)), [f"{SHORT[c]}:\n{EXPECTED[c]} expected" for c in CELLS], fontsize=7)
     ax.set_yticks(range(len(rows)), list(rows))
     return fig

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codechat.core.config import opt
-from codechat.core.errors import MissingFile, RunError, nearest
+from codechat.core.errors import RunError, check_choice
 from codechat.reports import html, notebooks
 from codechat.runs import paths
 
@@ -37,40 +37,32 @@ def templates() -> dict[str, str]:
     return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
 
 
-def build(name: str, out: Path, frozen: bool = False) -> Path:
-    """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
+def build(name: str, out: str, frozen: bool = False) -> Path:
+    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page; returns the page's path.
 
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
-    place = out / name  # relative to the project's root where possible: an executed report must not name a machine
-    place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
-    values = {"out": place.as_posix(), "frozen": frozen}
-    kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
-    if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":  # the rows that came with the package
+    kept, here = paths.SHIPPED / "reports" / name / "data", paths.ROOT / out / name / "data"
+    if kept.is_dir() and not here.exists() and out == "reports":  # the rows that came with the package
         shutil.copytree(kept, here)
-    path = out / f"{name}.ipynb"
+    path = paths.ROOT / out / f"{name}.ipynb"
     try:
-        notebooks.execute_copy(templates()[name], path, values)
+        notebooks.execute_copy(templates()[name], path, {"out": f"{out}/{name}", "frozen": frozen})
     except notebooks.NotebookError as error:
         raise RunError(f"report {name}: {error}; the notebook up to there is {path}") from error
     return html.write_page(path)
 
 
-def index() -> Path:
-    """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on runs."""
-    reports = [*(paths.ROOT / "reports").glob("*.ipynb"), *(paths.ROOT / "runs").glob("*/report/*.ipynb")]
-    copies = sorted((paths.ROOT / "runs").glob("*/notebooks/*.ipynb"))
-    return html.write_index(paths.ROOT / "reports" / "index.html", sorted(reports), copies)
-
-
 def write(cfg: ReportConfig) -> None:
-    """Build the reports and the index and print their paths; without a name, print the list."""
-    for name in () if cfg.names else templates():
-        place = paths.ROOT / "reports" / f"{name}.ipynb"
-        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'}")
+    """Build the reports, and an index over all executed reports and notebooks of runs, and print their paths; without a name, print the list."""
+    known, folder, runs = templates(), paths.ROOT / "reports", paths.ROOT / "runs"
     for name in cfg.names:
-        if name not in (known := templates()):
-            raise MissingFile(f"no report {name}{nearest(name, known)}; there are {', '.join(known)}")
+        check_choice("report", name, known)
     for name in cfg.names:
-        print(f"report: {build(name, paths.ROOT / cfg.out, frozen=cfg.frozen)}")
+        print(f"report: {build(name, cfg.out, frozen=cfg.frozen)}")
     if cfg.names:
-        print(f"index: {index()}")
+        reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
+        print(f"index: {html.write_index(folder / 'index.html', reports, sorted(runs.glob('*/notebooks/*.ipynb')))}")
+        return
+    for name in known:
+        place = folder / f"{name}.ipynb"
+        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'}")

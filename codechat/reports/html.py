@@ -18,12 +18,7 @@ from nbformat import NotebookNode
 from codechat.core.atomic_files import write_atomic
 
 TEMPLATES = Path(__file__).parent / "templates"
-THUMBNAIL, ANSWER = (
-    "thumbnail",
-    "answer",
-)  # tags of the cells of an article: its figure, and its answer, a sentence a line
 HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
-PARAMETERS = {"parameters", "injected-parameters"}  # an article lists what they hold in its appendix
 
 
 def read(path: Path) -> NotebookNode:
@@ -45,8 +40,8 @@ def write_page(notebook_path: Path) -> Path:
 def _place(cell: NotebookNode, article: bool) -> str:
     """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
     tags = {*cell.metadata.get("tags", ())}
-    if HIDE_CELL in tags or (article and tags & PARAMETERS):
-        return "end"
+    if HIDE_CELL in tags or (article and tags & {"parameters", "injected-parameters"}):
+        return "end"  # an article lists its parameters in its appendix
     return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
 
 
@@ -65,13 +60,13 @@ def _card(path: Path, folder: Path) -> dict[str, Any]:
         href=Path(os.path.relpath(page, folder)).as_posix(),
         title=title(notebook),
         sentence=answer(notebook).partition("\n")[0],
-        thumbnails=[output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})],
+        thumbnails=[output for output in _tagged(notebook, "thumbnail") if "image/png" in output.get("data", {})],
     )
 
 
 def answer(notebook: NotebookNode) -> str:
     """The Markdown that cells tagged `answer` show: a sentence a line; "" where the notebook is no article."""
-    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, ANSWER))
+    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, "answer"))
 
 
 def title(notebook: NotebookNode) -> str:

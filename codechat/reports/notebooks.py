@@ -4,9 +4,9 @@
 code cell asserts. Names that begin with 9 are report templates.
 """
 
-import ast
 import hashlib
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -72,11 +72,10 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def has_parameter(notebook: NotebookNode, name: str) -> bool:
-    """Whether the cell tagged `parameters` assigns the name."""
-    cells = [cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", [])]
-    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
-    return any(isinstance(node, ast.Name) and node.id == name for node in nodes)
+def reads_runs(name: str) -> bool:
+    """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
+    cells = [cell.source for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
+    return not is_template(name) and any(re.search("^source = ", cell, re.MULTILINE) for cell in cells)
 
 
 # ---------------------------------------------------------------- copies
@@ -93,16 +92,14 @@ class CopiesConfig:
 def run_copies(cfg: CopiesConfig) -> None:
     """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there is printed, not raised."""
     out, verdicts = paths.ROOT / cfg.out, []
-    for name in names():
-        notebook, begin = source_of(name), time.perf_counter()
-        if is_template(name) or not has_parameter(notebook, "source"):
-            continue
+    for name in filter(reads_runs, names()):
+        begin = time.perf_counter()
         try:
             execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source})
             verdicts.append("held")
         except NotebookError as error:
             verdicts.append(f"FAILED: {error}")
-        print(f"{time.perf_counter() - begin:6.1f} s  {name}: {html.title(notebook)}: {verdicts[-1]}")
+        print(f"{time.perf_counter() - begin:6.1f} s  {name}: {html.title(source_of(name))}: {verdicts[-1]}")
     print(f"{verdicts.count('held')} of {len(verdicts)} claims held; copies in {out}")
 
 

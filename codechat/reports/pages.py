@@ -1,7 +1,7 @@
 """Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or from any web server.
 
-    codechat pages                          write every page into reports/pages, from the committed rows
-    codechat pages completions --source nano --out runs/nano/pages     completions of the runs of this machine
+    codechat pages                                         write the pages into reports/pages, from the committed rows
+    codechat pages --source nano --out runs/nano/pages     with the completions of the runs of this machine
 
     calculator    pass@k from counts, and the number of rollout groups that carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by tier
@@ -13,10 +13,9 @@ relative path.
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import opt
@@ -40,14 +39,12 @@ ABOUT = {
         "A small policy learns to call functions. Move the slider: its answers to the same requests, token by token.",
     ),
 }
-Page = Literal["calculator", "completions", "xray"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagesConfig:
-    """Which pages to write, from which rows, and where to."""
+    """From which rows to write the pages, and where to."""
 
-    names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
     source: str = opt(
         "frozen", "rows of completions: frozen = the committed ones, or the recipe whose runs are read, such as nano"
     )
@@ -108,12 +105,10 @@ def _grouped(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, A
 # ---------------------------------------------------------------- pages
 
 
-def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> dict[Path, str]:
-    """The chosen pages (or all) for the folder `out`, and an index of these and of those that are there already."""
-    chosen = list(names) or list(ABOUT)
-    there = [name for name in ABOUT if name in chosen or (out / f"{name}.html").is_file()]
+def render_all(out: Path, source: str = "frozen") -> dict[Path, str]:
+    """The pages for the folder `out`, and an index of them."""
     css, js = ((FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js"))
-    links = [("index.html", "pages"), *((f"{name}.html", name) for name in there)]
+    links = [("index.html", "pages"), *((f"{name}.html", name) for name in ABOUT)]
     library = Path(os.path.relpath(FOLDER, out.resolve())).as_posix()
 
     def page(name: str, title: str, lead: str, data: Any, **more: Any) -> str:
@@ -123,15 +118,15 @@ def render_all(out: Path, names: Iterable[str] = (), source: str = "frozen") -> 
         return html.fill(f"pages/{name}.html", more_css=css, **values, **about, **more)
 
     data = dict(calculator=dict, completions=lambda: completions_data(source), xray=xray_data)
-    texts = {out / f"{name}.html": page(name, *ABOUT[name], data[name]()) for name in chosen}
-    cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
+    texts = {out / f"{name}.html": page(name, *ABOUT[name], data[name]()) for name in ABOUT}
+    cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in ABOUT]
     lead = "Each page works without a server and without a network."
     return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}
 
 
 def main(cfg: PagesConfig) -> None:
-    """`codechat pages [NAME ...]`. Nothing is written if one page cannot be made."""
-    texts = render_all(paths.ROOT / cfg.out, cfg.names, cfg.source)
+    """`codechat pages`. Nothing is written if one page cannot be made."""
+    texts = render_all(paths.ROOT / cfg.out, cfg.source)
     (paths.ROOT / cfg.out).mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text)

@@ -1,7 +1,6 @@
 """Figures of runs that several notebooks and reports share: functions from DataFrames to a `Figure`.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns. A title states the finding;
-most functions derive one from the data when none is given.
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns. A title states the finding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from codechat.reports.style import (
     draw_smoothed,
     errors_of,
     finish,
-    first_and_last,
     label_of,
     label_of_run,
     label_of_tier,
@@ -36,14 +34,15 @@ from codechat.reports.style import (
 # ---------------------------------------------------------------- training
 
 
-def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str | None = None) -> Plot:
+def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     """Left: training loss over tokens. Right: validation bits per byte."""
     points, known = evals[evals["val_bpb"].notna()], metrics[metrics["tokens"].notna()]
     points = points.assign(tokens=np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]]))
     first, last = points["val_bpb"].iloc[0], points["val_bpb"].iloc[-1]
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
-    default = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
-    fig, axes = new_figure(title or default, cols=2)
+    fig, axes = new_figure(
+        f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens", cols=2
+    )
     draw_smoothed(axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label="training")
     finish(axes[0, 0], x="tokens", y=label_of("train_loss"))
     axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=colour_of(run), markersize=4, linewidth=1.2)
@@ -55,9 +54,12 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
     """Held-out loss of each domain over the steps; the loss of a domain that is being overwritten rises."""
     columns = [c for c in evals if c.startswith("heldout_loss/")]
     risen = [c.partition("/")[2] for c in columns if (v := evals[c].dropna()).iloc[-1] > v.min() * 1.02]
-    finding = f"{', '.join(risen)} ends" if risen else "no domain's held-out loss ends"
-    finding += " above its lowest held-out loss" if risen else " above its lowest"
-    fig, axes = new_figure(f"{run}: {finding}")
+    said = (
+        f"{', '.join(risen)} ends above its lowest held-out loss"
+        if risen
+        else "no domain's held-out loss ends above its lowest"
+    )
+    fig, axes = new_figure(f"{run}: {said}")
     for column, colour, marker in zip(columns, [c for n, c in OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
         rows, name = evals[evals[column].notna()], column.partition("/")[2]
         style = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
@@ -69,31 +71,20 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
 # ---------------------------------------------------------------- RL
 
 
-def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str | None = None) -> Plot:
+def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
     """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 % intervals."""
-    if title is None:
-        a, b = (f"{value:.2f}" for value in first_and_last(metrics, "exact_match"))
-        title = f"{run}: exact_match {a} to {b} on rollouts"
-        if "pass@1" in evals:
-            ends = evals["pass@1"].dropna().iloc[[0, -1]]
-            title += f", {ends.iloc[0]:.2f} to {ends.iloc[1]:.2f} on held-out problems"
     fig, axes = new_figure(title, cols=2, sharey=True)
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
         draw_smoothed(ax, metrics["step"], metrics[y], colour=colour_of(run), label="rollouts")
-        if eval_y in evals:
-            _draw_evaluations(ax, evals[evals[eval_y].notna()], eval_y)
+        rows = evals[evals[eval_y].notna()]
+        how = f"N={rows['n_problems'].iloc[-1]:.0f}, n={rows['n_samples'].iloc[-1]:.0f}, 95 %"
+        look = dict(color=OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+        look |= dict(fmt="o", capsize=2.5, linewidth=1.1, zorder=5, label=f"validation ({how})")
+        ax.errorbar(rows["step"], rows[eval_y], np.nan_to_num(errors_of(rows, eval_y)), **look)
         ax.set_ylim(0, 1)
         finish(ax, x="step", y=label_of(y), loc="lower right")
     add_note(axes[0, 1], seeds_note([run]))
     return fig
-
-
-def _draw_evaluations(ax: Axes, rows: pd.DataFrame, y: str) -> None:
-    """Points with intervals; N and n of the last in the label."""
-    label = f"validation (N={rows['n_problems'].iloc[-1]:.0f}, n={rows['n_samples'].iloc[-1]:.0f}, 95 %)"
-    look = dict(fmt="o", color=OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
-    error = np.nan_to_num(errors_of(rows, y))
-    ax.errorbar(rows["step"], rows[y], error, label=label, capsize=2.5, linewidth=1.1, zorder=5, **look)
 
 
 def group_signal(run: str, metrics: pd.DataFrame) -> Plot:
@@ -163,19 +154,20 @@ def cell_in_words(cell: str) -> str:
     return f"{asked} requested, {present.replace('_', ' ')}"
 
 
-def write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
-    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not
-    probed."""
-    if not row.get(f"probe/{cell}/n", 0) > 0:
-        return np.nan
-    n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{EXPECTED[cell]}"]
-    shown, colour = wilson_interval(round(p * n), n), "black" if p > 0.55 else "white"
-    words = text.format(expected=EXPECTED[cell], p=p, lo=shown.lo, hi=shown.hi, n=n)
-    ax.text(at[1], at[0], words, ha="center", va="center", fontsize=fontsize, color=colour)
-    return p
+def draw_behaviour(
+    ax: Axes, cells: Mapping[tuple[int, int], tuple[Mapping[str, Any], str]], text: str, fontsize: float
+) -> None:
+    """A map of the shares of expected behaviour. cells: (row, column) -> evaluation and probed cell; one that was not probed stays empty.
 
-
-def finish_heat(ax: Axes, share: np.ndarray) -> None:
+    text: a format of expected, p, lo, hi and n."""
+    share = np.full([1 + max(sides) for sides in zip(*cells)], np.nan)
+    for at, (row, cell) in cells.items():
+        if row.get(f"probe/{cell}/n", 0) > 0:
+            n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{EXPECTED[cell]}"]
+            shown, look = wilson_interval(round(p * n), n), dict(ha="center", va="center", fontsize=fontsize)
+            words = text.format(expected=EXPECTED[cell], p=p, lo=shown.lo, hi=shown.hi, n=n)
+            ax.text(at[1], at[0], words, color="black" if p > 0.55 else "white", **look)
+            share[at] = p
     ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     ax.grid(False)
     ax.spines[:].set_visible(False)

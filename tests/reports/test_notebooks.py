@@ -285,5 +285,5 @@ def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
 
 
 def test_the_recipe_executes_the_notebooks_that_read_runs() -> None:
-    reading = [name for name in notebooks.names() if notebooks.has_parameter(notebooks.source_of(name), "source")]
-    assert {"04_pretraining", "08_did_it_learn"} <= set(reading) <= set(WALKS)
+    reading = set(filter(notebooks.reads_runs, notebooks.names()))
+    assert {"04_pretraining", "08_did_it_learn"} <= reading <= set(WALKS)

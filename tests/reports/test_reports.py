@@ -13,7 +13,7 @@ import pytest
 from counterfactuals import SwapsConfig
 from raising import raising
 
-from codechat.core.errors import MissingFile, RunError
+from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.registry import COMMANDS
 from codechat.reports import build, html, run_frames
 from codechat.runs import paths
@@ -109,7 +109,7 @@ def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_th
 ) -> None:
     COMMANDS["report"].run([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
-    with pytest.raises(MissingFile, match="nothing.*nano"):
+    with pytest.raises(ConfigError, match="nothing.*nano"):
         COMMANDS["report"].run(["nano", "nothing"])
     assert not list((runs_root / "reports").glob("*.ipynb"))
     (runs_root / "nbs_py").mkdir()
@@ -119,7 +119,7 @@ def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_th
     monkeypatch.setattr(paths, "SHIPPED", runs_root)
     monkeypatch.setattr(build, "templates", lambda: {"cut": "91_cut"})
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
-        build.build("cut", runs_root / "cut")
+        build.build("cut", "cut")
     assert (runs_root / "cut" / "cut.ipynb").is_file() and not (runs_root / "cut" / "cut.html").exists()
 
 
@@ -197,7 +197,7 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_nu
 ) -> None:
     shutil.copytree(COMMITTED / name / "data", tmp_path / name / "data")
     before = sorted((path, path.read_bytes()) for path in (tmp_path / name).rglob("*") if path.is_file())
-    page = build.build(name, tmp_path, frozen=True)  # its own last cells assert the headline
+    page = build.build(name, str(tmp_path), frozen=True)  # its own last cells assert the headline
     old, new = (html.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
     said = [html.answer(notebook) for notebook in (old, new)]
     assert said[0] == said[1] and len(said[0]) > 100
