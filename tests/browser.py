@@ -13,10 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
-    None,
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
@@ -29,25 +27,11 @@ class Browser:
     def __enter__(self) -> Browser:
         theirs_in, self.to = os.pipe()
         self.back, theirs_out = os.pipe()
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--remote-debugging-pipe",
-            f"--user-data-dir={self.profile}",
-            "--hide-scrollbars",
-            "about:blank",
-        ]
-        redirected = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        self.process = subprocess.Popen(
-            ["bash", "-c", redirected, CHROMIUM, *flags],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        flags = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run remote-debugging-pipe hide-scrollbars"
+        words = [*(f"--{flag}" for flag in flags.split()), f"--user-data-dir={self.profile}", "about:blank"]
+        command = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', CHROMIUM, *words]
+        how = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **how)
         os.close(theirs_in)
         os.close(theirs_out)
         self.session: str | None = None
@@ -66,9 +50,8 @@ class Browser:
 
     def call(self, method: str, limit_s: float = 60, **params: Any) -> dict[str, Any]:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params} | (
-            {"sessionId": self.session} if self.session else {}
-        )
+        message = {"id": self.number, "method": method, "params": params}
+        message |= {"sessionId": self.session} if self.session else {}
         os.write(self.to, json.dumps(message).encode() + b"\0")
         while True:
             got = self._read(limit_s)
@@ -91,9 +74,8 @@ class Browser:
         return json.loads(line)
 
     def resize(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
-        )
+        how = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
+        self.call("Emulation.setDeviceMetricsOverride", **how)
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -116,16 +98,9 @@ class Browser:
 
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
         """A key by name and Windows key code; modifiers: 1 Alt, 8 Shift."""
-        for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                modifiers=modifiers,
-                **({"text": text} if text and kind == "keyDown" else {}),
-            )
+        how = dict(key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers)
+        self.call("Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **how)
 
     def enter(self) -> None:
         self.press("Enter", 13, text="\r")

@@ -6,15 +6,12 @@ downloaded. Left out: several GPUs."""
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +22,6 @@ from sync_count import META, SyncCount, on_meta
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from codechat.core.atomic_files import read_rows
 from codechat.data.prefetch import Prefetched
 from codechat.distributed import dist, hardware, sharding
 from codechat.models import generate, optim, packed_attention
@@ -184,22 +180,12 @@ def cuda_waits(run: Callable[[], Any]) -> int:
     return sum("synchronizing" in str(w.message) for w in seen)
 
 
-class Windows:
-    """A loader of random windows."""
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        return tuple(torch.randint(CFG.vocab_size, (2, 1024)) for _ in range(2))
-
-    def state(self) -> int:
-        return 0
-
-    def load_state(self, state: int) -> None:
-        pass
-
-
 @pytest.mark.gpu
 def test_a_batch_prepared_ahead_waits_for_nothing() -> None:
-    batches = Prefetched(Windows(), DEVICE)
+    def windows() -> tuple[Tensor, Tensor]:
+        return tuple(torch.randint(CFG.vocab_size, (2, 1024)) for _ in range(2))
+
+    batches = Prefetched(SimpleNamespace(next=windows, state=lambda: 0, load_state=None), DEVICE)
     batches.next()
     assert cuda_waits(lambda: [x.to(DEVICE, non_blocking=True) for x in batches.next()]) == 0
 
@@ -254,32 +240,3 @@ def test_the_trainers_logprobs_are_the_samplers_up_to_rounding() -> None:
             trainer = model.token_logprobs(ids[:, :-1], ids[:, 1:])[0][0, 31:]
             gaps.append((trainer.cpu() - torch.tensor(completion.logprobs)).abs())
     assert float(torch.cat(gaps).mean()) < 0.02
-
-
-RUN = """import sys; from pathlib import Path; from codechat.runs import paths
-paths.ROOT = Path(sys.argv.pop(1)); from codechat import cli; sys.exit(cli.main(sys.argv[1:]))"""
-
-
-def train(root: Path, words: list[str], kill_after: Path | None = None) -> int:
-    """The exit code of a training command whose runs lie below `root`; killed when `kill_after` exists."""
-    (root / "runs").mkdir(parents=True, exist_ok=True)
-    with open(root / "log.txt", "a") as log:
-        process = subprocess.Popen([sys.executable, "-c", RUN, str(root), *words], stdout=log, stderr=log)
-        while kill_after is not None and process.poll() is None:
-            if kill_after.exists():
-                process.send_signal(signal.SIGKILL)
-            time.sleep(0.02)
-        return process.wait(timeout=300)
-
-
-@pytest.mark.gpu  # tests/loops resume on a CPU
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("loop", ["reinforce", "grpo"])
-def test_a_killed_run_is_resumed_to_its_end(loop: str, tmp_path: Path) -> None:
-    flags = "--preset toy --max-steps 12 --save-every 4 --diagnose-groups 0 --group-size 8 --run-name toy"
-    words, whole, cut = [loop, *flags.split()], tmp_path / "whole", tmp_path / "cut"
-    assert train(whole, words) == 0
-    train(cut, words, kill_after=cut / "runs" / "toy" / "checkpoints" / "latest")
-    assert train(cut, [*words, "--resume"]) == 0
-    rows = read_rows(cut / "runs" / "toy" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, 13))

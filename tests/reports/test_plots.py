@@ -1,4 +1,4 @@
-"""Figures: what they say and draw, that they are the same each time, and the frames of runs that they are drawn from."""
+"""Figures: what they say and draw and that they are the same each time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from raising import raising
 
-from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.evaluation.intervals import bootstrap_interval
-from codechat.reports import plots, run_frames, style
+from codechat.reports import plots, style
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.tasks.funcall import TIERS
@@ -36,9 +34,6 @@ def make_runs(rng: np.random.Generator) -> None:
         for step in range(1, 41):
             share = {"reward_mean": 0.6 + step / 200, "exact_match": 0.4 + step / 200, "frac_zero_std_groups": 0.3}
             run.log(step, share | {"weights_changed_bf16": 0.1})
-        run.log_samples(
-            40, [{"completion": 'a | b `c`\n<script>"é', "reward": i / 3, "tiers": {"full": 1}} for i in range(50)]
-        )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def test_every_figure_states_a_finding_that_follows_from_the_data() -> None:
     figures = [
         plots.pretraining("nano/pretrain", pre, pre_evals),
         plots.heldout_losses("nano/sft", sft_evals),
-        plots.rl_progress("nano/rl", rl, rl_evals),
+        plots.rl_progress("nano/rl", rl, rl_evals, "the reward rises"),
         plots.group_signal("nano/rl", rl),
     ]
     assert all(len(figure.get_suptitle()) > 15 for figure in figures)
@@ -97,31 +92,3 @@ def test_seeds_share_a_colour_and_differ_by_dashes_and_the_look_stays_in_the_fig
     assert style.dash_of("a/rl") != style.dash_of("a/rl-s1")
     assert style.label_of_run("nano/v5-sft-s1@240") == "v5 SFT, seed 1, step 240"
     assert axes[0, 0].texts[0].get_text() == "n = 2 seeds, each drawn"
-
-
-# ---------------------------------------------------------------- frames
-
-
-def test_more_than_a_megabyte_is_not_frozen_and_no_report_rests_on_runs_that_did_not_end(tmp_path: Path) -> None:
-    frames = run_frames.collect(["nano/rl"])
-    frames["metrics"] = pd.concat([frames["metrics"]] * 1000)
-    with pytest.raises(ConfigError):
-        run_frames.freeze(frames, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-    run = Run.create("nano/cut", {"a": 1}, kind="sft")
-    with pytest.raises(RunError):
-        run_frames.collect(["nano/pretrain", "nano/cut"])
-    run.stop("interrupted at step 3")
-    with raising(RunError, "nano/cut", 3, "--resume"):
-        run_frames.collect(["nano/cut"])
-    with pytest.raises(MissingFile):
-        run_frames.collect(["nano/nowhere"])
-
-
-def test_siblings_are_the_finished_seeds() -> None:
-    for seed in (2, 10, 1):
-        run = Run.create(f"nano/evaluate-s{seed}" if seed > 1 else "nano/evaluate", {}, kind="evaluate")
-        run.finish()
-    Run.create("nano/evaluate-s3", {}, kind="evaluate")
-    names = [Run.open(run).name for run in run_frames.seeds_of("nano/evaluate")]
-    assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]

@@ -1,107 +1,96 @@
-"""Reports: which runs one may rest on, what it draws from without them, and figures of others that stay apart."""
+"""Reports: their tables and sentences, how they are built, how their pages look in a browser, and the committed ones."""
 
 from __future__ import annotations
 
-import json
-import random
 import re
 import shutil
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 import pytest
-from counterfactuals import SwapsConfig
-from raising import raising
+from browser import CHROMIUM, Browser
 
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import ConfigError, RunError
 from codechat.core.registry import COMMANDS
-from codechat.reports import build, html, run_frames
+from codechat.reports import articles, build, html, notebooks
 from codechat.runs import paths
-from codechat.runs.run import Run
 
 COMMITTED = Path(__file__).resolve().parents[2] / "reports"
-EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
-                  max_new_tokens=64, probe_examples=32)  # fmt: skip
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 
 
-def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str:
-    """A finished evaluation with a row per checkpoint and split."""
-    settings = EVALUATION | {"ckpt": list(checkpoints)} | changed
-    with Run.create(name, settings, kind="evaluate") as run:
-        for checkpoint in checkpoints:
-            for split in settings["split"]:
-                run.log_eval(1, {"checkpoint": checkpoint, "split": split, "pass@1": 0.5})
-    return name
+def test_the_numbers_of_an_answer_come_from_the_asserted_ones() -> None:
+    numbers = {"gain": 6.479, "n": 3.0}
+    said = articles.answer(numbers, "RL adds {gain:+.1f} points.", "There are {n:.0f} seeds.", "No more is known.").data
+    assert said.splitlines() == ["RL adds +6.5 points.", "There are 3 seeds.", "No more is known."]
+    with pytest.raises(KeyError):
+        articles.answer(numbers, "{loss}")
 
 
-def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(runs_root: Path) -> None:
-    names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
-    assert list(run_frames.collect(names)["runs"]["run"]) == names
-    changed = dict(temperature=0.7, n=4, split=["test_hard"], limit=None, data_dir="other")
-    for setting, value in changed.items():
-        other = evaluated(f"{setting}/evaluate", ("b/rl@40",), **{setting: value})
-        with raising(RunError, "a/evaluate", other, setting, str(value), str(EVALUATION[setting])):
-            run_frames.collect(["a/evaluate", other])
+def test_a_table_cuts_nothing_and_lets_no_text_become_markup() -> None:
+    text = "def f(x: int | None): `a` <b>" + "y" * 200
+    frame = pd.DataFrame([dict(lr=3e-4, text=text, note="a|b"), dict(lr=None, text=float("nan"), note="")])
+    columns = {"note": "note", "lr": ("learning rate", "g"), "text": ("answer", articles.VERBATIM)}
+    shown = html.prose(articles.table(frame, columns).data)
+    assert shown.count("<tr>") == 3 and "<b>" not in shown and "y" * 200 in shown and "int | None" in shown
+    assert "<th>learning rate</th>" in shown and "<td>0.0003</td>" in shown and shown.count("<td>–</td>") == 3
+    beside = html.prose(articles.beside([("pass@1", "0.86", "0.64", "another task")]).data)
+    assert "<th>published</th>" in beside and "<td>another task</td>" in beside
 
 
-def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_root: Path) -> None:
-    evaluated("scores", ("a/sft@9", "a/rl@20", "a/rl@40"))
-    with raising(RunError, "scores", "a/rl", "--split select"):
-        run_frames.collect(["scores"])
-    evaluated("curve", ("a/rl@20", "a/rl@40"), split=["select"])
-    run_frames.collect(["curve"])
-    with Run.create("a/rl", {}, kind="reinforce"):
-        pass
-    evaluated("a/choose", ("a/rl",), split=["select"], all_checkpoints=True)
-    scores = evaluated("a/evaluate", ("a/rl@best", "gone"))
-    run_frames.collect([scores])
-    evaluated("a/rechoose", ("a/rl",), split=["test"], all_checkpoints=True)
-    with pytest.raises(RunError, match="a/evaluate.* a/rechoose .*test"):
-        run_frames.collect([scores])
-    status = runs_root / "runs" / "a" / "rl" / "status.json"
-    status.write_text(json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"}))
-    with raising(RunError, "a/evaluate", "a/rl", "2999"):
-        run_frames.collect([scores])
+def article(path: Path) -> Path:
+    """An executed article at `path`."""
+    new = nbformat.v4
+    image = new.new_output("display_data", data={"image/png": PNG}, metadata={"image/png": {"alt": "two curves"}})
+    said = new.new_output("display_data", data={"text/markdown": "RL adds 6.5 points.\nTwo.\nThree."})
+    wide = articles.table(pd.DataFrame([dict(a="x" * 300, b="word " * 90)]), {"a": ("a", articles.VERBATIM), "b": "b"})
+    cells = [
+        ("# It holds\n\n**Question.** Does it?", (), ()),
+        ("secret = 1", ("parameters", "hide-cell"), ()),
+        ("secret = 2", ("injected-parameters",), ()),
+        ("load()", ("hide-cell",), (new.new_output("stream", name="stdout", text="drawn from rows\n"),)),
+        ("say()", ("answer", "hide-input"), (said,)),
+        ("draw()", ("thumbnail", "hide-input"), (image,)),
+        ("compare()", ("hide-input",), (new.new_output("display_data", data={"text/markdown": wide.data}),)),
+    ]
+    made = []
+    for source, tags, outputs in cells:
+        made.append(new.new_code_cell(source, outputs=list(outputs)) if tags else new.new_markdown_cell(source))
+        made[-1].metadata["tags"] = list(tags)
+    nbformat.write(new.new_notebook(cells=made), path)
+    return path
 
 
-def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
-    for kind, names in run_frames.COMPARED.items():
-        if kind != "anatomy":  # written by a tool
-            settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
-            assert set(names) <= settings.__dataclass_fields__.keys(), kind
+def test_an_article_shows_answer_and_figure_and_folds_all_code_at_its_end(tmp_path: Path) -> None:
+    text = html.write_page(article(tmp_path / "x.ipynb")).read_text()
+    body, folded = text.split("<details>")
+    order = [body.index(part) for part in ("It holds", "RL adds 6.5 points.", 'alt="two curves"', "<table>")]
+    assert order == sorted(order) and body.count('class="answer"') == 1
+    for code in ("secret = 1", "secret = 2", "load()", "drawn from rows", "say()", "draw()", "compare()"):
+        assert code not in body and code in folded, code
 
 
-def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
-    runs_root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    with pytest.raises(MissingFile):
-        run_frames.gather([name], data, frozen=True)
-    kept = run_frames.gather([name], data)
-    pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
-    assert run_frames.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
-    assert "none of the runs is on this machine" in capsys.readouterr().out
-    with pytest.raises(MissingFile):  # some of them are here: nothing old is mixed in
-        run_frames.gather([name, "gone/evaluate"], data)
+def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
+    cells = [
+        nbformat.v4.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>"),
+        nbformat.v4.new_code_cell("print(1)"),
+    ]
+    cells[1].outputs = [nbformat.v4.new_output("stream", name="stdout", text="<i>1</i>\n"),
+                        nbformat.v4.new_output("stream", name="stderr", text="50%|#####")]  # fmt: skip
+    path = tmp_path / "x.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    text = html.write_page(path).read_text()
+    assert "<script" not in text and "<i>" not in text and "50%" not in text and "&lt;i&gt;1" in text
+    assert "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
+    assert "http" not in text
+    index = html.write_index(tmp_path / "reports" / "index.html", [path]).read_text()
+    assert 'href="../x.html"' in index
 
 
-def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
-    name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    run_frames.gather([name], data)
-    run_frames.headline({"gain": 0.0512345, "n": 3}, data)
-    run_frames.gather([name], data, frozen=True)
-    run_frames.headline({"gain": 0.0512349, "n": 3}, data)
-    for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
-        with pytest.raises(RunError):
-            run_frames.headline(numbers, data)
-    run_frames.gather([name], data)  # new rows, new headline
-    run_frames.headline({"gain": 0.9}, data)
-
-
-def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
-    found = run_frames.published("rl_train")
-    assert all(column.endswith(" (published)") for column in found)
-    assert pd.concat([pd.DataFrame({"reward_mean": [0.6]}), found])["reward_mean"].count() == 1
+def test_the_index_shows_title_first_sentence_and_picture(tmp_path: Path) -> None:
+    text = html.write_index(tmp_path / "index.html", [article(tmp_path / "x.ipynb")]).read_text()
+    assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
 
 
 def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_that_fails_says_where(
@@ -114,80 +103,31 @@ def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_th
     assert not list((runs_root / "reports").glob("*.ipynb"))
     (runs_root / "nbs_py").mkdir()
     shutil.copy(COMMITTED.parent / "jupytext.toml", runs_root)
-    cut = '# %% tags=["parameters"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
+    cut = '# %% tags=["parameters", "hide-cell"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
     (runs_root / "nbs_py" / "91_cut.py").write_text(cut)
     monkeypatch.setattr(paths, "SHIPPED", runs_root)
     monkeypatch.setattr(build, "templates", lambda: {"cut": "91_cut"})
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
         build.build("cut", "cut")
-    assert (runs_root / "cut" / "cut.ipynb").is_file() and not (runs_root / "cut" / "cut.html").exists()
+    cells = html.read(runs_root / "cut" / "cut.ipynb").cells
+    assert [c.metadata.get("jupyter", {}).get("source_hidden") for c in cells] == [True, None, None], "folded there too"
+    assert not (runs_root / "cut" / "cut.html").exists()
 
 
-# ---------------------------------------------------------------- comparisons
-
-
-def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
-    rng, rows = random.Random(0), []
-    for seed, share in enumerate((0.1, 0.5, 0.9)):
-        for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
-            hits = dict(a=0, b=int(rng.random() < share))
-            rows += [dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c]) for c in hits]
-    found = run_frames.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
-    assert [round(g.value, 1) for g in found.seeds] == [0.1, 0.5, 0.9]
-    assert found.all.value == pytest.approx(sum(g.value for g in found.seeds) / 3)
-    assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
-    assert max(g.hi - g.lo for g in found.seeds) < 0.15
-    assert [*run_frames.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
-
-
-def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
-    solved, evals = [], []
-    for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2)):
-        run = dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy")
-        evals.append(run | {"tool/named_right": 0.2 + 0.4 * seed, "tool/n": 8})
-        for i in range(8):  # at step 1 one tool is always correct and one never
-            solved.append(run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}"))
-    frames = dict(per_problem=pd.DataFrame(solved), evals=pd.DataFrame(evals))
-    found = run_frames.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
-    assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"] and list(found["tool/pass@1"]) == [0.5, 1.0]
-    first = found.iloc[0]  # two tools are drawn, not eight requests
-    assert (first["tool/pass@1/lo"], first["tool/pass@1/hi"]) == (0.0, 1.0)
-    assert first["tool/named_right"] == pytest.approx(0.4) and first["tool/n"] == 8
-
-
-def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
-    """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its cluster."""
-    samplings = (("x", "T=1", 4), ("x", "greedy", 1), ("y", "greedy", 1))
-    rows = [
-        dict(run=run, checkpoint=c, split=t, sampling=s, id=f"{t}-{i}", n=n, c=i % 2, cluster="a" if i else None)
-        for of in ("x", "y")
-        for c in ("sft", "rl")
-        for t in ("test", "test_hard")
-        for run, s, n in samplings
-        if run == of
-        for i in range(3)
-    ]
-    counts = pd.DataFrame(rows)
-    some = pd.DataFrame({"run": ["x"]})
-    frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
-    found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
-    assert len((tmp_path / "per_problem.csv").read_text().splitlines()) == 1 + 2 * 2 * 2 * 3
-    known = [frame.astype(object).where(frame.notna(), None).values.tolist() for frame in (found, counts)]
-    assert known[0] == known[1]
-
-
-def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
-    rows = [
-        dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)
-        for c, hits in (("sft", 0), ("mid", 0), ("rl", 1))
-        for s in ("test", "select")
-        for i in range(4)
-    ]
-    frames = {"per_problem": pd.DataFrame(rows)}
-    assert run_frames.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
-    assert run_frames.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
-    with pytest.raises(MissingFile):
-        run_frames.paired_gains(frames, ["other"], "test")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_a_page_fits_its_screen_and_opens_its_code_by_keyboard(tmp_path: Path, width: int, scheme: str) -> None:
+    page = html.write_page(article(tmp_path / "x.ipynb"))
+    with Browser(tmp_path / "profile", width) as browser:
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        browser.open(page.as_uri())
+        assert browser.ask("document.documentElement.scrollWidth") == width, "wide tables scroll by themselves"
+        assert browser.ask("document.querySelector('td:has(code)').clientWidth") > 200, "code is not a letter wide"
+        lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+        assert (browser.ask(lightness) > 128) == (scheme == "light")
+        browser.ask("document.querySelector('summary').focus()")
+        browser.enter()
+        assert browser.ask("document.querySelector('details').open") and browser.problems == []
 
 
 @pytest.mark.slow
