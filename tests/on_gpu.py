@@ -43,39 +43,29 @@ def packed_docs(rows: int, length: int) -> Tensor:
 
 
 class Trainer:
-    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens, on the device before a step."""
+    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before a step."""
 
-    def __init__(self, cfg: GPTConfig, rows: int, length: int, device: torch.device = DEVICE, **how: Any) -> None:
-        self.cfg, self.rows, self.length, self.device = cfg, rows, length, device
-        self.batches: dict[str, dict[str, Tensor]] = {}
-        model = GPT(cfg).to(device)
-        self.model = model if device.type == "meta" else randomized(model)
+    def __init__(self, cfg: GPTConfig, rows: int, length: int, **how: Any) -> None:
+        self.rows, self.length, self.model = rows, length, randomized(GPT(cfg).to(DEVICE))
         self.optimizers = optim.build(self.model, lr=1e-4, **how)
-
-    def batch(self, kind: str) -> dict[str, Tensor]:
-        """ids, targets, positions, docs, branches (B, T); and in places where the targets are."""
-        if kind not in self.batches:
-            ids = random_ids(self.cfg, self.rows, self.length).cpu()
-            docs, at = packed_docs(self.rows, self.length), torch.arange(self.length).expand_as(ids)
-            made = dict(ids=ids, docs=docs, positions=at, branches=(at % 97 > 30).long())
-            made["targets"] = ids if kind == "pretrain" else ids.masked_fill(docs != 1, -100)
-            made["places"] = (made["targets"] >= 0).flatten().nonzero()[:, 0]
-            self.batches[kind] = {name: dist.send(x.contiguous(), self.device) for name, x in made.items()}
-        return self.batches[kind]
+        self.ids, docs = random_ids(cfg, rows, length), packed_docs(rows, length)
+        at = torch.arange(length).expand(rows, length).contiguous()
+        self.docs, self.branches = docs.to(DEVICE), (at % 97 > 30).long().to(DEVICE)
+        self.targets = self.ids.masked_fill(self.docs != 1, -100)
+        self.where = dict(positions=at.to(DEVICE), places=(self.targets >= 0).flatten().nonzero()[:, 0])
 
     def loss(self, kind: str) -> Tensor:
-        batch = self.batch(kind)
-        ids, targets, docs = batch["ids"], batch["targets"], batch["docs"]
         if kind == "pretrain":
-            return self.model.loss(ids, ids, reduction="sum", every=True)
-        where = dict(positions=batch["positions"], places=batch["places"])
+            return self.model.loss(self.ids, self.ids, reduction="sum", every=True)
         if kind == "sft":
-            return self.model.loss(ids, targets, reduction="sum", mask=conversations.packed_mask(docs), **where)
-        mask = packed_attention.Documents if packed_attention.dense(self.device) else packed_attention.flex_mask
-        return -self.model.token_logprobs(ids, targets, mask=mask(docs, batch["branches"]), **where)[0].sum()
+            how = dict(mask=conversations.packed_mask(self.docs), **self.where)
+            return self.model.loss(self.ids, self.targets, reduction="sum", **how)
+        mask = packed_attention.Documents if packed_attention.dense(DEVICE) else packed_attention.flex_mask
+        how = dict(mask=mask(self.docs, self.branches), **self.where)
+        return -self.model.token_logprobs(self.ids, self.targets, **how)[0].sum()
 
     def step(self, kind: str = "pretrain") -> None:
-        with dist.autocast(self.device):
+        with dist.autocast(DEVICE):
             loss = self.loss(kind)
         (loss / (self.rows * self.length)).backward()
         dist.clip_gradients(self.model.parameters(), 1.0)

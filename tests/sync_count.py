@@ -1,14 +1,10 @@
 """How often the host waits for the device: operators whose result the host must know, counted where they are dispatched.
 
-    with SyncCount() as syncs:
-        step()
+    with on_meta(), SyncCount() as syncs:
+        grpo.train(...)
     syncs.calls      # Counter({"aten.nonzero.default": 1, "aten._local_scalar_dense.default": 1})
 
-    with on_meta(), SyncCount("meta") as syncs:
-        grpo.train(...)
-
-On a CPU nothing waits, yet the same operators are dispatched; but a copy to the host is none there. So a whole loop is counted on the meta device, whose
-tensors have shapes and no values: what the host reads of them is counted and answered with ones, as are copies from the host that do not return at
+On a CPU nothing waits, and a copy to the host is none there. So a whole loop is counted on the meta device, whose tensors have shapes and no values: what the host reads of them is counted and answered with ones, as are copies from the host that do not return at
 once; an operator whose result has a shape that depends on the data raises, and so does one whose tensors lie on two devices.
 
 Left out: what kernels and libraries do within themselves, `torch.tensor(..., device=...)`, and compiled code, which is not dispatched operator by
@@ -43,21 +39,21 @@ META = torch.device("meta")
 
 
 class SyncCount(TorchDispatchMode):
-    """calls: by operator, while it is entered. device: the kind that stands for a GPU; what happens on others is not counted."""
+    """calls: by operator on the meta device, while it is entered."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.device, self.calls = device, Counter[str]()
+        self.calls = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             out: Any = 1
-        elif func in COPIES and _to_host(func, args, kwargs) and _source(func, args).is_meta:
+        elif func in COPIES and _to_host(func, args, kwargs):
             out = _ones(func, args, kwargs)
         else:
             out = func(*args, **kwargs)
-        here = isinstance(args[0], Tensor) and args[0].device.type in (self.device, "cuda") if args else False
+        here = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
         waits = func in WAITS or (func in INDEXING and (_masked(args[1]) or _from_host(args[0], args[1])))
         if (here and waits) or (func in COPIES and (_to_host(func, args, kwargs) or _blocks(func, args, kwargs))):
             self.calls[str(func)] += 1
@@ -99,11 +95,7 @@ def _masked(indices: Any) -> bool:
 
 def _from_host(x: Tensor, indices: Any) -> bool:
     """An index that lies on the host is copied first."""
-    return _on_device(x) and any(isinstance(i, Tensor) and not _on_device(i) for i in indices)
-
-
-def _on_device(x: Tensor) -> bool:
-    return x.is_cuda or x.is_meta
+    return x.is_meta and any(isinstance(i, Tensor) and not i.is_meta for i in indices)
 
 
 def _source(func: Any, args: Any) -> Tensor:
@@ -117,13 +109,13 @@ def _target(func: Any, args: Any, kwargs: Any) -> str:
 
 
 def _to_host(func: Any, args: Any, kwargs: Any) -> bool:
-    return _on_device(_source(func, args)) and _target(func, args, kwargs) == "cpu"
+    return _source(func, args).is_meta and _target(func, args, kwargs) == "cpu"
 
 
 def _blocks(func: Any, args: Any, kwargs: Any) -> bool:
     """A copy from the host that returns when it is done."""
     at_once = args[2] if len(args) > 2 else kwargs.get("non_blocking")
-    here = _source(func, args).device.type == "cpu" and _target(func, args, kwargs) in ("cuda", "meta")
+    here = _source(func, args).device.type == "cpu" and _target(func, args, kwargs) == "meta"
     return here and not at_once
 
 

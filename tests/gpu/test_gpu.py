@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as td
-from on_gpu import CFG, CUDA, DEVICE, TINY, Trainer, as_on_a_gpu, deep, packed_docs, random_ids, randomized
-from sync_count import META, SyncCount, on_meta
+from on_gpu import CFG, CUDA, DEVICE, Trainer, as_on_a_gpu, deep, packed_docs, random_ids, randomized
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
@@ -152,19 +151,8 @@ def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: s
             trainer.step(kind)
             graphs.append(counters["stats"]["unique_graphs"])
     assert (len(blocks), sum(counters["graph_break"].values())) == (1, 0) and graphs[-1] == graphs[1]
-    if CUDA:
+    if CUDA:  # tests/loops counts them without one
         assert cuda_waits(lambda: trainer.step(kind)) <= 2
-
-
-@pytest.mark.skipif(CUDA, reason="CUDA counts its own waits above")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_waits_for_the_device_at_most_twice(kind: str) -> None:
-    with on_meta(), SyncCount(META.type) as syncs:
-        trainer = Trainer(TINY, 2, 64, device=META)
-        trainer.step(kind)  # the first step makes the states of the optimizer
-        first = syncs.calls.total()
-        trainer.step(kind)
-    assert syncs.calls.total() - first <= 2
 
 
 def cuda_waits(run: Callable[[], Any]) -> int:

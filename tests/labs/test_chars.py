@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts import assert_close_curves, assert_same_weights, resume_contract, train_one_and_two
+from contracts import assert_close_curves, assert_same_weights, train_one_and_two
 from learning import Claim, above, below, hold, lesson
 
 from codechat.core import config
@@ -251,17 +251,6 @@ def test_rewards_teach_more_than_the_commonest_symbol(home: Path, objective: str
 
 
 LEARNED = ("train_loss", "reward_mean", "policy_loss", "kl_ref", "kl_weight", "value_loss", "grad_norm")
-
-
-@pytest.mark.parametrize(
-    "objective, feed", [("supervised", "text"), ("denoise", "text"), ("grpo", "own"), ("ppo", "text")]
-)
-def test_resuming_continues_the_same_curve_bitwise(objective: str, feed: str, home: Path) -> None:
-    places = 32 * 6 * (4 if feed == "own" else 1)
-    more = dict(save_every=2, feed=feed, minibatches=2, max_tokens=places, eval_every=3)
-    whole, resumed = resume_contract(loop.train, settings(home, objective, **more), 2)
-    assert len(whole.metrics()) == 6
-    assert resumed.samples()[-1]["completion"] == whole.samples()[-1]["completion"]
 
 
 def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,9 @@ OTHERS = {
     "sft with LoRA": ("sft", dict(lora_rank=4)),
     "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
     "preference on rollouts": ("preference", dict(data_dir=None, task="toy", sample_groups=8, loss="dpo")),
-    "chars by PPO": ("chars", dict(objective="ppo")),
+    "chars by PPO": ("chars", dict(objective="ppo", minibatches=2)),
+    "chars fed by itself": ("chars", dict(feed="own", max_tokens=8 * 4 * 4 * 4)),
+    "chars denoised": ("chars", dict(objective="denoise")),
 }
 SUPERVISED = ("train_loss", "grad_norm")
 COLUMNS = {

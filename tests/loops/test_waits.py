@@ -48,7 +48,7 @@ def per_step(run: Callable[[int], Any]) -> Counter[str]:
     """Waits of one step: those of two steps less those of one."""
     found = []
     for steps in (1, 2):
-        with on_meta(), SyncCount("meta") as syncs:
+        with on_meta(), SyncCount() as syncs:
             run(steps)
         found.append(syncs.calls)
     few, more = found

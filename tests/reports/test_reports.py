@@ -13,7 +13,7 @@ from browser import CHROMIUM, Browser
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.registry import COMMANDS
-from codechat.reports import articles, build, html, notebooks
+from codechat.reports import articles, build, html
 from codechat.runs import paths
 
 COMMITTED = Path(__file__).resolve().parents[2] / "reports"

@@ -133,7 +133,7 @@ def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
     assert "none of the runs is on this machine" in capsys.readouterr().out
     with pytest.raises(MissingFile):  # some of them are here: nothing old is mixed in
         run_frames.gather([name, "gone/evaluate"], data)
-    large = kept | {"metrics": pd.concat([kept["evals"]] * 40_000)}
+    large = kept | {"samples": pd.DataFrame([dict(run=name, completion="x" * 1_000_000)])}
     with pytest.raises(ConfigError):
         run_frames.freeze(large, runs_root / "large")
     assert not (runs_root / "large").exists()

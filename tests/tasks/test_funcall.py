@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import replace
 
 import pytest
-from noise import noise
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -18,6 +18,7 @@ from codechat.text import chat
 
 TAG = "<functioncall> "
 USER = [{"role": "user", "content": "Mix it."}]
+PIECES = [TAG, *"{}[]'\"\\\ud800\x00\n", ": ", ", ", '"name"', '"arguments"', '"mix"', "NaN", "1e9999"]  # of calls
 GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}}}
 
 
@@ -223,8 +224,9 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
         for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
             for text in (mix('{"city": ' + deep + "}"), TAG + deep, deep):
                 assert score_call(text, GOLD).reward <= 0.55
-    for text, gold in zip(noise('"mix"', "NaN", "1e9999"), itertools.cycle([GOLD, None])):
-        score = score_call(text, gold)
+    rng = random.Random(0)
+    for i in range(3000):
+        score = score_call("".join(rng.choices(PIECES, k=rng.randint(1, 20))), GOLD if i % 2 else None)
         assert 0 <= score.reward <= 1 and score.tier in TIERS
 
 
