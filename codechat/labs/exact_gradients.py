@@ -68,7 +68,7 @@ class World:
 
     def gradient(self, theta: Tensor) -> Tensor:
         """(D,) of the expected reward."""
-        return _gradient(self.expected_reward, theta)
+        return torch.func.grad(self.expected_reward)(theta).flatten()
 
     def kl(self, theta: Tensor, other: Tensor) -> Tensor:
         """KL(theta || other) of whole texts, nats."""
@@ -76,7 +76,7 @@ class World:
 
     def kl_gradient(self, theta: Tensor, other: Tensor) -> Tensor:
         """(D,) of KL(theta || other) with respect to theta."""
-        return _gradient(lambda x: self.kl(x, other), theta)
+        return torch.func.grad(self.kl)(theta, other).flatten()
 
     def values(self, theta: Tensor) -> Tensor:
         """(S, T) expected reward at the prefix before each token: the exact critic."""
@@ -89,23 +89,13 @@ class World:
 
     def scores(self, theta: Tensor) -> Tensor:
         """(S, T, D): the gradient of each token's log-probability."""
-        p = theta.softmax(-1)
-        scores = torch.zeros(*self.mask.shape, self.n_states, p.shape[1], dtype=torch.float64)
-        s, t = self.mask.nonzero(as_tuple=True)
-        onehot = torch.eye(p.shape[1], dtype=torch.float64)[self.symbols[s, t]]
-        scores[s, t, self.states[s, t]] = onehot - p[self.states[s, t]]
-        return scores.flatten(2)
+        return torch.func.jacrev(self.logprobs)(theta).flatten(2)
 
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
         """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
         rng = torch.Generator().manual_seed(seed)
         drawn = torch.multinomial(self.probabilities(theta), groups * group_size, replacement=True, generator=rng)
         return drawn.view(groups, group_size)
-
-
-def _gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    x = theta.clone().requires_grad_()
-    return torch.autograd.grad(f(x), x)[0].flatten()
 
 
 @dataclass(frozen=True)

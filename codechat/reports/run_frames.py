@@ -1,6 +1,6 @@
 """Finished runs as DataFrames, the rows that are frozen of them, and what reports and walk-throughs compute from these.
 
-    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data")    # from the runs, or from the frozen rows
+    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    # from the runs, or from the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
     metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a walk-through reads
 
@@ -10,7 +10,7 @@ so that its numbers hold on any machine; any other source is a recipe whose runs
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,16 +147,18 @@ def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
     return [rows[i * len(rows) // count] for i in range(count)] if count and len(rows) > count else list(rows)
 
 
-def gather(runs: Sequence[str], data: Path | str, frozen: bool = False) -> Frames:
+def gather(
+    runs: Sequence[str], data: Path | str, frozen: bool, prepare: Callable[[Frames], Frames] = lambda frames: frames
+) -> Frames:
     """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
-    has none of the runs."""
+    has none of the runs. prepare: what becomes of the frames before they are frozen."""
     here = any(paths.exists(run) for run in runs)
     if frozen or (not here and (Path(data) / "runs.csv").is_file()):
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
         return load_frozen(data)
     frames = collect(runs)
     (Path(data) / NUMBERS).unlink(missing_ok=True)
-    return freeze(frames, data)
+    return freeze(prepare(frames), data)
 
 
 def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:

@@ -127,12 +127,12 @@ def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
-    kept = run_frames.gather([name], data)
+    kept = run_frames.gather([name], data, False, lambda frames: frames | {"samples": frames["samples"][:0]})
     pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
-    assert run_frames.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
+    assert run_frames.gather(["gone/evaluate"], data, False)["evals"].equals(kept["evals"])
     assert "none of the runs is on this machine" in capsys.readouterr().out
     with pytest.raises(MissingFile):  # some of them are here: nothing old is mixed in
-        run_frames.gather([name, "gone/evaluate"], data)
+        run_frames.gather([name, "gone/evaluate"], data, False)
     large = kept | {"samples": pd.DataFrame([dict(run=name, completion="x" * 1_000_000)])}
     with pytest.raises(ConfigError):
         run_frames.freeze(large, runs_root / "large")
@@ -141,14 +141,14 @@ def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
 
 def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    run_frames.gather([name], data)
+    run_frames.gather([name], data, False)
     run_frames.headline({"gain": 0.0512345, "n": 3}, data)
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)
     for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
         with pytest.raises(RunError):
             run_frames.headline(numbers, data)
-    run_frames.gather([name], data)  # new rows, new headline
+    run_frames.gather([name], data, False)  # new rows, new headline
     run_frames.headline({"gain": 0.9}, data)
 
 
