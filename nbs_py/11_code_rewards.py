@@ -52,8 +52,8 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 
 from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.sandbox import codec, layers
-from codechat.sandbox.pool import Pool, Program, choose
+from codechat.sandbox import codec
+from codechat.sandbox.pool import Pool, Program, attempts, choose
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.task import CodingTask, Problem
 
@@ -214,7 +214,7 @@ pd.Series(by_heart).to_frame("earns the reward in the sandbox")
 # (These run in the sandbox only.)
 
 # %%
-stopped = layers.attempts(pool)
+stopped = attempts(pool)
 pd.DataFrame([(name, "stopped" if verdict.passed else "ALLOWED") for name, verdict in stopped.items()], columns=["a program tries to", "here"]).set_index("a program tries to")
 
 # %% [markdown]

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
 # A handler may take anything only here.
 ANYTHING = {
-    "inference/toolkit.py": "what a user's function raises is its answer in the conversation",
+    "inference/terminal.py": "what a user's function raises is its answer in the conversation",
     "sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
     "sandbox/judge.py": "whatever a test raises is the reason why it failed",
     "tasks/base.py": "what a user's reward raises is the finding",

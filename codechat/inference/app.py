@@ -22,10 +22,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.inference import protocol
-from codechat.inference.detokenizer import Detokenizer
-from codechat.inference.engine import Engine, Job, Overloaded
-from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
-from codechat.inference.toolkit import goes_on, tools_for
+from codechat.inference.engine import Detokenizer, Engine, Job, Overloaded
+from codechat.inference.terminal import NEUTRAL, drop_oldest, goes_on, mixes_requests, room_for_an_answer, tools_for
 from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
 from codechat.tasks.toolbox.catalogue import TOOLS, respond
@@ -43,16 +41,8 @@ POLICY = (
 def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
-    app.add_exception_handler(UserError, lambda request, error: error_response(error))
-    app.add_exception_handler(
-        StarletteError,
-        lambda request, error: error_response(
-            protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
-        ),
-    )
-    app.add_exception_handler(
-        RequestValidationError, lambda request, error: error_response(protocol.validation_error(error.errors()[0]))
-    )
+    for kind in (UserError, StarletteError, RequestValidationError):
+        app.add_exception_handler(kind, error_response)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     guarded = APIRouter(dependencies=[Depends(_key_check(key))] if key else [])
     add_api(guarded, engine, served)
@@ -80,8 +70,13 @@ def json_response(content: Any, status: int = 200) -> Response:
     return Response(text, status, RESPONSE_HEADERS.get(status), media_type="application/json")
 
 
-def error_response(error: UserError) -> Response:
-    if not isinstance(error, protocol.ApiError):
+def error_response(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed."""
+    if isinstance(error, StarletteError):
+        error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
+    elif isinstance(error, RequestValidationError):
+        error = protocol.validation_error(error.errors()[0])
+    elif not isinstance(error, protocol.ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
     return json_response(error.body(), error.status)
@@ -139,21 +134,20 @@ async def _answer(
     response = protocol.ResponseBuilder(body, jobs, detokenizer)
     request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
 
-    async def changes() -> AsyncIterator[bool]:
-        """Whether all is over, now and after each change."""
-        over = False
-        while not over:
-            progress.clear()  # before looking, so that nothing that comes meanwhile is missed
-            over = all(job.end for job in jobs) or any(job.end in protocol.CUT_SHORT for job in jobs)
-            yield over
-            if not over:
-                await progress.wait()
+    async def over() -> bool:
+        """Wait for a change. Whether it was the last one."""
+        await progress.wait()
+        progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+        return all(job.end for job in jobs) or any(job.end in protocol.CUT_SHORT for job in jobs)
 
-    async def events() -> AsyncIterator[str]:
+    async def events(ended: bool) -> AsyncIterator[str]:
         """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
-        async for _ in changes():
+        while True:
             if chunks := _events(response.new_chunks()):  # one write for what came together
                 yield chunks
+            if ended:
+                break
+            ended = await over()
         try:
             check_ends(jobs)
         except protocol.ApiError as error:  # the status line is long gone; clients look for this
@@ -163,12 +157,11 @@ async def _answer(
             yield _events([response.usage_chunk()])
         yield "data: [DONE]\n\n"
 
-    async for over in changes():
-        if over or (body.stream and any(job.ids for job in jobs)):
-            break
+    while not (ended := await over()) and not (body.stream and any(job.ids for job in jobs)):
+        pass
     check_ends(jobs)
     if body.stream:
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return StreamingResponse(events(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     return json_response(response.body())
 
 

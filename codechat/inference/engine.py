@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -30,7 +32,9 @@ from codechat.models.generate import Truncation, draw, last_real, pad_right, rea
 from codechat.models.kv_cache import KVCache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
+from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, GrammarState
+from codechat.text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
@@ -76,10 +80,6 @@ class Job:
     flushed: float = 0.0
     state: GrammarState | None = None
     ended: threading.Event = field(default_factory=threading.Event)
-
-    def interruption(self, now: float) -> End | None:
-        late = now - self.submitted > self.request.timeout_s
-        return "cancelled" if self.cancelled else "timeout" if late else None
 
     def finish(self, end: End) -> None:
         self.end = end
@@ -237,10 +237,10 @@ class Engine:
 
     def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""
-        first, tokens, now = len(self.rows), 0, time.monotonic()
+        first, tokens = len(self.rows), 0
         with self._changed:
             for job in list(self.waiting):
-                if end := job.interruption(now):
+                if end := _interruption(job):
                     self.waiting.remove(job)
                     job.finish(end)
             while self.waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
@@ -290,27 +290,32 @@ class Engine:
         block = self.model.cfg.block_size - len(job.request.prompt)
         return min(job.request.max_new_tokens, block) - len(job.ids)
 
-    def _ended(self, job: Job) -> End | None:
-        """Why the completion ends with its last token, if it does."""
-        request, ids, state = job.request, job.ids, job.state
-        if request.should_stop is not None and request.should_stop(ids) or state is not None and state.ended:
-            return "stop"
-        if not (state and state.inside) and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
-            return "stop"
-        if len(ids) == request.max_new_tokens:
-            return "length"
-        return "context" if self._room(job) == 0 else None
-
     def _leave(self) -> None:
         """Rows that ended leave; the last row takes the place of each."""
-        now = time.monotonic()
         for slot in reversed(range(len(self.rows))):
             job = self.rows[slot]
-            if end := self._ended(job) or job.interruption(now):
+            if end := self._ended(job) or _interruption(job):
                 self._cache.leave(slot)
                 self.rows[slot] = self.rows[-1]
                 self.rows.pop()
                 job.finish(end)
+
+    def _ended(self, job: Job) -> End | None:
+        """Why the completion ends with its last token, if it does."""
+        request, ids, state = job.request, job.ids, job.state
+        free = state is None or not state.inside
+        if (
+            (request.should_stop and request.should_stop(ids))
+            or (state and state.ended)
+            or (free and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop))
+        ):
+            return "stop"
+        return "length" if len(ids) == request.max_new_tokens else "context" if self._room(job) == 0 else None
+
+
+def _interruption(job: Job) -> End | None:
+    late = time.monotonic() - job.submitted > job.request.timeout_s
+    return "cancelled" if job.cancelled else "timeout" if late else None
 
 
 def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -319,7 +324,7 @@ def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Te
         return draw(logits, hows[0], u)
     ids, logprobs = torch.zeros(len(u), dtype=torch.long, device=u.device), torch.zeros(len(u), device=u.device)
     for how in set(hows):
-        rows = torch.tensor([row for row, other in enumerate(hows) if other == how], device=u.device)
+        rows = [row for row, other in enumerate(hows) if other == how]
         ids[rows], logprobs[rows] = draw(logits[rows], how, u[rows])
     return ids, logprobs
 
@@ -333,3 +338,76 @@ def detail_of(logits: Tensor, request: Request) -> Detail:
     best, columns = logprobs.topk(min(request.top or 0, len(logprobs)))
     tokens: Any = columns if ids is None else ids[0, columns]
     return float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf]
+
+
+# ---- what the ids of a completion say: its text as it grows, stop strings, function calls
+
+
+def stable_text(text: str, end: str) -> str:
+    """The part of a growing text that more tokens cannot change: without half characters, without a prefix of `end`."""
+    text = text.rstrip("\ufffd")
+    cut = next((n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n])), 0)
+    return text[: len(text) - cut]
+
+
+@dataclass(frozen=True)
+class Detokenizer:
+    """How the ids of one completion become text.
+
+    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from
+    text."""
+
+    tokenizer: Tokenizer
+    tags: str | None
+    stops: tuple[str, ...] = ()
+    calls: bool = False
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The whole text, up to the first stop string; an answer that declines by a call, in words."""
+        text = self._until_stop(ids)
+        return text if self.tags is None else chat.in_words(text)
+
+    def growing(self, ids: Sequence[int]) -> str:
+        """The beginning of the text that further ids cannot change; of a text with calls, the part before the first."""
+        text = self._until_stop(ids)
+        if self.tags is not None and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
+            return ""
+        text = text[: min(len(stable_text(text, ending)) for ending in self._endings)]
+        return text.split(chat.CALL_TAG)[0] if self.calls else text
+
+    def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+        """Text before the calls of a finished completion, and the name and arguments of each before the first
+        unreadable one. Without a readable call all is text."""
+        text = self.text(ids)
+        calls = chat.parse_calls(text) if self.calls else []
+        readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))
+        return text.split(chat.CALL_TAG)[0] if readable else text, [(call.name, call.arguments) for call in readable]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one id; a tag is spelled out."""
+        if token < self.tokenizer.n_vocab:
+            return self.tokenizer.token_bytes(token)
+        return chat.decode([token], self.tokenizer).encode()
+
+    def stopped(self, ids: Sequence[int]) -> bool:
+        """Whether the last id completes a stop string, however tokens cut it."""
+        stops = [stop.encode() for stop in self.stops]
+        tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))  # an id has at least one byte
+        return any(stop in tail for stop in stops)
+
+    def _until_stop(self, ids: Sequence[int]) -> str:
+        if self.tags is None:
+            text = chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
+        else:
+            text = chat.completion_text(ids, self.tokenizer, self.tags)
+        return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+    @cached_property
+    def _endings(self) -> list[str]:
+        """What may follow without being shown as text; "" stands for nothing."""
+        endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+        if self.tags is not None:
+            closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
+            # a model may leave out what stands before its closing tag
+            endings += [chat.layout(self.tokenizer, self.tags).closing + closing, closing]
+        return endings

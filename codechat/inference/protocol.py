@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 
 from codechat.core.errors import ConfigError, DataError, UserError
-from codechat.inference.detokenizer import Detokenizer
-from codechat.inference.engine import Job, Request
+from codechat.inference.engine import Detokenizer, Job, Request
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tool_calls
@@ -70,14 +69,8 @@ Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Lenient(BaseModel):
+class Lenient(BaseModel, extra="ignore", strict=True):
     """Parts in which clients may send more fields than we need."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Part(Lenient):
@@ -145,7 +138,7 @@ class Tool(Lenient):
     function: Function
 
 
-class Common(Strict):
+class Common(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """The fields of both kinds of completion."""
 
     model: str
@@ -159,7 +152,6 @@ class Common(Strict):
     stream: bool | None = False
     stream_options: dict[str, bool] | None = None
     return_token_ids: bool = False
-    user: str | None = None  # changes nothing
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -172,7 +164,6 @@ class ChatRequest(Common):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
-    parallel_tool_calls: bool | None = True
 
 
 class CompletionRequest(Common):
@@ -202,18 +193,12 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     """A chat completion: n requests, and how their ids become text. ApiError names the field."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    loaded, tools = served.loaded, offered_tools(body)
-    ids, grammar = prompt_of(body.messages, [t.schema_ for t in tools], loaded), grammar_of(body, tools, loaded)
+    loaded, (tools, grammar) = served.loaded, tools_of(body, served.loaded)
+    ids = prompt_of(body.messages, [t.schema_ for t in tools], loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
-    rows = requests_of(
-        body,
-        [ids],
-        served,
-        detokenizer,
-        stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
-        grammar=grammar,
-        top=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    how = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar, top=top)
+    rows = requests_of(body, [ids], served, detokenizer, **how)
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
@@ -271,41 +256,30 @@ def requests_of(
 # ---- conversations
 
 
-def offered_tools(body: ChatRequest) -> list[Function]:
-    """The functions that the model may call."""
+def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], CallGrammar | None]:
+    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
+    function is strict; none = free."""
     tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "two functions have the same name; keep one", "tools")
     if choice == "none":
-        return []
+        return [], None
     named = choice.function.name if isinstance(choice, Tool) else None
-    if (choice == "required" and not tools) or (named is not None and named not in names):
+    required = named is not None or choice == "required"
+    # what may be called; where only some are strict, the others may have any arguments
+    callable_ = [tool for tool in tools if named in (None, tool.name)]
+    if required and not callable_:
         raise ApiError(400, f"tool_choice asks for {named or 'a call'!r}, which is not among the tools", "tool_choice")
-    return tools
-
-
-def grammar_of(body: ChatRequest, tools: Sequence[Function], loaded: LoadedModel) -> CallGrammar | None:
-    """The grammar of the answer where tool_choice asks for a call or a function is strict; none = free."""
-    named = body.tool_choice.function.name if isinstance(body.tool_choice, Tool) else None
-    required = named is not None or body.tool_choice == "required"
-    if not (required or any(tool.strict for tool in tools)):
-        return None
     if required and body.stops:
         raise ApiError(400, "stop goes with text; leave it out where tool_choice asks for a call", "stop")
-    callable_ = [tool for tool in tools if named in (None, tool.name)]
-    # where only some are strict, the others may have any arguments
+    strict = any(tool.strict for tool in callable_)
+    if not (required or strict):
+        return tools, None
     schemas = [tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT}) for tool in callable_]
+    how = dict(required=required, one_call=named is not None, strict=strict, declines=loaded.declines)
     try:
-        return call_grammar(
-            loaded.tokenizer,
-            loaded.tags,
-            schemas,
-            required=required,
-            one_call=named is not None or body.parallel_tool_calls is False,
-            strict=any(tool.strict for tool in callable_),
-            declines=loaded.declines,
-        )
+        return tools, call_grammar(loaded.tokenizer, loaded.tags, schemas, **how)
     except ConfigError as error:
         raise ApiError(400, str(error), "tools") from None
 
@@ -341,13 +315,25 @@ class ResponseBuilder:
             id=f"{kind[:4]}cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=body.model, object=kind
         )
         self.sent = [0] * len(jobs)  # characters
-        self.logged = [0] * len(jobs)  # tokens whose log-probability was sent
+        self.logged = [0] * len(jobs)  # tokens
         self.over = [False] * len(jobs)
 
     def body(self) -> Json:
         """The body of a finished answer."""
-        choices = [self._choice(i, job) for i, job in enumerate(self.jobs)]
-        return {**self.head, "choices": choices, "usage": self._usage()}
+        return {
+            **self.head,
+            "choices": [self._choice(i, job) for i, job in enumerate(self.jobs)],
+            "usage": self._usage(),
+        }
+
+    def new_chunks(self) -> Iterator[Json]:
+        """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
+        for i, job in enumerate(self.jobs):
+            if not self.over[i] and job.end not in CUT_SHORT and (choice := self._choice(i, job)):
+                yield {**self.head, "choices": [choice]}
+
+    def usage_chunk(self) -> Json:
+        return {**self.head, "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(job.request.prompt) for job in self.jobs[:: self.request.n or 1])
@@ -355,56 +341,43 @@ class ResponseBuilder:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _choice(self, i: int, job: Job) -> Json:
-        text, calls = self._split(i, job)
-        logprobs = self._logprobs(job, 0, len(job.ids))
-        choice: Json = {"index": i, "finish_reason": finish_reason(job, calls), "logprobs": logprobs}
+        """What came since the last call, of a finished answer all; empty where nothing came."""
+        end, ids = job.end, list(job.ids)  # in this order: `end` is set last
+        text, calls = self._split(i, ids) if end else (self.detokenizer.growing(ids), [])
+        piece, first = text[self.sent[i] :], not self.logged[i]
+        if not piece and not end:
+            return {}
+        reason = "tool_calls" if calls else "stop" if end == "stop" else "length"
+        choice: Json = {"index": i, "finish_reason": reason if end else None}
+        choice["logprobs"] = self._logprobs(job, self.logged[i], len(ids))
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-            choice["message"] |= {"tool_calls": calls} if calls else {}
+            said: Json = {"role": "assistant", "refusal": None} if first else {}
+            said |= {"content": piece if piece or not calls else None} | ({"tool_calls": calls} if calls else {})
+            choice["delta" if self.request.stream else "message"] = said
         else:
-            choice["text"] = text
+            choice["text"] = piece
         if self.request.return_token_ids:
-            choice |= {"token_ids": job.ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
+            choice |= {"token_ids": ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
+        self.sent[i], self.logged[i], self.over[i] = len(text), len(ids), bool(end)
         return choice
 
-    def _split(self, i: int, job: Job) -> tuple[str, list[Json]]:
+    def _split(self, i: int, ids: list[int]) -> tuple[str, list[Json]]:
         """Text and calls of a finished completion."""
-        text, calls = self.detokenizer.split(job.ids)
-        one_call, written = self.chat and self.request.parallel_tool_calls is False, []
-        for k, (name, arguments) in enumerate(calls[:1] if one_call else calls):
-            function = {
-                "name": name,
-                "arguments": tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False)),
-            }
-            written.append({"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function", "function": function})
+        text, calls = self.detokenizer.split(ids)
+        written = []
+        for k, (name, arguments) in enumerate(calls):
+            given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
+            call = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
+            call |= {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
+            written.append(call)
         return text, written
-
-    def new_chunks(self) -> Iterator[Json]:
-        """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
-        for i, job in enumerate(self.jobs):
-            end, ids = job.end, list(job.ids)  # in this order: `end` is set last
-            if self.over[i] or end in CUT_SHORT:
-                continue
-            text, calls = self._split(i, job) if end else (self.detokenizer.growing(ids), [])
-            piece = text[self.sent[i] :]
-            if piece or end:
-                delta: Json = {"content": piece} | ({} if self.logged[i] else {"role": "assistant"})
-                delta |= {"tool_calls": [{"index": k, **call} for k, call in enumerate(calls)]} if calls else {}
-                choice: Json = {"index": i, "logprobs": self._logprobs(job, self.logged[i], len(ids))}
-                choice |= {"finish_reason": finish_reason(job, calls) if end else None}
-                choice |= {"delta": delta} if self.chat else {"text": piece}
-                yield {**self.head, "choices": [choice]}
-                self.sent[i], self.logged[i], self.over[i] = len(text), len(ids), bool(end)
-
-    def usage_chunk(self) -> Json:
-        return {**self.head, "choices": [], "usage": self._usage()}
 
     def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
         """Entries of the tokens from `start` to `stop`; entropies in nats."""
         if self.request.logprobs is None or self.request.logprobs is False:  # 0 asks for those of the sampled ids
             return None
         if not self.chat:
-            tokens = [self._shown(token) for token in job.ids[start:stop]]
+            tokens = [self.detokenizer.piece(token).decode("utf-8", "replace") for token in job.ids[start:stop]]
             return {"tokens": tokens, "token_logprobs": job.logprobs[start:stop], "top_logprobs": None}
         entries = []
         for (entropy, likeliest), token, lp in list(zip(job.details, job.ids, job.logprobs))[start:stop]:
@@ -414,11 +387,5 @@ class ResponseBuilder:
 
     def _token(self, token: int, logprob: float) -> Json:
         piece = self.detokenizer.piece(token)
-        return {"token": self._shown(token), "token_id": token, "logprob": logprob, "bytes": list(piece)}
-
-    def _shown(self, token: int) -> str:
-        return self.detokenizer.piece(token).decode("utf-8", "replace")
-
-
-def finish_reason(job: Job, calls: list[Json]) -> str:
-    return "tool_calls" if calls else "stop" if job.end == "stop" else "length"
+        shown = piece.decode("utf-8", "replace")
+        return {"token": shown, "token_id": token, "logprob": logprob, "bytes": list(piece)}

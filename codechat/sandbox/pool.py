@@ -5,6 +5,8 @@
 
 The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if
 it hangs. A judge dies with its thread.
+
+    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if every action was stopped
 """
 
 import ast
@@ -22,10 +24,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+from codechat.core.config import opt
 from codechat.core.errors import DataError, RunError, check_choice
-from codechat.sandbox import codec
+from codechat.sandbox import codec, landlock
 from codechat.sandbox.judge import Interpreter, NotStarted
 
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
@@ -262,3 +266,35 @@ def close_all() -> None:
     """End the judges of the shared pools, which are rebuilt where they are used again."""
     for pool in _shared.values():
         pool.close()
+
+
+# ---- the command
+
+# Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.
+_DATA = json.loads(Path(__file__).with_name("attempts.json").read_text(encoding="utf-8"))
+FORBIDDEN, ATTEMPT = _DATA["forbidden"], "\n".join(_DATA["program"])
+
+
+def attempts(pool: Pool) -> dict[str, Verdict]:
+    """Try each forbidden action, in isolated programs only. A verdict has passed where the action was stopped."""
+    codes = [ATTEMPT.format(expression=expression) for expression in FORBIDDEN.values()]
+    tests = ["assert attempt() == 'stopped'"]
+    return dict(zip(FORBIDDEN, pool.map(Program(code=code, tests=tests) for code in codes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Settings of the check."""
+
+    action: Literal["check"] = opt("check", "what to do", positional=True)
+
+
+def check(cfg: SandboxConfig) -> int:
+    """`codechat sandbox check`: does this machine isolate untrusted programs? Tries each forbidden action. 0 where all
+    attempts were stopped, else 1."""
+    with Pool(1) as pool:
+        print(f"untrusted programs run behind Landlock (version {landlock.abi()}), seccomp and resource limits\n")
+        tried = attempts(pool)
+    for name, verdict in tried.items():
+        print(f"  {'stopped' if verdict.passed else 'ALLOWED':<8}{name:<30}{verdict.reason}")
+    return 0 if all(verdict.passed for verdict in tried.values()) else 1

@@ -17,8 +17,7 @@ from taught import CALL, CODE, SQUARE, TOK
 from codechat.core.errors import DataError
 from codechat.data import chat_formats
 from codechat.inference.app import error_response, json_response
-from codechat.inference.detokenizer import Detokenizer, stable_text
-from codechat.inference.engine import Job, Request
+from codechat.inference.engine import Detokenizer, Job, Request, stable_text
 from codechat.inference.protocol import (
     ApiError,
     ChatRequest,
@@ -26,10 +25,9 @@ from codechat.inference.protocol import (
     Message,
     ResponseBuilder,
     ServedModel,
-    grammar_of,
-    offered_tools,
     parse_completion,
     prompt_of,
+    tools_of,
 )
 from codechat.inference.terminal import as_openai
 from codechat.models.config import GPTConfig
@@ -169,7 +167,7 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 
     def passes(choice: str) -> bool:
         body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
-        state = grammar_of(body, offered_tools(body), Declining()).begin()
+        state = tools_of(body, Declining())[1].begin()
         ids = chat.completion_ids(chat.DECLINE, TOK)
         return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
 
@@ -219,4 +217,4 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a" + LONE, "\ude00": [1]}
-    assert json.loads(error_response(ApiError(400, f"{LONE} is unknown", LONE)).body)["error"]["param"] == LONE
+    assert json.loads(error_response(None, ApiError(400, f"{LONE} is unknown", LONE)).body)["error"]["param"] == LONE

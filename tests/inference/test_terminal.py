@@ -16,8 +16,17 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
 from codechat.inference import terminal
-from codechat.inference.terminal import ChatConfig, LocalModel, ToolChat, ToolsConfig
-from codechat.inference.toolkit import Toolkit, fitting_tools, gather, goes_on, tools_for
+from codechat.inference.terminal import (
+    ChatConfig,
+    LocalModel,
+    ToolChat,
+    Toolkit,
+    ToolsConfig,
+    fitting_tools,
+    gather,
+    goes_on,
+    tools_for,
+)
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.toolbox.catalogue import family

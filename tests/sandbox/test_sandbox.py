@@ -19,7 +19,7 @@ from raising import raising
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import COMMANDS
-from codechat.sandbox import codec, judge, kernel, layers, zygote
+from codechat.sandbox import codec, judge, kernel, zygote
 from codechat.sandbox import pool as pool_module
 from codechat.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
 
@@ -302,7 +302,7 @@ def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
     assert COMMANDS["sandbox"].run(["check"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("  stopped ") == len(layers.FORBIDDEN) and "ALLOWED" not in shown
+    assert shown.count("  stopped ") == len(pool_module.FORBIDDEN) and "ALLOWED" not in shown
 
 
 def test_the_attempts_succeed_without_isolation() -> None:
@@ -314,7 +314,7 @@ def test_the_attempts_succeed_without_isolation() -> None:
     if not os.path.exists(python):
         pytest.skip("no interpreter that an ordinary user could start")
     for what in free:
-        code = layers.ATTEMPT.format(expression=layers.FORBIDDEN[what]) + "\nprint(attempt())"
+        code = pool_module.ATTEMPT.format(expression=pool_module.FORBIDDEN[what]) + "\nprint(attempt())"
         shell = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', python, code]  # a parent of the same user
         done = subprocess.run(shell, capture_output=True, text=True, timeout=20, cwd="/", **user)
         if what == "make a namespace" and "stopped" in done.stdout:

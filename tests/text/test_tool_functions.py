@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from codechat.core.errors import DataError
-from codechat.inference.toolkit import Toolkit, gather
+from codechat.inference.terminal import Toolkit, gather
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of
 
