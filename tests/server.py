@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import queue
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +18,6 @@ from codechat.inference.serve import ServeConfig
 @dataclass
 class Running:
     url: str
-    server: Any
 
     @cached_property
     def client(self) -> Any:
@@ -39,9 +41,8 @@ class Running:
         answer = link.getresponse()
         text = answer.read().decode()
         link.close()
-        return answer.status, json.loads(text) if answer.headers["Content-Type"].startswith(
-            "application/json"
-        ) else text
+        kind = answer.headers["Content-Type"]
+        return answer.status, json.loads(text) if kind.startswith("application/json") else text
 
     def idle(self) -> bool:
         """Nothing runs and nothing waits, soon."""
@@ -53,26 +54,18 @@ class Running:
         return False
 
 
-class Serving:
+@contextmanager
+def Serving(**settings: Any) -> Iterator[Running]:  # noqa: N802
     """A server in a thread for the time of the block."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.cfg = ServeConfig(**({"ckpt": "tiny/sft", "port": 0, "max_batch": 8, "timeout_s": 60.0} | settings))
-        self.box: list[Any] = []
-
-    def __enter__(self) -> Running:
-        self.thread = threading.Thread(
-            target=serve.serve, args=(self.cfg,), kwargs={"ready": lambda *found: self.box.extend(found)}, daemon=True
-        )
-        self.thread.start()
-        end = time.monotonic() + 60
-        while not self.box:
-            assert self.thread.is_alive() and time.monotonic() < end, "the server does not start"
-            time.sleep(0.01)
-        server, url = self.box
-        return Running(url, server)
-
-    def __exit__(self, *error: Any) -> None:
-        self.box[0].should_exit = True
-        self.thread.join(30)
-        assert not self.thread.is_alive(), "the server does not stop"
+    cfg = ServeConfig(**({"ckpt": "tiny/sft", "port": 0, "max_batch": 8, "timeout_s": 60.0} | settings))
+    box: queue.Queue[Any] = queue.Queue()
+    how = dict(ready=lambda *found: box.put(found))
+    thread = threading.Thread(target=serve.serve, args=(cfg,), kwargs=how, daemon=True)
+    thread.start()
+    server, url = box.get(timeout=60)
+    try:
+        yield Running(url)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not stop"

@@ -138,7 +138,9 @@ class LocalModel:
         stop = [(self.tokenizer.eot_id,)]
         return self._pieces([], self.tokenizer.encode(text), engine.Detokenizer(self.tokenizer, None), stop=stop)
 
-    def _pieces(self, ids: list[int], prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any) -> Iterator[str]:
+    def _pieces(
+        self, ids: list[int], prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any
+    ) -> Iterator[str]:
         """Pieces of a text whose tokens are appended to `ids`."""
         cfg, shown, room = self.cfg, "", self.block - len(prompt)
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
@@ -239,10 +241,6 @@ class Toolkit:
     def names(self) -> list[str]:
         return [schema["name"] for schema in self.schemas]
 
-    def can_run(self, call: chat.Call) -> bool:
-        """False only for an offered function that has no implementation here."""
-        return call.name not in self.names or call.name in self.functions
-
     def respond(self, call: chat.Call) -> str:
         """Run a call: {"result": value} or {"error": message} as json text."""
         answer = lambda **value: tool_calls.escape_tags(json.dumps(value, ensure_ascii=False, default=str))  # noqa: E731
@@ -264,11 +262,10 @@ class Toolkit:
 
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
     """Where the arguments break their JSON schema, or "". None of an optional parameter counts as left out."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
+    import jsonschema
 
     given = {k: v for k, v in arguments.items() if v is not None or k in (parameters.get("required") or ())}
-    error = best_match(Draft202012Validator(parameters).iter_errors(given))
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(parameters).iter_errors(given))
     return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300] if error else ""
 
 
@@ -281,17 +278,14 @@ def gather(
 ) -> Toolkit:
     """Those named, or else all of the files and functions given, or else those `fitting`."""
     listed = read_schemas(tools_file) if tools_file else {}
-    yours = (tool_functions.load_executors(executors, listed) if executors else {}) | tool_functions.executors_of(
-        functions
-    )
-    runs = {name: _with_names(tool.call) for name, tool in TOOLS.items()} | {
-        name: e.function for name, e in yours.items()
-    }
+    yours = tool_functions.load_executors(executors, listed) if executors else {}
+    yours |= tool_functions.executors_of(functions)
     known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
     names = names or tuple(listed) or tuple(yours) or fitting
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown function {unknown[0]!r}{nearest(unknown[0], known)}")
-    return Toolkit([known[name] for name in dict.fromkeys(names)], runs)
+    runs = {name: _with_names(tool.call) for name, tool in TOOLS.items()}
+    return Toolkit([known[name] for name in dict.fromkeys(names)], runs | {n: e.function for n, e in yours.items()})
 
 
 def _with_names(call: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
@@ -301,8 +295,7 @@ def _with_names(call: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
 
 def read_schemas(path: Path) -> dict[str, Schema]:
     """name -> schema of a json list of {name, description, parameters} or {"type": "function", "function": {...}}."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
+    import jsonschema
 
     schemas = {}
     try:
@@ -310,12 +303,12 @@ def read_schemas(path: Path) -> dict[str, Schema]:
         for row in content if isinstance(content, list) else [content]:
             row = row.get("function", row)
             parameters = {"type": "object", "required": [], "properties": {}, **row.get("parameters", {})}
-            Draft202012Validator.check_schema(parameters)
+            jsonschema.Draft202012Validator.check_schema(parameters)
             about = dict(name=row["name"], description=str(row.get("description", "")), parameters=parameters)
             schemas[row["name"]] = about
     except OSError:
         raise MissingFile(f"{path} is not a file; --tools-file takes a json file with function schemas") from None
-    except (ValueError, AttributeError, KeyError, TypeError, SchemaError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, jsonschema.SchemaError) as error:
         needed = '[{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}]'
         raise DataError(f"{path} item {len(schemas)}: {type(error).__name__}: {error}; required: {needed}") from None
     return schemas
@@ -326,8 +319,16 @@ def read_schemas(path: Path) -> dict[str, Schema]:
 
 
 def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
-    """Names to offer for a request: those that fit it, else those offered `before` where it goes on ("and of 13?")."""
-    return fitting_tools(request) or (list(before) if _continues(request) else [])
+    """Names of at most OFFERED functions that fit a request, best first; where no word of it is in any description,
+    those offered `before` if it goes on ("and of 13?")."""
+    index, names = _index()
+    known = sorted(set(_words(request)) & index.vocab_dict.keys())
+    scores, chosen = index.get_scores(known) if known else [], []
+    for score, name in sorted(zip(scores, names), reverse=True):
+        near = score >= NEAR * scores.max() and len(chosen) < OFFERED
+        if near and not any(name in family(other) for other in chosen):
+            chosen.append(name)
+    return chosen or (list(before) if _continues(request) else [])
 
 
 def goes_on(request: str) -> bool:
@@ -337,18 +338,6 @@ def goes_on(request: str) -> bool:
 
 def _continues(request: str) -> bool:
     return bool(GOES_ON.match(request)) or not _words(request)
-
-
-def fitting_tools(request: str) -> list[str]:
-    """Names of at most OFFERED functions, best first; none where no word of the request is in any description."""
-    index, names = _index()
-    known = sorted(set(_words(request)) & index.vocab_dict.keys())
-    scores, chosen = index.get_scores(known) if known else [], []
-    for score, name in sorted(zip(scores, names), reverse=True):
-        near = score >= NEAR * scores.max() and len(chosen) < OFFERED
-        if near and not any(name in family(other) for other in chosen):
-            chosen.append(name)
-    return chosen
 
 
 @lru_cache(maxsize=1)
@@ -388,12 +377,6 @@ class ToolChat:
         # for functions that change with the request; of a server's model nothing is known
         self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
 
-    def offer(self, request: str) -> None:
-        """Where functions are chosen, offer those that fit a request, and say which."""
-        if self.chooses:
-            self.kit = gather(*self.given, fitting=tools_for(request, self.kit.names))
-            self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
-
     def opening(self) -> list[Message]:
         """The system message of training: the functions, which a server adds itself, or that of a chat."""
         if not self.kit.schemas:
@@ -410,7 +393,9 @@ class ToolChat:
         one, and with the second unreadable call. A small model for which functions are chosen sees a new request alone,
         else it answers the one before again."""
         request = messages[-1]["content"]
-        self.offer(request)
+        if self.chooses:
+            self.kit = gather(*self.given, fitting=tools_for(request, self.kit.names))
+            self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
         if self.alone and not goes_on(request):
             messages = messages[-1:]
         messages = self.opening() + [message for message in messages if message["role"] != "system"]
@@ -423,9 +408,18 @@ class ToolChat:
             text = self.model.content
             messages = [*messages, {"role": "assistant", "content": text}]
             calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
-            if not calls or not self._may_run(calls):
+            if not calls:
                 return messages
-            signatures = {signature(call) for call in calls}
+            if not self.cfg.run:
+                self._note("not run: --no-run")
+                return messages
+            if missing := {call.name for call in calls} & set(self.kit.names) - set(self.kit.functions):
+                self._note(f"not run: no implementation of {missing.pop()}; give one with --executors FILE.py")
+                return messages
+            signatures = {
+                json.dumps([call.name, call.arguments], sort_keys=True) if call.form in chat.READABLE else UNREADABLE
+                for call in calls
+            }
             unreadable = UNREADABLE in signatures and answered
             if unreadable or signatures <= answered:
                 self._note(f"stopped: {'the call cannot be read' if unreadable else 'this call was already answered'}")
@@ -438,22 +432,8 @@ class ToolChat:
         self._note(f"stopped after {ROUNDS} answers")
         return messages
 
-    def _may_run(self, calls: list[chat.Call]) -> bool:
-        missing = [call.name for call in calls if not self.kit.can_run(call)]
-        why = f"no implementation of {missing[0]}; give one with --executors FILE.py" if missing else ""
-        why = why if self.cfg.run else "--no-run"
-        if why:
-            self._note(f"not run: {why}")
-        return not why
-
     def _note(self, text: str) -> None:
         print(f"[{visible(text).encode(errors='replace').decode()}]", flush=True)
-
-
-def signature(call: chat.Call) -> str:
-    """A call for comparison with others."""
-    readable = call.form in chat.READABLE
-    return json.dumps([call.name, call.arguments], sort_keys=True) if readable else UNREADABLE
 
 
 # ---- the terminal

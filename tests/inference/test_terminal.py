@@ -22,7 +22,6 @@ from codechat.inference.terminal import (
     ToolChat,
     Toolkit,
     ToolsConfig,
-    fitting_tools,
     gather,
     goes_on,
     tools_for,
@@ -234,7 +233,7 @@ def test_the_functions_that_fit_a_request_are_offered() -> None:
         assert name in offered and len(offered) <= 4
         for tool in offered:  # two that could serve the same request are never offered together
             assert family(tool) & set(offered) == {tool}
-    assert not any(map(fitting_tools, ("hello", "", "the of 12 ?!", "write quicksort")))
+    assert not any(map(tools_for, ("hello", "", "the of 12 ?!", "write quicksort")))
     assert gather(["square"], fitting=["is_prime"]).names == ["square"]
 
 
