@@ -2,7 +2,7 @@
 
 An unknown field is rejected: an answer that silently ignored it would be wrong. Roles come from the request's structure
 alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and
-`keys` for trainers; beside a log-probability, the token's id and its entropy.
+`key` for trainers; beside a log-probability, the token's id and its entropy.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ class ChatRequest(Common):
 
 
 class CompletionRequest(Common):
-    prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    prompt: Text | Ids
     logprobs: Literal[0] | None = None  # those of the sampled tokens
-    keys: list[int | Text] | None = None  # one per prompt: sampling depends on it and on `seed`; none = its index
+    key: int | Text = 0  # sampling depends on it and on `seed`
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool = False
 
@@ -198,7 +198,7 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     top = (body.top_logprobs or 0) if body.logprobs else None
     how = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar, top=top)
-    rows = requests_of(body, [ids], served, detokenizer, **how)
+    rows = requests_of(body, ids, served, detokenizer, **how)
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
@@ -206,51 +206,33 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
 
 
 def parse_completion(body: CompletionRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
-    """A plain continuation, of a text or of ids as they are: n requests per prompt. ApiError names the field."""
+    """A plain continuation, of a text or of ids as they are: n requests. ApiError names the field."""
     tokenizer = served.loaded.tokenizer
-    given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    given = [given] if isinstance(given[0], int) else given
-    prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
-    stop = tuple((stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ())
-    if body.keys is not None and len(body.keys) != len(prompts):
-        raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
+    ids = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    stop = [(stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ()]
+    stop += [] if body.ignore_eos else [(tokenizer.eot_id,)]
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
-    stop = stop if body.ignore_eos else ((tokenizer.eot_id,), *stop)
-    return requests_of(body, prompts, served, detokenizer, body.keys, stop=stop), detokenizer
+    return requests_of(body, ids, served, detokenizer, body.key, stop=tuple(stop)), detokenizer
 
 
 def requests_of(
-    body: Common,
-    prompts: Sequence[list[int]],
-    served: ServedModel,
-    detokenizer: Detokenizer,
-    keys: Sequence[int | str] | None = None,
-    **common: Any,
+    body: Common, ids: list[int], served: ServedModel, detokenizer: Detokenizer, key: int | str = 0, **common: Any
 ) -> list[Request]:
-    """n requests per prompt, which sample as `generate.sample` does for this seed and these keys."""
-    n, seed = body.n or 1, secrets.randbits(62) if body.seed is None else body.seed
+    """n requests, which sample as `generate.sample` does for this prompt, seed and key."""
     if body.return_token_ids and body.stream:
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
     block = served.loaded.model.cfg.block_size
-    for ids in prompts:
-        if len(ids) + (body.max_tokens or 1) > block:
-            field = "max_tokens" if body.max_tokens else "messages" if isinstance(body, ChatRequest) else "prompt"
-            message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
-            raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
-    temperature = 1.0 if body.temperature is None else body.temperature
-    return [
-        Request(
-            prompt=ids,
-            max_new_tokens=body.max_tokens or block - len(ids),
-            draws=row_key(seed, key, s),
-            how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
-            should_stop=detokenizer.stopped if body.stops else None,
-            timeout_s=served.timeout_s,
-            **common,
-        )
-        for ids, key in zip(prompts, keys or range(len(prompts)))
-        for s in range(n)
-    ]
+    if len(ids) + (body.max_tokens or 1) > block:
+        field = "max_tokens" if body.max_tokens else "messages" if isinstance(body, ChatRequest) else "prompt"
+        message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
+        raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
+    seed = secrets.randbits(62) if body.seed is None else body.seed
+    how = Truncation(
+        temperature=1.0 if body.temperature is None else body.temperature, top_k=body.top_k, top_p=body.top_p
+    )
+    common |= dict(prompt=ids, max_new_tokens=body.max_tokens or block - len(ids), how=how, timeout_s=served.timeout_s)
+    common |= dict(should_stop=detokenizer.stopped if body.stops else None)
+    return [Request(draws=row_key(seed, key, s), **common) for s in range(body.n or 1)]
 
 
 # ---- conversations
@@ -336,7 +318,7 @@ class ResponseBuilder:
         return {**self.head, "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
-        prompt = sum(len(job.request.prompt) for job in self.jobs[:: self.request.n or 1])
+        prompt = len(self.jobs[0].request.prompt)
         completion = sum(len(job.ids) for job in self.jobs)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

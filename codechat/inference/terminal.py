@@ -17,7 +17,7 @@ script."""
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -88,8 +88,8 @@ class ChatConfig(Settings):
         super().__post_init__()
         if self.user and self.complete:
             raise ConfigError("--user and --complete exclude each other; keep one")
-        if self.raw and self.server:
-            raise ConfigError("--raw shows a checkpoint's prompt, which no server sends; set --ckpt")
+        if self.server and (self.raw or self.complete):
+            raise ConfigError("--raw and --complete need a checkpoint in this process; set --ckpt instead of --server")
         if bool(self.ckpt) == bool(self.server):
             raise ConfigError(f"ckpt {self.ckpt!r}, server {self.server!r}; set one: --ckpt RUN, or --server URL")
 
@@ -110,7 +110,6 @@ class LocalModel:
 
     def __init__(self, cfg: ChatConfig) -> None:
         self.cfg, self.answers = cfg, 0
-        self.content = ""  # of the last turn, as the model wrote it
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
@@ -125,35 +124,35 @@ class LocalModel:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
-    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), held: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn. held: calls follow the schemas of the tools, which `messages` offer."""
+    def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
+        """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which `messages`
+        offer."""
         grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if held else None
-        ids: list[int] = []
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
-        yield from self._pieces(ids, self.prompt(messages), engine.Detokenizer(self.tokenizer, self.tags), **how)
-        self.content = chat.completion_text(ids, self.tokenizer, self.tags)
+        ids = self._write(self.prompt(messages), engine.Detokenizer(self.tokenizer, self.tags), **how)
+        return chat.completion_text(ids, self.tokenizer, self.tags)
 
-    def complete(self, text: str) -> Iterator[str]:
-        """Pieces of the continuation of a plain text."""
+    def complete(self, text: str) -> None:
+        """Show the continuation of a plain text."""
         stop = [(self.tokenizer.eot_id,)]
-        return self._pieces([], self.tokenizer.encode(text), engine.Detokenizer(self.tokenizer, None), stop=stop)
+        self._write(self.tokenizer.encode(text), engine.Detokenizer(self.tokenizer, None), stop=stop)
 
-    def _pieces(
-        self, ids: list[int], prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any
-    ) -> Iterator[str]:
-        """Pieces of a text whose tokens are appended to `ids`."""
+    def _write(self, prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any) -> list[int]:
+        """Sample, and show the text as it grows; the ids."""
         cfg, shown, room = self.cfg, "", self.block - len(prompt)
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
+        how |= dict(max_new_tokens=cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1)))
         self.answers += 1
-        longest = cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
+        ids: list[int] = []
         with dist.autocast(dist.device()):
-            for token in generate.stream(self.loaded.model, prompt, max_new_tokens=longest, **how):
+            for token in generate.stream(self.loaded.model, prompt, **how):
                 ids.append(token)
                 text = detokenizer.growing(ids)
                 if len(text) > len(shown):
-                    yield text[len(shown) :]
+                    show(text[len(shown) :])
                     shown = text
-        yield detokenizer.text(ids)[len(shown) :]
+        show(detokenizer.text(ids)[len(shown) :], end="\n")
+        return ids
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
@@ -192,34 +191,28 @@ class RemoteModel:
     """A server that speaks OpenAI's API, with the methods of `LocalModel`. The seed grows with each answer."""
 
     def __init__(self, cfg: ChatConfig) -> None:
-        self.link, self.seed, self.content = Link(cfg.server, cfg.api_key_file), cfg.seed, ""
+        self.link, self.seed = Link(cfg.server, cfg.api_key_file), cfg.seed
         settings = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
         self.settings = {k: v for k, v in settings.items() if v is not None} | {"model": self.link.model()}
 
-    def say(self, messages: Sequence[Message], tools: Sequence[Schema] = (), held: bool = False) -> Iterator[str]:
+    def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
         """The assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
         offered = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
         body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
-        message = self._choice("chat/completions", body)["message"]
+        answer = self.link.ask("/v1/chat/completions", self.settings | body | {"seed": self.seed})
+        self.seed += 1
+        message = answer["choices"][0]["message"]
         lines = [message["content"]] if message.get("content") else []
         for function in (call["function"] for call in message.get("tool_calls") or ()):  # as the model wrote them
             named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
             lines.append(f"{chat.CALL_TAG} {tool_calls.escape_tags(named)}")
-        self.content = "\n".join(lines)
-        yield self.content
-
-    def complete(self, text: str) -> Iterator[str]:
-        """The continuation of a plain text."""
-        yield self._choice("completions", {"prompt": text})["text"]
+        content = "\n".join(lines)
+        show(content, end="\n")
+        return content
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation as it is: only the server knows its length for the model."""
         return messages
-
-    def _choice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self.link.ask(f"/v1/{path}", self.settings | body | {"seed": self.seed})
-        self.seed += 1
-        return answer["choices"][0]
 
 
 def as_openai(messages: Sequence[Message]) -> list[Message]:
@@ -404,8 +397,8 @@ class ToolChat:
             messages = self.model.fit(messages)
             if self.cfg.raw:
                 print(chat.decode(self.model.prompt(messages), self.model.tokenizer), end="")
-            show(self.model.say(messages, self.kit.schemas, bool(self.kit.schemas) and self.cfg.constrain == "auto"))
-            text = self.model.content
+            held = bool(self.kit.schemas) and self.cfg.constrain == "auto"
+            text = self.model.say(messages, self.kit.schemas, held)
             messages = [*messages, {"role": "assistant", "content": text}]
             calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
             if not calls:
@@ -439,12 +432,9 @@ class ToolChat:
 # ---- the terminal
 
 
-def show(pieces: Iterator[str]) -> None:
-    """Print pieces as they come. A terminal gets no control characters."""
-    clean = visible if sys.stdout.isatty() else str
-    for piece in pieces:
-        print(clean(piece), end="", flush=True)
-    print(flush=True)
+def show(text: str, end: str = "") -> None:
+    """Print text. A terminal gets no control characters."""
+    print(visible(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
@@ -479,7 +469,7 @@ def main(cfg: ChatConfig) -> None:
     session = ToolChat(cfg)
     if cfg.complete:
         print(cfg.complete, end="", flush=True)
-        show(session.model.complete(cfg.complete))
+        session.model.complete(cfg.complete)
     elif cfg.user:
         session.reply([{"role": "user", "content": cfg.user}])
     else:

@@ -169,7 +169,7 @@ class Http(Engine):
 
     def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         """How the server is told what to draw, and where to stop."""
-        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "keys": [key]}
+        return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "key": key}
 
     def _load_weights(self) -> None:
         """Make the server load the weights at `self.path`."""

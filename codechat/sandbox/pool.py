@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
 from codechat.core.errors import DataError, RunError, check_choice
-from codechat.sandbox import codec, landlock
+from codechat.sandbox import codec
 from codechat.sandbox.judge import Interpreter, NotStarted
 
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
@@ -293,7 +293,7 @@ def check(cfg: SandboxConfig) -> int:
     """`codechat sandbox check`: does this machine isolate untrusted programs? Tries each forbidden action. 0 where all
     attempts were stopped, else 1."""
     with Pool(1) as pool:
-        print(f"untrusted programs run behind Landlock (version {landlock.abi()}), seccomp and resource limits\n")
+        print("untrusted programs run behind Landlock, seccomp and resource limits\n")
         tried = attempts(pool)
     for name, verdict in tried.items():
         print(f"  {'stopped' if verdict.passed else 'ALLOWED':<8}{name:<30}{verdict.reason}")

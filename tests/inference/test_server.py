@@ -118,9 +118,9 @@ def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> Non
 
 def test_plain_completions(up: Running) -> None:
     how = dict(seed=2, samples_per_prompt=2, stop=[(TOK.eot_id,)], max_new_tokens=6)
-    right = generate.sample(loading.load_model("tiny/sft").model, [TOK.encode("def"), TOK.encode("if")], **how)
+    right = generate.sample(loading.load_model("tiny/sft").model, [TOK.encode("def")], **how)
     create = lambda prompt, **more: up.client.completions.create(model="tiny/sft", prompt=prompt, seed=2, max_tokens=6, **more)  # noqa: E731  # fmt: skip
-    got = create(["def", "if"], n=2, logprobs=0, extra_body={"return_token_ids": True}).choices
+    got = create("def", n=2, logprobs=0, extra_body={"return_token_ids": True}).choices
     assert [c.token_ids for c in got] == [c.ids for c in right]
     assert [c.text for c in got] == [chat.decode([i for i in c.ids if i != TOK.eot_id], TOK) for c in right]
     assert got[0].logprobs.token_logprobs == pytest.approx(right[0].logprobs, abs=1e-4)
@@ -257,7 +257,7 @@ def test_a_bad_request_is_400_and_names_the_field(up: Running) -> None:
         error = body["error"]
         assert (status, error["type"]) == (400, "invalid_request_error"), (change, body)
         assert error["param"].startswith(field) and field in error["message"], (change, body)
-    for change in ({"suffix": "b"}, {"prompt": "\ud83d"}, {"keys": ["\ud83d"]}):
+    for change in ({"suffix": "b"}, {"prompt": "\ud83d"}, {"key": "\ud83d"}):
         status, body = post(up, TEXT, **change)
         assert status == 400 and body["error"]["param"].startswith(next(iter(change)))
     assert all(post(up, TEXT, prompt=[1, id])[0] == 400 for id in (600, -1)) and up.idle()
@@ -331,8 +331,6 @@ def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(up: Runnin
     assert said("chat", "--server", up.url, "--user", "code", "--temperature", "0") == (0, CODE + "\n", "")
     code, out, err = said("tools", "--server", f"{up.url}/v1", "--tools", "square", "--user", REQUEST)
     assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
-    code, out, _ = said("chat", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
-    assert code == 0 and out.startswith("def f(") and len(out) > len("def f(\n")
     words = f"chat --server {up.url} --user ? --temperature 9 --top-k 400 --max-new-tokens 20 --seed"
     first, again, other = (said(*words.split(), seed)[1] for seed in "112")
     assert first == again != other
@@ -342,6 +340,7 @@ def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(up: Runnin
         (["--server", up.url, "--ckpt", "tiny/sft"], "--server"),
         (["--server", up.url, "--max-new-tokens", "999"], "999"),
         (["--server", up.url, "--raw"], "--raw"),
+        (["--server", up.url, "--complete", "x"], "--complete"),
     ):
         code, out, err = said("chat", *argv, "--user", "x")
         assert (code, out) == (2, "") and named in err and err.count("\n") == 0, err

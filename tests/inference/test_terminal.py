@@ -255,10 +255,9 @@ class Scripted:
     def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return messages
 
-    def say(self, messages: list[dict[str, str]], tools: object, held: bool) -> object:
+    def say(self, messages: list[dict[str, str]], tools: object, held: bool) -> str:
         self.held.append(list(tools) if held else [])
-        self.content = self.turns.pop(0)
-        yield self.content
+        return self.turns.pop(0)
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *turns: str, **settings: Any) -> tuple[Scripted, ToolChat]:
