@@ -13,8 +13,8 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,13 +29,11 @@ VICTIM = (
 )
 
 
-@dataclass
-class Host:
-    """A folder, a process and two listeners that programs may try to reach; all of an ordinary user."""
+class Host(NamedTuple):
+    """A folder, a process and three listeners that programs may try to reach; all of an ordinary user."""
 
     folder: Path
     victim: subprocess.Popen[str]
-    address: int
     tcp: socket.socket
     udp: socket.socket
     abstract: socket.socket
@@ -58,32 +56,26 @@ def as_user() -> dict[str, int]:
 @contextlib.contextmanager
 def made_host() -> Iterator[Host]:
     folder = Path(tempfile.mkdtemp(prefix="host-"))
-    folder.chmod(0o777)
+    (folder / "home").mkdir()
     (folder / "precious").write_text("precious")
-    (folder / "precious").chmod(0o666)
-    (folder / "home").mkdir(mode=0o777)
-    (folder / "home").chmod(0o777)
-    victim = subprocess.Popen(
-        [python(), "-S", "-c", VICTIM], stdout=subprocess.PIPE, text=True, env={"SECRET": SECRET}, **as_user()
-    )
-    address = int(victim.stdout.readline())
+    for path, mode in ((folder, 0o777), (folder / "home", 0o777), (folder / "precious", 0o666)):
+        path.chmod(mode)
+    argv = [python(), "-S", "-c", VICTIM]
+    victim = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={"SECRET": SECRET}, **as_user())
+    name = f"codechat-{os.getpid()}-{time.monotonic_ns()}"
     tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(("127.0.0.1", 0))
     abstract = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    name = f"codechat-{os.getpid()}-{time.monotonic_ns()}"
     abstract.bind("\0" + name)
     abstract.listen()
     for s in (tcp, udp, abstract):
         s.settimeout(0.1)
-    names = {
-        "folder": str(folder), "pid": victim.pid, "address": address, "name": name,
-        "tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1],
-    }  # fmt: skip
+    names = dict(folder=folder, pid=victim.pid, address=int(victim.stdout.readline()), name=name)
+    names |= dict(tcp=tcp.getsockname()[1], udp=udp.getsockname()[1])
     with tcp, udp, abstract:
-        yield Host(folder, victim, address, tcp, udp, abstract, names)
+        yield Host(folder, victim, tcp, udp, abstract, names)
     victim.kill()
-    victim.wait()
-    victim.stdout.close()
+    victim.communicate()
     shutil.rmtree(folder)
 
 
@@ -222,31 +214,28 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
 
 # ---- too harmful to be shown; what the next program sees
 
-SELFISH = {
-    "fills the disk": "def attempt():\n    with open('big', 'wb') as f:\n        while True: f.write(bytes(1 << 20))",
-    "many small files": "def attempt():\n    for i in range(10**6): open(str(i), 'w').close()",
-    "a tree without end": "import os\ndef attempt():\n    while True:\n        os.mkdir('d'); os.chdir('d')",
-    "400 MB of output": "def attempt():\n    for _ in range(400): print('x' * (1 << 20))\n    return 'done'",
-    "output by descriptor": "import os\ndef attempt():\n    for _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))\n"
-        "    return 'done'",
-    "a thread bomb": "import threading, time\ndef attempt():\n    for _ in range(10**5): threading.Thread(target=time.sleep, args=(30,)).start()",
-    "a process bomb": "import os\ndef attempt():\n    while True: os.fork()",
-    "a memory bomb": "def attempt():\n    x = []\n    while True: x.append(bytes(1 << 24))",
-    "a memory bomb of one call": "def attempt(): return len('x' * (1 << 40))",
-    "descriptors without end": "import os\ndef attempt():\n    while True: os.pipe()",
-    "a loop": "def attempt():\n    while True: pass",
-    "a swallowed timeout": "import time\ndef attempt():\n    while True:\n        try: time.sleep(1)\n        except BaseException: pass",
-    "ignores every signal": "import signal, time\ndef attempt():\n    for s in range(1, 65):\n        try: signal.signal(s, signal.SIG_IGN)\n"
-        "        except (OSError, ValueError): pass\n    time.sleep(99)",
-    "stops itself": "import os, signal\ndef attempt():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: pass",
-    "a regular expression": "import re\ndef attempt(): return re.match('(a+)+$', 'a' * 60 + 'b')",
-    "a number of a million digits": "def attempt(): return str(7 ** 10**8)",
-    "overflows the C stack": "import sys\ndef attempt():\n    sys.setrecursionlimit(10**9)\n    f = lambda: f()\n"
-        "    return eval('[' * 90) if False else f()",
-    "a null pointer": "import ctypes\ndef attempt(): return ctypes.string_at(0)",
-    "loops while it loads": "while True: pass",
-    "loads forever in the parser": "x = " + "(" * 50 + "1" + ")" * 50 + "\ndef attempt():\n    return compile('-' * 90000 + '1', 'x', 'eval')",
-    "a lazy value that hangs a sum": "def attempt(): return range(10**12)",
+SELFISH = {  # what attempt() does
+    "fills the disk": "with open('big', 'wb') as f:\n    while True: f.write(bytes(1 << 20))",
+    "many small files": "for i in range(10**6): open(str(i), 'w').close()",
+    "a tree without end": "import os\nwhile True:\n    os.mkdir('d'); os.chdir('d')",
+    "400 MB of output": "for _ in range(400): print('x' * (1 << 20))",
+    "output by descriptor": "import os\nfor _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))",
+    "a thread bomb": "import threading, time\nfor _ in range(10**5): threading.Thread(target=time.sleep, args=(30,)).start()",
+    "a process bomb": "import os\nwhile True: os.fork()",
+    "a memory bomb": "x = []\nwhile True: x.append(bytes(1 << 24))",
+    "a memory bomb of one call": "return len('x' * (1 << 40))",
+    "descriptors without end": "import os\nwhile True: os.pipe()",
+    "a loop": "while True: pass",
+    "a swallowed timeout": "import time\nwhile True:\n    try: time.sleep(1)\n    except BaseException: pass",
+    "ignores every signal": "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(99)",
+    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
+    "a regular expression": "import re\nreturn re.match('(a+)+$', 'a' * 60 + 'b')",
+    "a number of a million digits": "return str(7 ** 10**8)",
+    "overflows the C stack": "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nreturn f()",
+    "a null pointer": "import ctypes\nreturn ctypes.string_at(0)",
+    "loops while it loads": "# whole\nwhile True: pass",
+    "loops forever in the parser": "return compile('-' * 90000 + '1', 'x', 'eval')",
+    "a lazy value that hangs a sum": "return range(10**12)",
 }  # fmt: skip
 
 
@@ -255,10 +244,11 @@ SELFISH = {
 def test_the_next_program_finds_everything_in_order(name: str, pool: Pool) -> None:
     test = "assert sum(attempt()) < 0" if "lazy" in name else TRY[0]
     harmless = "output" in name
+    body = SELFISH[name]
+    code = f"def attempt():\n{textwrap.indent(body, '    ')}\n    return 'done'"
+    code = body if body.startswith("# whole") else code
     free, start = shutil.disk_usage("/").free, time.monotonic()
-    selfish = pool.run(
-        Program(code=SELFISH[name], tests=[test], entry_points=("attempt",), timeout_s=30.0 if harmless else 1.0)
-    )
+    selfish = pool.run(Program(code=code, tests=[test], entry_points=("attempt",), timeout_s=30.0 if harmless else 1.0))
     assert time.monotonic() - start < 90, "the pool hung"
     assert selfish.passed == harmless, selfish
     assert pool.run(Program(code="def attempt(): return 'done'", tests=TRY)).passed

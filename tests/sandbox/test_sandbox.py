@@ -60,30 +60,17 @@ def test_a_failure_has_stage_and_reason(code: str, stage: str, reason: str, pool
     assert (verdict.stage, verdict.passed) == (stage, False) and reason in verdict.reason, verdict
 
 
-@pytest.mark.parametrize(
-    "bad, reason", [("while x == 2: pass", "out of time"), ("if x == 2: import os; os._exit(0)", "lost")]
-)
-def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process(
-    bad: str, reason: str, pool: Pool
-) -> None:
-    verdict = judged(
-        pool, f"def f(x):\n    {bad}\n    return x", *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5
-    )
-    assert [r.passed for r in verdict.results] == [True, True, False, True, True]
-    assert reason in verdict.results[2].reason and verdict.seconds < 3
+def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process(pool: Pool) -> None:
+    code = "import os\ndef f(x):\n    while x == 1: pass\n    if x == 2: os._exit(0)\n    return x"
+    verdict = judged(pool, code, *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5)
+    assert [r.passed for r in verdict.results] == [True, False, False, True, True] and verdict.seconds < 3
+    assert verdict.results[1].reason == "out of time" and "lost" in verdict.results[2].reason
 
 
 def test_a_whole_program_has_a_time_limit(pool: Pool) -> None:
     code = "def f(x):\n    while True: pass"
     verdict = judged(pool, code, *["assert f(1) == 1"] * 50, timeout_s=0.2)
     assert verdict.fraction == 0 and verdict.seconds < 3 and "not tried" in verdict.results[-1].reason
-
-
-def test_a_test_that_swallows_its_timeout_still_fails(pool: Pool) -> None:
-    test = "try:\n    f()\nexcept BaseException:\n    pass"
-    assert not judged(pool, "import time\ndef f(): time.sleep(9)", test, timeout_s=0.5).passed
-    assert not judged(pool, "import os\ndef f(): os._exit(0)", test).passed
-    assert judged(pool, "def f(): return 1", test).passed
 
 
 def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
@@ -103,17 +90,6 @@ def test_data_round_trips(pool: Pool) -> None:
     same = "\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
     verdict = judged(pool, "def same(x): return x", *(f"v = {value}{same}" for value in values), setup=imports)
     assert verdict.passed, verdict.results
-
-
-def test_subclasses_arrive_as_the_data_they_hold(pool: Pool) -> None:
-    code = """
-    from collections import Counter, OrderedDict, defaultdict, namedtuple
-    from enum import IntEnum
-    P = namedtuple("P", "x y")
-    E = IntEnum("E", "A B")
-    def f(): return [Counter("aab"), OrderedDict(a=1), defaultdict(int, b=2), P(1, 2), E.B]
-    """
-    assert judged(pool, code, "assert f() == [{'a': 2, 'b': 1}, {'a': 1}, {'b': 2}, (1, 2), 2]").passed
 
 
 def test_objects_of_a_class_are_used_as_in_one_process(pool: Pool) -> None:
@@ -146,35 +122,52 @@ def test_operations_that_would_reveal_the_answer_are_not_forwarded(pool: Pool) -
     x = X()
     def asked(): return len(X.asked)
     """
-    operations = (
-        "x + 1",
-        "1 + x",
-        "abs(x)",
-        "x < 1",
-        "3 in [x]",
-        "x == 1",
-        "hash(x) == 1",
-        "float(x)",
-        "x.__class__ is int",
-    )
+    operations = ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"]  # fmt: skip
     test = "try:\n    ok = {}\nexcept TypeError:\n    ok = False\nassert not ok and asked() == 0"
     verdict = judged(pool, code, *map(test.format, operations), entry_points=("x", "asked"))
     assert verdict.passed, verdict.results
 
 
-def test_a_programs_changes_of_arguments_are_copied_back(pool: Pool) -> None:
-    code = "def f(l, d, s, t):\n    l.sort(); d['k'] = [1]; s.add(9); t[0].append(5)\n    return l"
-    test = "l, d, s, t = [3, 1], {}, {1}, ([4],)\nassert f(l, d, s, t) == [1, 3] and l == [1, 3] and d == {'k': [1]} and s == {1, 9}"
-    assert judged(pool, code, test).passed
-    assert judged(pool, "def f(a): a.clear()", "a = [1, 2]\nkept = a\nf(a)\nassert a == [] and kept is a").passed
+RAISES = (
+    "class Own(ValueError): pass\ndef f(x): raise {0: Own, 1: KeyError, 2: StopIteration, 3: AssertionError}[x]('why')"
+)
+EXPECTS = "try:\n    f({})\nexcept {} as e:\n    assert 'why' in str(e)\nelse:\n    assert False"
+SWALLOWS = "try:\n    f()\nexcept BaseException:\n    pass"
+CHANGES = "def f(l, d, s, t):\n    l.sort(); d['k'] = [1]; s.add(9); t[0].append(5)\n    return l"
+SUBCLASSES = """
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from enum import IntEnum
+def f(): return [Counter("aab"), OrderedDict(a=1), defaultdict(int, b=2), namedtuple("P", "x y")(1, 2), IntEnum("E", "A B").B]
+"""
+OTHERS = "import builtins\ndef abs(x): return 0\nclass math:\n    pi = 0\ndef f(): return 5"
+FILLS = "def f(mb): return len(bytearray(mb << 20)) >> 20"
 
 
-def test_exceptions_arrive_by_their_builtin_name(pool: Pool) -> None:
-    code = "class Own(ValueError): pass\ndef f(x): raise {0: Own, 1: KeyError, 2: StopIteration, 3: AssertionError}[x]('why')"
-    expects = "try:\n    f({})\nexcept {} as e:\n    assert 'why' in str(e)\nelse:\n    assert False"
-    assert judged(pool, code, expects.format(0, "ValueError"), expects.format(1, "KeyError")).passed
-    for x, name in ((2, "StopIteration"), (3, "AssertionError")):
-        assert not judged(pool, code, f"try:\n    f({x})\nexcept {name}:\n    pass").passed
+@pytest.mark.parametrize(
+    "code, test, passed",
+    [
+        ("import time\ndef f(): time.sleep(9)", SWALLOWS, False),
+        ("import os\ndef f(): os._exit(0)", SWALLOWS, False),
+        ("def f(): return 1", SWALLOWS, True),
+        (SUBCLASSES, "assert f() == [{'a': 2, 'b': 1}, {'a': 1}, {'b': 2}, (1, 2), 2]", True),
+        # a program's changes of arguments are copied back
+        (CHANGES, "l, d, s = [3, 1], {}, {1}\nassert f(l, d, s, ([4],)) == [1, 3] == l and d == {'k': [1]} and s == {1, 9}", True),
+        ("def f(a): a.clear()", "a = [1, 2]\nkept = a\nf(a)\nassert a == [] and kept is a", True),
+        # exceptions arrive by their builtin name, but for those that would mean something to the test
+        (RAISES, EXPECTS.format(0, "ValueError"), True),
+        (RAISES, EXPECTS.format(1, "KeyError"), True),
+        (RAISES, EXPECTS.format(2, "StopIteration"), False),
+        (RAISES, EXPECTS.format(3, "AssertionError"), False),
+        # of a program only its entry points are used
+        (OTHERS, "assert abs(f() - 4) == 0", False),
+        (OTHERS, "assert f() == 5 and math.pi == 0", False),
+        (FILLS, "assert f(150) == 150", True),
+        (FILLS, "assert f(250) == 250", False),
+    ],
+)  # fmt: skip
+def test_a_test_passes_or_fails(code: str, test: str, passed: bool, pool: Pool) -> None:
+    verdict = judged(pool, code, test, timeout_s=1.0, memory_mb=200)
+    assert verdict.passed == passed, verdict.reason
 
 
 # ---- styles
@@ -186,9 +179,8 @@ def test_check_style(pool: Pool) -> None:
     program = Program(code=prompt + "    return helper(helper(x))", tests=tests, setup=prompt, entry_points=("f",))
     assert pool.run(program).passed
     lie = "def helper(x): return None\n" + prompt.replace("x + 1", "None") + "    return 3 if x == 1 else None"
-    assert not pool.run(Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))).passed, (
-        "its own helper was used"
-    )
+    program = Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))
+    assert not pool.run(program).passed, "its own helper was used"
     with pytest.raises(DataError, match="entry_points"):
         pool.run(Program(code="", tests=tests))
 
@@ -222,12 +214,6 @@ def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
     assert verdict.passed, verdict
 
 
-def test_memory_is_limited_to_the_setting(pool: Pool) -> None:
-    code = "def f(mb): return len(bytearray(mb << 20)) >> 20"
-    assert judged(pool, code, "assert f(150) == 150", memory_mb=200).passed
-    assert "MemoryError" in judged(pool, code, "assert f(250) == 250", memory_mb=200).reason
-
-
 def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
     code = "def f(n): return list(range(n))"  # 9 MB as text
     test = "assert f(1_200_000) == list(range(1_200_000))"
@@ -259,14 +245,8 @@ def test_entry_points_come_from_the_reference() -> None:
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
 
 
-def test_a_program_defines_only_its_entry_points(pool: Pool) -> None:
-    code = "import builtins\ndef abs(x): return 0\nclass math:\n    pi = 0\ndef f(): return 5"
-    assert not judged(pool, code, "assert abs(f() - 4) == 0").passed
-    assert not judged(pool, code, "assert f() == 5 and math.pi == 0").passed
-    shadow = "def sum(a, b): return a - b"
-    assert judged(pool, shadow, "assert sum(5, 2) == 3", entry_points=("sum",)).passed, (
-        "a reference may define a builtin's name"
-    )
+def test_a_reference_may_define_a_builtins_name(pool: Pool) -> None:
+    assert judged(pool, "def sum(a, b): return a - b", "assert sum(5, 2) == 3", entry_points=("sum",)).passed
 
 
 @pytest.mark.parametrize(
@@ -297,6 +277,9 @@ def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch
     with pytest.raises(ConfigError, match="none"):
         choose("nune")
     assert choose("none") == "none" and choose("auto") == "landlock"
+    with Pool(1, isolation="none") as trusting:  # the verdict is still the judge's
+        yes = "class Y:\n    def __eq__(s, o): return True\ndef add(a, b): return Y()"
+        assert [judged(trusting, code, "assert add(1, 2) == 3").passed for code in (yes, ADD)] == [False, True]
 
 
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
@@ -320,12 +303,6 @@ def test_the_attempts_succeed_without_isolation() -> None:
         if what == "make a namespace" and "stopped" in done.stdout:
             continue  # user namespaces are forbidden here
         assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (what, done)
-
-
-def test_without_isolation_the_verdict_is_still_the_judges() -> None:
-    with Pool(1, isolation="none") as pool:
-        yes = "class Y:\n    def __eq__(s, o): return True\ndef add(a, b): return Y()"
-        assert [judged(pool, code, "assert add(1, 2) == 3").passed for code in (yes, ADD)] == [False, True]
 
 
 def test_works_for_an_ordinary_user() -> None:
@@ -356,11 +333,9 @@ def test_no_program_runs_after_a_failed_isolation_step() -> None:
 
 def test_every_isolation_layer_is_among_the_steps() -> None:
     """In an order that works; the filter, which names the process, comes after them."""
-    names = [
-        [kernel.NAMES[s.args[0].value] for s in zygote.own_walls(kernel.limit_threads(), ruleset)]
-        for ruleset in (9, -1)
-    ]
-    assert names == [["prctl", "prlimit64", "capset", "landlock_restrict_self", "close"], ["prctl", "prlimit64"]]
+    isolated, trusted = (zygote.own_walls(kernel.limit_threads(), ruleset) for ruleset in (9, -1))
+    names = [kernel.NAMES[step.args[0].value] for step in isolated]
+    assert names == ["prctl", "prlimit64", "capset", "landlock_restrict_self", "close"] and len(trusted) == 2
 
 
 # ---- lifetime
@@ -375,9 +350,7 @@ def status(pid: object) -> list[str]:
 
 
 def processes_below(pid: int) -> set[int]:
-    parents = {
-        int(folder.name): int(status(folder.name)[1]) for folder in Path("/proc").iterdir() if folder.name.isdigit()
-    }
+    parents = {int(name): int(status(name)[1]) for name in os.listdir("/proc") if name.isdigit()}
     found, fresh = set(), {pid}
     while fresh:
         fresh = {p for p, parent in parents.items() if parent in fresh} - found
@@ -438,12 +411,10 @@ def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) 
 
 
 def test_a_judge_and_a_zygote_that_are_killed_are_replaced(pool: Pool) -> None:
-    for kill in (
-        lambda one: one.process.kill(),
-        lambda one: os.kill(min(processes_below(one.process.pid)), signal.SIGKILL),
-    ):
+    kills = [lambda one: one.process.pid, lambda one: min(processes_below(one.process.pid))]
+    for victim in kills:
         assert judged(pool, ADD, "assert add(1, 2) == 3").passed
-        kill(next(iter(pool.judges.values())))
+        os.kill(victim(next(iter(pool.judges.values()))), signal.SIGKILL)
         time.sleep(0.1)
         assert all(judged(pool, ADD, "assert add(1, 2) == 3").passed for _ in range(2))
 
@@ -475,12 +446,8 @@ def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ten_thousand_programs_leak_nothing() -> None:
+def test_ten_thousand_programs_leak_nothing(pool: Pool) -> None:
     """Processes, descriptors, memory and files of trainer, judge and zygote stay as after the first program."""
-    try:
-        pool = Pool(2)
-    except SandboxUnavailable as why:
-        pytest.skip(str(why))
 
     def batch(n: int) -> None:
         odd = "import os\ndef add(a, b): os._exit(0)"
@@ -494,12 +461,11 @@ def test_ten_thousand_programs_leak_nothing() -> None:
         fds = sum(len(os.listdir(f"/proc/{p}/fd")) for p in below | {os.getpid()})
         return {"processes": len(below), "descriptors": fds, "MB": memory, "threads": threading.active_count()}
 
-    with pool:
-        batch(200)
-        before = used()
-        batch(10_000)
-        time.sleep(0.2)
-        after = used()
+    batch(200)
+    before = used()
+    batch(10_000)
+    time.sleep(0.2)
+    after = used()
     assert after["processes"] == before["processes"] and after["threads"] == before["threads"]
     assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
     assert after["MB"] < before["MB"] + 30, (before, after)
