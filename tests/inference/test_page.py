@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -47,8 +48,8 @@ def tell(page: Browser, text: str) -> None:
     page.enter()
 
 
-def without_tools(page: Browser) -> None:
-    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
+def texts(page: Browser, selector: str) -> list[str]:
+    return page.ask(f"[...document.querySelectorAll({selector!r})].map(n => n.textContent)")
 
 
 def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -60,10 +61,9 @@ def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)
-    assert page.ask(
-        "[...document.querySelectorAll('.card code, .card .state, .card dt, .card dd')].map(n => n.textContent)"
-    ) == ["square", "done", "x", "12", "result", "144"]
-    assert page.ask("[...document.querySelectorAll('.assistant .body')].map(n => n.textContent)") == ["", ANSWER]
+    shown = texts(page, ".card code, .card .state, .card dt, .card dd")
+    assert shown == ["square", "done", "x", "12", "result", "144"]
+    assert texts(page, ".assistant .body") == ["", ANSWER]
     roles = [m["role"] for m in json.loads(page.ask("JSON.stringify(messages)"))]
     assert roles == ["user", "assistant", "tool", "assistant"]
     for width in (1280, 390):
@@ -71,22 +71,18 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
         assert page.ask(OVERFLOW) == 0
         page.shot(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").stat().st_size > 5000
-        assert page.ask(
-            "['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"
-        )
+        assert page.ask("['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })")  # fmt: skip
 
 
 def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
-    without_tools(page)
+    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
     tell(page, "code")
     page.until(SETTLED)
     assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
     assert page.ask("getComputedStyle(document.querySelector('.assistant .body')).fontFamily").endswith("monospace")
     assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
     page.press("t", 84, modifiers=1)
-    assert page.ask(
-        "document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden"
-    )
+    assert page.ask("document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden")  # fmt: skip
     entries = page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
     assert [e["token_id"] for e in entries] == chat.completion_ids(CODE, TOK)
     shown = page.ask("document.querySelector('.tokens').textContent")
@@ -101,11 +97,7 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("$('inspector').hidden")
 
 
-def test_stopping_keeps_what_was_said_and_frees_the_server(
-    page: Browser,
-    up: Running,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Running, monkeypatch: Any) -> None:
     slow_down(monkeypatch, 0.02)
     page.ask("$('temperature').value = 10; $('seed').value = 1")
     tell(page, "hello")
@@ -145,10 +137,7 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
 
     assert asked("hello") == ["hello"]
     assert asked("good morning") == ["good morning"] and page.ask("forgotten") == 2
-    notes = page.ask(
-        "[...document.querySelectorAll('.offered')].map(n => n.textContent.endsWith('answered by itself'))"
-    )
-    assert notes == [False, True]
+    assert [note.endswith("answered by itself") for note in texts(page, ".offered")] == [False, True]
     assert asked("and good night") == ["good morning", "and good night"]
     assert asked("is it late?") == ["good morning", "and good night", "is it late?"]
     page.ask("$('alone').click()")
@@ -161,11 +150,8 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
     """The server's answers are replaced: what counts is when the page asks again."""
     unreadable = f'{chat.CALL_TAG} {{"name": "square", "arg'
     one = {"id": "c", "type": "function", "function": {"name": "square", "arguments": '{"x": 12}'}}
-    for answers, roles in (
-        ([{"content": unreadable}, {"content": unreadable}, {}], ["user", "assistant", "tool", "assistant"]),
-        ([{"tool_calls": [one]}, {"content": unreadable}, {}], ["user", "assistant", "tool", "assistant"]),
-        ([{"tool_calls": [one]}, {"tool_calls": [one]}, {}], ["user", "assistant", "tool", "assistant"]),
-    ):
+    wrong, right = {"content": unreadable}, {"tool_calls": [one]}
+    for answers in ([wrong, wrong, {}], [right, wrong, {}], [right, right, {}]):
         page.ask("fresh()")
         page.ask(
             f"""(() => {{ const left = {json.dumps(answers)}, real = ask; window.unasked = () => left.length;
@@ -176,15 +162,15 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
         )
         tell(page, REQUEST)
         page.until(SETTLED)
-        assert page.ask("messages.map(m => m.role)") == roles and page.ask("unasked()") == 1
+        assert page.ask("messages.map(m => m.role)") == ["user", "assistant", "tool", "assistant"]
+        assert page.ask("unasked()") == 1
         page.ask("restore()")
 
 
 def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)
-    cards = "[...document.querySelectorAll('.card dd')].map(n => n.textContent)"
-    before, shown = page.ask("JSON.stringify(messages)"), page.ask(cards)
+    before, shown = page.ask("JSON.stringify(messages)"), texts(page, ".card dd")
     page.open(up.url)
     page.until("model !== ''")
     assert page.ask("messages.length") == 0
@@ -192,8 +178,7 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     assert page.ask("$('list').querySelector('button').textContent") == REQUEST
     page.ask("$('list').querySelector('button').click()")
     assert page.ask("JSON.stringify(messages)") == before
-    assert page.ask(cards) == shown
-    assert page.ask("[...document.querySelectorAll('.assistant .body')].map(n => n.textContent)") == ["", ANSWER]
+    assert texts(page, ".card dd") == shown and texts(page, ".assistant .body") == ["", ANSWER]
     found = json.loads(page.ask("exported()"))
     assert found["messages"] == json.loads(before) and found["tools"][0]["function"]["name"] == "square"
     copied = "(async () => { let text = ''; navigator.clipboard.writeText = async got => { text = got; }; await copy(); return text; })()"

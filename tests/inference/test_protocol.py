@@ -38,17 +38,14 @@ from codechat.text import chat, tokenizer
 LOADED = LoadedModel(
     GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path()
 )
-USER, TOOL = (
-    {"role": "user", "content": "Rome and Oslo?"},
-    {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}},
-)
+USER = {"role": "user", "content": "Rome and Oslo?"}
+TOOL = {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}
 
 
 def asks(*given: tuple[str, str], content: Any = None) -> dict[str, Any]:
     """An assistant's turn with calls, each an id and a value of x."""
-    calls = [
-        {"id": i, "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": x})}} for i, x in given
-    ]
+    calls = [(i, {"name": "f", "arguments": json.dumps({"x": x})}) for i, x in given]
+    calls = [{"id": i, "type": "function", "function": function} for i, function in calls]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
@@ -62,18 +63,21 @@ def sampled(text: str, n: int = 1, max_new_tokens: int = 40, **how: Any) -> list
 # ---- answers
 
 
+def text_of(chunks: Any) -> str:
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
 def test_a_whole_and_a_streamed_answer(up: Running) -> None:
     ids, prompt = chat.completion_ids(CODE, TOK), len(chat.prompt(exchange("code"), TOK))
     whole = say(up)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason, whole.model) == (CODE, "stop", "tiny/sft")
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (prompt, len(ids))
-    chunks = list(say(up, stream=True, stream_options={"include_usage": True}, logprobs=True))
-    choices = [c.choices[0] for c in chunks[:-1]]
-    assert "".join(c.delta.content or "" for c in choices) == CODE
+    *chunks, last = say(up, stream=True, stream_options={"include_usage": True}, logprobs=True)
+    choices = [c.choices[0] for c in chunks]
+    assert text_of(chunks) == CODE and not any("\ufffd" in (c.delta.content or "") for c in choices)
     assert choices[0].delta.role == "assistant" and choices[-1].finish_reason == "stop"
-    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len(ids)
+    assert last.choices == [] and last.usage.completion_tokens == len(ids)
     assert [t.token_id for c in choices if c.logprobs for t in c.logprobs.content] == ids
-    assert not any("\ufffd" in (c.delta.content or "") for c in choices)
 
 
 def test_seed_n_and_temperature_draw_as_sample_does(up: Running) -> None:
@@ -99,8 +103,8 @@ def test_stop_strings_end_the_answer_and_are_not_shown(up: Running) -> None:
         whole = say(up, stop=stop)
         assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (right, "stop")
         assert whole.usage.completion_tokens < len(chat.completion_ids(CODE, TOK)), "the row leaves with the string"
-        chunks = [c.choices[0] for c in say(up, stop=stop, stream=True)]
-        assert "".join(c.delta.content or "" for c in chunks) == right and chunks[-1].finish_reason == "stop"
+        chunks = list(say(up, stop=stop, stream=True))
+        assert text_of(chunks) == right and chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> None:
@@ -141,10 +145,10 @@ def test_a_tool_call_and_its_round_trip(up: Running) -> None:
     messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": respond("square", {"x": 12})}]
     last = say(up, messages=messages, tools=[TOOL]).choices[0]
     assert (last.finish_reason, last.message.content, last.message.tool_calls) == ("stop", ANSWER, None)
-    chunks = [c.choices[0] for c in say(up, REQUEST, tools=[TOOL], stream=True)]
-    (call,) = [call for c in chunks for call in c.delta.tool_calls or ()]
+    chunks = list(say(up, REQUEST, tools=[TOOL], stream=True))
+    (call,) = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
     assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "square", {"x": 12})
-    assert not "".join(c.delta.content or "" for c in chunks) and chunks[-1].finish_reason == "tool_calls"
+    assert not text_of(chunks) and chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 def test_tool_choice_and_strict_functions(up: Running) -> None:
@@ -201,7 +205,7 @@ def test_the_page_gets_its_functions_and_a_conversation_that_fits(up: Running) -
 def test_50_clients_at_once_lose_and_mix_nothing(up: Running) -> None:
     def ask(i: int) -> str:
         got = say(up, f"request {i}", seed=i, temperature=1.5, max_tokens=4 + i % 7, stream=i % 2 == 0)
-        return got.choices[0].message.content if i % 2 else "".join(c.choices[0].delta.content or "" for c in got)
+        return got.choices[0].message.content if i % 2 else text_of(got)
 
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(ask, range(50)))
@@ -227,12 +231,10 @@ def test_a_client_that_leaves_frees_its_rows(up: Running, slow_steps: None) -> N
     next(iter(stream))
     stream.close()
     assert up.idle()
-    link = http.client.HTTPConnection(*up.place, timeout=300)
-    body = {"model": "tiny/sft", "messages": USER} | long
-    link.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
-    time.sleep(0.05)
-    link.sock.close()
-    link.close()
+    with contextlib.closing(http.client.HTTPConnection(*up.place, timeout=300)) as link:
+        body = {"model": "tiny/sft", "messages": USER} | long
+        link.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+        time.sleep(0.05)
     assert up.idle()
 
 

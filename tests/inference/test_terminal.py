@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 from by_heart import STEPS, learn
 from learning import Claim, below, lesson
+from raising import raising
 from taught import CALL, CODE, EXAMPLE, REQUEST, TOK, WORDS, call, exchange, lessons, new_model
 
 from codechat.core.errors import ConfigError, DataError
@@ -42,15 +44,7 @@ def learn_conversations(home: Path, seed: int) -> list[Claim]:
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, lines: list[str], person: bool = False) -> None:
-    feed = iter(lines)
-
-    def line(prompt: str = "") -> str:
-        try:
-            return next(feed)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("builtins.input", Mock(side_effect=[*lines, EOFError]))
     monkeypatch.setattr("sys.stdin.isatty", lambda: person, raising=False)
 
 
@@ -137,9 +131,8 @@ def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Pa
         ("a = 1\0\n", "own.py"),
     ):
         path.write_text(source)
-        with pytest.raises(DataError) as refusal:
+        with raising(DataError, message):
             load_executors(path)
-        assert message in str(refusal.value) and "\n" not in str(refusal.value)
     for wrong in ([len], [lambda x: x]):
         with pytest.raises(DataError):
             executors_of(wrong)
@@ -248,9 +241,12 @@ def test_a_request_goes_on_with_the_one_before_by_its_words() -> None:
 class Scripted:
     """A model that says these turns; `held` are the schemas that each was held to."""
 
-    def __init__(self, *turns: str) -> None:
+    loaded = SimpleNamespace(model=None, tools_style="described")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
         self.turns, self.held = list(turns), []
-        self.loaded = SimpleNamespace(model=None, tools_style="described")
+        for kind in ("LocalModel", "RemoteModel"):
+            monkeypatch.setattr(terminal, kind, lambda cfg: self)
 
     def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return messages
@@ -258,13 +254,6 @@ class Scripted:
     def say(self, messages: list[dict[str, str]], tools: object, held: bool) -> str:
         self.held.append(list(tools) if held else [])
         return self.turns.pop(0)
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, *turns: str, **settings: Any) -> tuple[Scripted, ToolChat]:
-    model = Scripted(*turns)
-    for kind in ("LocalModel", "RemoteModel"):
-        monkeypatch.setattr(terminal, kind, lambda cfg: model)
-    return model, ToolChat(ToolsConfig(**settings))
 
 
 def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +269,8 @@ def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch, capsy
         ((misfit, CALL, "144."), 2),
         ((chat.CALL_TAG + ' {"name": "\\ud83d", "arguments": {}}', "None."), 1),  # half a character as a name
     ):
-        model, session = scripted(monkeypatch, *turns, server="http://x", tools=("square",))
+        model = Scripted(monkeypatch, *turns)
+        session = ToolChat(ToolsConfig(server="http://x", tools=("square",)))
         found = session.reply([{"role": "user", "content": REQUEST}])
         assert [m["role"] for m in found] == ["user", *["assistant", "function"] * answered, "assistant"], turns
         assert all(held == session.kit.schemas for held in model.held)
@@ -294,7 +284,8 @@ def test_the_functions_change_with_the_request_and_a_small_model_sees_a_new_one_
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: bool
 ) -> None:
     monkeypatch.setattr(terminal, "mixes_requests", lambda model: small)
-    model, session = scripted(monkeypatch, "one", "two", "three", ckpt="x", constrain="off")
+    model = Scripted(monkeypatch, "one", "two", "three")
+    session = ToolChat(ToolsConfig(ckpt="x", constrain="off"))
     messages, kits, seen = [], [], []
     for text in FOLLOWING:
         messages = session.reply([*messages, {"role": "user", "content": text}])
@@ -309,16 +300,6 @@ def test_the_functions_change_with_the_request_and_a_small_model_sees_a_new_one_
 # ---- the example files
 
 
-def test_schemas_come_from_hints_and_docstrings() -> None:
-    weather, words, shipping = load_executors(EXAMPLE).values()
-    assert words.schema["name"] == "count_words" and words.schema["description"] == "Count the words in a text."
-    parameters = words.schema["parameters"]
-    assert parameters["required"] == ["text"] and parameters["properties"]["unique"]["type"] == "boolean"
-    zone = shipping.schema["parameters"]["properties"]["zone"]
-    assert zone == {"type": "string", "enum": ["home", "near", "far"], "description": "where it goes"}
-    assert words.function(text="a A b", unique=True) == 2 and weather.schema["name"] == "get_weather"
-
-
 def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function
     gives."""
@@ -326,7 +307,11 @@ def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     rows = list(public_rows.conversation_rows(given, "my_rows.jsonl", ledger, domain="calls"))
     kit = gather(executors=EXAMPLE)
     listed = gather(tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)
-    assert len(rows) == 50 and kit.schemas == listed.schemas and "get_weather" in kit.names
+    assert len(rows) == 50 and kit.schemas == listed.schemas
+    weather, words, shipping = (schema["parameters"] for schema in kit.schemas)  # from hints and docstrings
+    assert weather["required"] == ["city"] and words["properties"]["unique"]["type"] == "boolean"
+    zone = {"type": "string", "enum": ["home", "near", "far"], "description": "where it goes"}
+    assert words["required"] == ["text"] and shipping["properties"]["zone"] == zone
     for row in rows:
         system, _, asked, result, _ = (m["content"] for m in row["messages"])
         assert system == chat.tools_prompt(kit.schemas)
