@@ -166,7 +166,7 @@ FILLS = "def f(mb): return len(bytearray(mb << 20)) >> 20"
     ],
 )  # fmt: skip
 def test_a_test_passes_or_fails(code: str, test: str, passed: bool, pool: Pool) -> None:
-    verdict = judged(pool, code, test, timeout_s=1.0, memory_mb=200)
+    verdict = judged(pool, code, test, timeout_s=4.0, memory_mb=200)
     assert verdict.passed == passed, verdict.reason
 
 
