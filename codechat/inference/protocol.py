@@ -311,7 +311,7 @@ class ResponseBuilder:
     def new_chunks(self) -> Iterator[Json]:
         """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
         for i, job in enumerate(self.jobs):
-            if not self.over[i] and job.end not in CUT_SHORT and (choice := self._choice(i, job)):
+            if not self.over[i] and (choice := self._choice(i, job)):
                 yield {**self.head, "choices": [choice]}
 
     def usage_chunk(self) -> Json:
@@ -327,7 +327,7 @@ class ResponseBuilder:
         end, ids = job.end, list(job.ids)  # in this order: `end` is set last
         text, calls = self._split(i, ids) if end else (self.detokenizer.growing(ids), [])
         piece, first = text[self.sent[i] :], not self.logged[i]
-        if not piece and not end:
+        if end in CUT_SHORT or not (piece or end):
             return {}
         reason = "tool_calls" if calls else "stop" if end == "stop" else "length"
         choice: Json = {"index": i, "finish_reason": reason if end else None}
