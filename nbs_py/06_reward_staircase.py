@@ -56,7 +56,7 @@ from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
-from codechat.tasks.funcall import Staircase, score_call
+from codechat.tasks.funcall import STAIRCASES, score_call
 
 # %% [markdown]
 # ## Does it help, and when?
@@ -176,7 +176,7 @@ fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
 fig
 
 # %%
-task, rewards = tasks.load("funcall", shares={"call": 1}), Staircase()
+task, rewards = tasks.load("funcall", shares={"call": 1}), STAIRCASES["ours"]
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
 
 # %% [markdown]
@@ -186,8 +186,8 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green
 # Between the correct name and the full match the reward is linear.
 
 # %%
-reward_of = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
-reward_of["partial"] = (rewards.name_only, rewards.cap)
+reward_of = {tier: (rewards[tier],) * 2 for tier in task.tiers if tier != "partial"}
+reward_of["partial"] = (rewards["name_only"], rewards["cap"])
 fig, axes = new_figure("Seven tiers from no call to the correct one")
 for i, (tier, colour) in enumerate(zip(task.tiers, plots.tier_colours(len(task.tiers)))):
     lowest, highest = reward_of[tier]
@@ -232,7 +232,7 @@ for extra, colour in zip((0, 1, 3), (BLUE, ORANGE, GREEN)):
     tries = [dict(list(expected.items())[:m]) | guesses for m in range(7)]
     curve = [score_call(chat.format_call("f", t), {"name": "f", "arguments": expected}).reward for t in tries]
     ax.plot(range(7), curve, "o-", markersize=4, color=colour, label=f"{extra} extra keys")
-ax.axhline(rewards.cap, color="grey", linewidth=0.8, linestyle="--", label="maximum without a full match: 0.99")
+ax.axhline(rewards["cap"], color="grey", linewidth=0.8, linestyle="--", label="maximum without a full match: 0.99")
 ax.set(xlabel="correct arguments, of 6", ylabel="reward", ylim=(0.5, 1.03))
 ax.legend(fontsize=8, frameon=False)
 fig
@@ -421,7 +421,7 @@ check_cases(partial_reward, *((case, score_call(chat.format_call("f", t), {"name
 # | change | question | outcome |
 # |---|---|---|
 # | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | <details><summary>outcome</summary>partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost</details> |
-# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | <details><summary>outcome</summary>no: text after the call is free there, so 6 of the 47 texts that earn 1 are in `cheats`</details> |
+# | `score_call(text, gold, STAIRCASES["published"])` in the search | does the original's staircase pass? | <details><summary>outcome</summary>no: text after the call is free there, so 6 of the 47 texts that earn 1 are in `cheats`</details> |
 #
 # The last two cells assert the Result.
 

@@ -151,14 +151,19 @@ def row_of(problem: Problem) -> dict[str, Any]:
 
 
 def problem_of(
-    row: Mapping[str, Any], gold: Collection[str], meta: Collection[str] = (), splits: Sequence[str] = SPLITS
+    row: Mapping[str, Any],
+    where: str,
+    gold: Collection[str],
+    meta: Collection[str] = (),
+    splits: Sequence[str] = SPLITS,
 ) -> Problem:
-    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where one is missing."""
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError, beginning with `where`, where one
+    is missing."""
     answer, about = row.get("gold"), row.get("meta") or {}
     whole = isinstance(answer, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
     if not whole or row.get("split") not in splits or not (set(gold) <= answer.keys() and set(meta) <= about.keys()):
         raise DataError(
-            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, split one of "
+            f"{where}: problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, split one of "
             f"{', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
         )
     return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))

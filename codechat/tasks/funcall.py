@@ -34,7 +34,7 @@ infinities match nothing.
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from codechat.core.errors import check_choice
 from codechat.data import public_rows
@@ -57,36 +57,17 @@ COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_a
 _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
 
 
-class Staircase(NamedTuple):
-    """Rewards of the rungs. cap: largest reward of anything less than a full match. trailing: what follows the call costs
-    a "rung"; or, where that is a call, what is above the "cap". integer_tolerance: as TOLERANCE, for a float where an
-    integer is expected."""
-
-    no_tag: float = 0.0
-    bad_json: float = 0.15
-    no_name: float = 0.30
-    not_offered: float = 0.20
-    wrong_name: float = 0.35
-    name_only: float = 0.55
-    cap: float = 0.99
-    full: float = 1.0
-    trailing: str = "rung"
-    integer_tolerance: float = 0.0
-
-    def rung(self, name: str, lower: bool) -> float:
-        """The reward of a rung without argument credit; lower: of the one below."""
-        below = {"name_only": "wrong_name", "wrong_name": "no_name"}.get(name, "bad_json")
-        return min(getattr(self, name), getattr(self, below)) if lower else getattr(self, name)
-
-
-STAIRCASES = {
-    "ours": Staircase(),
-    "published": Staircase(not_offered=0.35, trailing="cap", integer_tolerance=TOLERANCE),
-}
+# Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the call costs a rung; else a
+# further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float where an integer is expected.
+OURS = dict(
+    no_tag=0.0, bad_json=0.15, no_name=0.30, not_offered=0.20, wrong_name=0.35, name_only=0.55, cap=0.99, full=1.0
+)
+OURS |= dict(marks_down=True, integer_tolerance=0.0)
+STAIRCASES = {"ours": OURS, "published": OURS | dict(not_offered=0.35, marks_down=False, integer_tolerance=TOLERANCE)}
 
 
 def score_call(
-    text: str, gold: Mapping[str, Any] | None, staircase: Staircase = STAIRCASES["ours"], offered: Collection[str] = ()
+    text: str, gold: Mapping[str, Any] | None, staircase: Mapping[str, float] = OURS, offered: Collection[str] = ()
 ) -> Score:
     """Score the first call of a completion's text. Never raises.
 
@@ -100,10 +81,10 @@ def score_call(
     tier, named = _named(first, gold, offered)
     parts = {"calls": len(calls), "form": first and first.form, "trailing": trailing, "named": named}
     if gold is None:
-        return Score(0.0 if calls else staircase.full, "wrong_name" if calls else "full", parts, not calls)
-    lower = trailing and staircase.trailing == "rung"
+        return Score(0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls)
+    lower = trailing and staircase["marks_down"]
     if named != "right":
-        return Score(staircase.rung("not_offered" if named == "not_offered" else tier, lower), tier, parts, False)
+        return Score(_rung(staircase, "not_offered" if named == "not_offered" else tier, lower), tier, parts, False)
     given, expected = first.arguments or {}, gold["arguments"]
     matched = sum(key in given and values_match(v, given[key], staircase) for key, v in expected.items())
     extra = len(given.keys() - expected.keys())
@@ -111,11 +92,17 @@ def score_call(
     f = 0.0 if first.arguments is None else f
     parts |= {"matched": matched, "expected": len(expected), "extra": extra, "f": f}
     if f == 1 and not lower and len(calls) == 1:
-        return Score(staircase.full, "full", parts, True)
+        return Score(staircase["full"], "full", parts, True)
     if f == 0:
-        return Score(staircase.rung("name_only", lower), "name_only", parts, False)
-    credit = (staircase.full - staircase.name_only) * (f * TRAILING_CREDIT if lower else f)
-    return Score(min(staircase.cap, staircase.name_only + credit), "partial", parts, False)
+        return Score(_rung(staircase, "name_only", lower), "name_only", parts, False)
+    credit = (staircase["full"] - staircase["name_only"]) * (f * TRAILING_CREDIT if lower else f)
+    return Score(min(staircase["cap"], staircase["name_only"] + credit), "partial", parts, False)
+
+
+def _rung(staircase: Mapping[str, float], name: str, lower: bool) -> float:
+    """The reward of a rung without argument credit; lower: of the one below."""
+    below = {"name_only": "wrong_name", "wrong_name": "no_name"}.get(name, "bad_json")
+    return min(staircase[name], staircase[below]) if lower else staircase[name]
 
 
 def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> tuple[str, str]:
@@ -129,7 +116,7 @@ def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Coll
     return "wrong_name", "other" if not offered or call.name.strip() in offered else "not_offered"
 
 
-def values_match(expected: Any, value: Any, staircase: Staircase) -> bool:
+def values_match(expected: Any, value: Any, staircase: Mapping[str, float]) -> bool:
     """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
     if isinstance(expected, str):
         return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
@@ -143,7 +130,7 @@ def values_match(expected: Any, value: Any, staircase: Staircase) -> bool:
         return same and all(values_match(w, v, staircase) for w, v in zip(expected, value))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    tolerance = staircase.integer_tolerance if isinstance(expected, int) else TOLERANCE
+    tolerance = staircase["integer_tolerance"] if isinstance(expected, int) else TOLERANCE
     if isinstance(expected, int) and (isinstance(value, int) or not tolerance):
         return expected == value  # exact, also between an integer and a float
     try:  # NaN and infinities fail the comparison, whichever side they are on

@@ -17,9 +17,9 @@ from typing import Any
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.data.synthetic import row as conversation
-from codechat.tasks import preparation
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.task import GOLD, CodingTask
+from codechat.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated  # noqa: F401 (`data micro`)
 
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200
@@ -204,7 +204,7 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 # ---------------------------------------------------------------- the task and its data
 
 
-class MicroTask(preparation.GeneratedTask, CodingTask):
+class MicroTask(GeneratedTask, CodingTask):
     """Small code problems. levels: a repeated level is sampled more often. Other options: see `CodingTask`."""
 
     name, domain = "micro", "solutions"
@@ -242,13 +242,10 @@ class MicroTask(preparation.GeneratedTask, CodingTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroConfig(preparation.GeneratedConfig):
+class MicroConfig(GeneratedConfig):
     """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl (problems)."""
 
     make = MicroTask
     max_examples: int = 8000
     eval_examples: int = 500
     levels: tuple[int, ...] = LEVELS
-
-
-prepare_micro = preparation.prepare_generated

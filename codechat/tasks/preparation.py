@@ -15,7 +15,6 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import (
     Ledger,
-    check_columns,
     hub_rows,
     names_hub_set,
     read_jsonl,
@@ -52,10 +51,6 @@ class ColumnsConfig(PreparedConfig):
     """Settings of what reads rows of files in several layouts."""
 
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_columns(self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +106,8 @@ class PublicTask(BaseTask):
     columns: Sequence[str] | None = None
     gold_fields: Collection[str]
 
-    def make(self, row: Row, number: int, part: str) -> Problem | None:
-        """The problem of a row; None where it is of no split."""
+    def make(self, row: Row, number: int, part: str) -> Problem:
+        """The problem of a row."""
         raise NotImplementedError
 
     def embedded(self) -> Iterable[Row]:
@@ -145,12 +140,13 @@ class PublicTask(BaseTask):
             where = f"{self.name}, {origin}"
             for number, row in enumerate(require_columns(rows, (*self.accepted, WRITTEN), where), 1):
                 try:
-                    written = "gold" in row and problem_of(row, self.gold_fields, splits=(*SPLITS, "prompt"))
-                    problems.append(written or self.make(row, number, part))
+                    made = None if "gold" in row else self.make(row, number, part)
                 except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                    message = f"{type(error).__name__}: {error}"
-                    raise DataError(f"{where}, row {number}: {message}; correct the row") from None
-        return [problem for problem in problems if problem]
+                    fault = f"{type(error).__name__}: {error}; correct the row"
+                    raise DataError(f"{where}, row {number}: {fault}") from None
+                splits = (*SPLITS, "prompt")
+                problems.append(made or problem_of(row, f"{where}, row {number}", self.gold_fields, splits=splits))
+        return problems
 
 
 class GeneratedTask(BaseTask):
@@ -200,10 +196,7 @@ class GeneratedTask(BaseTask):
         if not path.is_file():
             raise MissingFile(f"{path} does not exist; write it with `{command} --out {self.source}`")
         for number, row in read_jsonl(path):
-            try:
-                problem = problem_of(row, self.gold_fields, self.meta_fields)
-            except DataError as error:
-                raise DataError(f"{path}:{number}: {error} with `{command}`") from None
+            problem = problem_of(row, f"{path}:{number} of {command}", self.gold_fields, self.meta_fields)
             if problem.meta.get("level", 1) in self.levels:
                 yield problem
 

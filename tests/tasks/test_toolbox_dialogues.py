@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,17 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.data import synthetic
 from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import catalogue, prepare
-from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, WORDINGS, family
-from codechat.tasks.toolbox.dialogues import Mix, Sampler, informally
+from codechat.tasks.toolbox import catalogue, dialogues, prepare
+from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
+from codechat.tasks.toolbox.dialogues import Mix, informally
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
 from codechat.tasks.toolbox.problems import probes
-from codechat.tasks.toolbox.tool import say
 from codechat.tasks.toolbox.values import WORDS
 from codechat.text import chat
 
 MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
+TASK = FuncallTask()
 REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
 
 
@@ -48,9 +47,10 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
     for row in rows[:600]:
         tools = offered(row["messages"])
         for message in row["messages"]:
-            for call in chat.parse_calls(message["content"]) if message["role"] == "assistant" else ():
+            for call in chat.parse_calls(message["content"]):
                 assert list(call.arguments) == tools[call.name], row["id"]
-                assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
+                assert message["role"] == "assistant" and row["meta"]["kind"] in ("call", "multi_turn", "chained")
+        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
     kinds = Counter(row["meta"]["kind"] for row in rows)
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
     assert 0.14 < kinds["chained"] / 3000 < 0.21
@@ -103,10 +103,9 @@ def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_lo
     rows = list(draw_dialogues("train", 50, seed=5))
     assert list(draw_dialogues("train", 80, seed=5))[:50] == rows != list(draw_dialogues("train", 50, seed=6))
     assert len({r["id"] for r in rows}) == 50
-    task = FuncallTask()
     for split in ("train", "test", "test_hard"):
         few = draw_problems(split, 100, mix=MIX, code_requests=REQUESTS)
-        assert all(task.score(p, task.gold(p)).correct for p in few)
+        assert all(TASK.score(p, TASK.gold(p)).correct for p in few)
         many = {p.id: p for p in draw_problems(split, 200, mix=MIX, code_requests=REQUESTS)}
         assert all(many[p.id] == p for p in few) and len(many) == 200
 
@@ -114,12 +113,10 @@ def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_lo
 def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
     rng = random.Random(0)
     for _ in range(300):
-        tools = catalogue.invented_offer(rng, "train", 4)
-        assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == 4
+        words, tools = zip(*catalogue.invented_offer(rng, "train", 4).items())
+        assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == len(set(words)) == 4
         text = tools[0].ask(rng, tools[0].sample(rng, "train")).lower()
-        verb, thing = catalogue._words_of(tools[0])
-        assert verb in text and thing in text
-        assert all(catalogue._words_of(t) != (verb, thing) for t in tools[1:])
+        assert all(word in text for word in words[0])
 
 
 def test_impossible_shares_and_unknown_strata_are_errors() -> None:
@@ -210,14 +207,6 @@ def test_multi_turn_responses_come_from_running_the_tool() -> None:
         assert "<functioncall>" not in answer["content"]
 
 
-def test_negatives_have_no_call_and_no_fitting_tool() -> None:
-    rows = list(draw_dialogues("train", 1000, mix=Mix(multi_turn=0.0, unfitting=0.0, no_tools=0.5, small_talk=0.5)))
-    assert {r["meta"]["kind"] for r in rows} == {"absent", "chat"}
-    for row in rows:
-        assert not any(chat.parse_calls(m["content"]) for m in row["messages"])
-        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
-
-
 def test_offered_tools_are_never_ambiguous() -> None:
     for row in draw_dialogues("test_hard", 2000, mix=Mix(unfitting=0.0, no_tools=0.0)):
         offered = row["meta"]["tools"]
@@ -247,22 +236,16 @@ def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
     said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in PHRASES["small_talk"]}
     talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
     assert 0.4 < sum(talk) / len(talk) < 0.7
-    wordy = Sampler(random.Random(0), "train", Mix(wordings=1.0))
-    asked = {wordy.ask(TOOLS["square"], {"x": 7}) for _ in range(200)}
-    assert asked == {ask.format(x=7) for ask in WORDINGS["square"]}
-    other = next(tool for tool in TOOLS.values() if tool.name not in WORDINGS)
-    arguments = other.sample(random.Random(0), "train")
-    assert wordy.ask(other, arguments) in {other.ask(random.Random(i), arguments) for i in range(99)}, "its own"
 
 
-def test_an_invented_tool_with_the_name_of_a_known_one_is_asked_for_in_its_own_words() -> None:
-    sampler = Sampler(random.Random(0), "train", Mix(wordings=1.0))
-    known = TOOLS["cut_text"]
-    invented = replace(known, slots={"text": known.slots["text"]}, asks=['Cut "{text}".'])
-    renamed = replace(known, alias="sliver")
-    assert sampler.ask(invented, {"text": "oak"}) == 'Cut "oak".'
-    further = {w.format(text="oak", length=2) for w in WORDINGS["cut_text"]}
-    assert all(sampler.ask(tool, {"text": "oak", "length": 2}) in further for tool in (known, renamed))
+def test_only_tools_of_the_catalogue_are_asked_for_in_additional_wordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invented tool may have the name of a known one, and other arguments."""
+    monkeypatch.setattr(dialogues, "WORDINGS", type("", (dict,), {"get": lambda *_: ["Further."]})())
+    only_series = dict(series=1.0, wordings=1.0, multi_turn=0.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)
+    for shares, further in ((only_series, True), (only_series | dict(invented=0.5, composed=0.5), False)):
+        rows = draw_dialogues("train", 20, mix=Mix(**shares))
+        asked = {m["content"] for row in rows for m in row["messages"] if m["role"] == "user"}
+        assert (asked == {"Further."}) == ("Further." in asked) == further
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8])

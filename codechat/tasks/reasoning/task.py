@@ -197,7 +197,7 @@ class Gsm8kTask(AnswerTask, PublicTask):
         super().__init__(source, template, reward)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
-    def make(self, row: Row, number: int, part: str) -> Problem | None:
+    def make(self, row: Row, number: int, part: str) -> Problem:
         gold, question = gsm8k_gold(row["answer"]), row["question"].strip()
         if gold is None:
             raise ValueError(f'its answer ends in {row["answer"][-40:]!r}; required "#### N"')

@@ -1,4 +1,7 @@
-"""All tools by name, how to run one, and which tools could serve the same request.
+"""Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same request.
+
+The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard
+for test_hard) and answers. Every parameter is required; optional ones would make the correct call ambiguous.
 
 Beside the tools that compute there are services of everyday life, in conversations only: a service does nothing, its result is drawn,
 always the same one for the same arguments. So a model meets results and answers that it could not have computed. They and the further
@@ -16,21 +19,130 @@ one conversation: nothing but the line in the list says how such a tool is calle
 import json
 import operator
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from codechat.tasks.toolbox import functions
-from codechat.tasks.toolbox.tool import Tool, ToolError, neat
-from codechat.tasks.toolbox.values import COMMON, VERBS, allowed, draw_word, invent, slot
+from codechat.tasks.toolbox.functions import ToolError, neat
+from codechat.tasks.toolbox.values import COMMON, VERBS, Slot, allowed, draw_word, invent, parts, slot, whole
 
 _HERE = Path(__file__).parent
+MAX_TEXT, MAX_ITEMS, MAX_NUMBER = 1000, 1000, 1e15
 _SCOPE = vars(functions) | functions.TABLES
 VARIED = 0.5  # share of the words and names in results that are not invented
 RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
+    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's name; or a
+    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool and of
+    some of its arguments in one conversation."""
+
+    name: str
+    description: str
+    slots: Mapping[str, Slot]
+    run: Callable[..., Any]
+    asks: Sequence[str]
+    answers: Sequence[str]
+    hard_asks: Sequence[str] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
+    alias: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """{"name", "description", "parameters": JSON schema}, as the conversation offers it."""
+        properties = {self.keys.get(key, key): dict(slot.schema) for key, slot in self.slots.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        return {"name": self.alias or self.name, "description": self.description, "parameters": parameters}
+
+    def written(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """{"name", "arguments"} of a call, as the conversation names them."""
+        named = {self.keys.get(key, key): value for key, value in arguments.items()}
+        return {"name": self.alias or self.name, "arguments": named}
+
+    @cached_property
+    def level(self) -> int:
+        """1: one copied word or number. 2: two, or one and a translated choice. 3: more, lists, phrases."""
+        return min(3, sum(slot.cost for slot in self.slots.values()))
+
+    def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> dict[str, Any]:
+        """Arguments that only `split` uses, in schema order. Two enumerations never take the same value.
+
+        varied: share of the words and names from further afield (`Slot.varied`)."""
+        while True:
+            arguments = {name: slot.sample(rng, split, varied) for name, slot in self.slots.items()}
+            if self.adjust:
+                arguments = self.adjust(rng, arguments)
+            chosen = [v for k, v in arguments.items() if "enum" in self.slots[k].schema]
+            decided = any(self.slots[k].decides(v) for k, v in arguments.items()) or whole(arguments, split)
+            if decided and len(set(chosen)) == len(chosen):
+                return arguments
+
+    def ask(self, rng: random.Random, arguments: Mapping[str, Any], asks: Sequence[str] = ()) -> str:
+        """A request in words, in one of `asks` instead of the tool's own where there are any."""
+        template = rng.choice(asks or self.asks)
+        return template.format(**{k: self.slots[k].say(rng, v) for k, v in arguments.items()})
+
+    def report(self, arguments: Mapping[str, Any], result: Any) -> str:
+        """A short answer in words with the result."""
+        return self.answers[0].format(result=say(result), **{k: say(v) for k, v in arguments.items()})
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Check the arguments against the schema and the limits, and run. ToolError names the fault."""
+        if arguments.keys() != self.slots.keys():
+            given = ", ".join(map(str, arguments))[:100]
+            raise ToolError(f"{self.name} takes ({', '.join(self.slots)}), not ({given})")
+        checked = {k: check(k, arguments[k], slot.schema) for k, slot in self.slots.items()}
+        for key, limit in self.limits.items():
+            if isinstance(limit, str):
+                if not re.fullmatch(limit, checked[key]):
+                    raise ToolError(f"{key} must match {limit}")
+                continue
+            least, most = (checked.get(bound, bound) for bound in limit)
+            if not all(least <= value <= most for value in parts(checked[key])):
+                raise ToolError(f"{key} must be between {least} and {most}")
+        try:
+            return self.run(**checked)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            raise ToolError(f"{self.name}: {str(error)[:200]}") from error
+
+
+def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
+    """The value in the type of its schema (2.0 becomes 2 for an integer). ToolError where it does not match."""
+    kind = schema["type"]
+    if kind == "array":
+        if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
+            raise ToolError(f"{name} must be a list of 1 to {MAX_ITEMS} items")
+        return [check(f"{name}[{i}]", item, schema["items"]) for i, item in enumerate(value)]
+    if kind == "string":
+        fits = isinstance(value, str) and len(value) <= MAX_TEXT
+    else:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+        fits = fits and (kind == "number" or value == int(value))
+    if not fits:
+        raise ToolError(f"{name} must be {'an' if kind == 'integer' else 'a'} {kind} of sensible size")
+    if "enum" in schema and value not in schema["enum"]:
+        raise ToolError(f"{name} must be one of {', '.join(map(str, schema['enum']))}")
+    return int(value) if kind == "integer" else value
+
+
+def say(value: Any) -> str:
+    """A result in words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(say, value)) if isinstance(value, list) else str(value)
+
+
+# ---------------------------------------------------------------- the catalogue
 
 
 def _drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
@@ -168,11 +280,8 @@ def composed() -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def invented(
-    rng: random.Random, split: str, verb: str | None = None, thing: str | None = None, rare: float = 0.0
-) -> Tool:
+def _invented(rng: random.Random, split: str, verb: str, thing: str) -> Tool:
     """A tool for one conversation: what it does is said by two words of its description; half of the names say it too. Names belong to splits, as values do."""
-    verb, thing = verb or rng.choice(VERBS), thing or draw_word(rng, rare, THINGS)
     slots = {key: slot(kind) for key, kind in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3)))}
     values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
     name = ""
@@ -184,19 +293,14 @@ def invented(
     return Tool(name, description, slots, lambda **given: "done", asks, ["It is done."])
 
 
-def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> list[Tool]:
-    """k invented tools; half of them share the first one's verb or its thing, so that both words must be read."""
-    offered = [invented(rng, split, rare=rare)]
-    verb, thing = _words_of(offered[0])
+def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> dict[tuple[str, str], Tool]:
+    """k invented tools by verb and thing; half of them share the first one's verb or its thing, so that both words must be read."""
+    offered: dict[tuple[str, str], Tool] = {}
     while len(offered) < k:
-        draw = rng.random()
-        other = invented(rng, split, verb if draw < 0.25 else None, thing if 0.25 <= draw < 0.5 else None, rare)
-        if all(_words_of(other) != _words_of(tool) and other.name != tool.name for tool in offered):
-            offered.append(other)
+        draw, first = (rng.random(), next(iter(offered))) if offered else (1.0, ("", ""))
+        verb = first[0] if draw < 0.25 else rng.choice(VERBS)
+        thing = first[1] if 0.25 <= draw < 0.5 else draw_word(rng, rare, THINGS)
+        tool = _invented(rng, split, verb, thing)
+        if tool.name not in {other.name for other in offered.values()}:
+            offered.setdefault((verb, thing), tool)
     return offered
-
-
-def _words_of(tool: Tool) -> tuple[str, str]:
-    """(verb, thing) of an invented tool."""
-    words = tool.description.lower().split()
-    return next(w for w in words if w in VERBS), words[-1]

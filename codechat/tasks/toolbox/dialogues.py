@@ -17,13 +17,25 @@ from codechat.core.errors import ConfigError
 from codechat.data import synthetic
 from codechat.tasks.base import Message
 from codechat.tasks.toolbox import catalogue
-from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SEEN, WORDINGS, draw_others, family, response, tools_of
-from codechat.tasks.toolbox.tool import Tool, ToolError, say
+from codechat.tasks.toolbox.catalogue import (  # fmt: skip
+    HELD_OUT,
+    PHRASES,
+    SEEN,
+    WORDINGS,
+    Tool,
+    ToolError,
+    draw_others,
+    family,
+    response,
+    say,
+    tools_of,
+)
 from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
 from codechat.text import chat
 
 LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
 MAX_TOOLS = 4  # on offer
+RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have another name
 KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
 
 
@@ -44,7 +56,6 @@ class Mix(Settings):
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
     composed: float = _share(0.0, "requests for composed tools")
     invented: float = _share(0.0, "requests for invented tools")
-    renamed_tools: float = _share(0.7, "the tools of a renamed conversation that have another name")
     renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
     unserved: float = _share(0.5, "the series with a request that fits none of its tools")
     informal: float = _share(0.0, "the requests in chat style")
@@ -140,10 +151,8 @@ def informally(rng: random.Random, text: str) -> str:
     if rng.random() < 0.6:
         text = rng.choice(PHRASES["openings"]) + rng.choice((", ", ": ", " ", " - ")) + text
     if rng.random() < 0.4:
-        text += rng.choice((" ", ", ")) + rng.choice(PHRASES["endings"])
-    elif rng.random() < 0.1:
-        text += "!!"
-    return text
+        return text + rng.choice((" ", ", ")) + rng.choice(PHRASES["endings"])
+    return f"{text}!!" if rng.random() < 0.1 else text
 
 
 # ---------------------------------------------------------------- one scene
@@ -157,51 +166,52 @@ class Sampler:
     split: str
     mix: Mix = Mix()
 
+    def happens(self, share: float) -> bool:
+        """True in a share of the cases; a share of 0 draws nothing."""
+        return share > 0 and self.rng.random() < share
+
+    def asked(self, tool: Tool, asks: Sequence[str] = (), hard: str | None = None) -> Request:
+        """A request for a tool, in one of `asks` instead of the tool's own where there are any."""
+        arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
+        return Request(tool, arguments, tool.ask(self.rng, arguments, asks), hard)
+
     def request(self, hard: str | None = None) -> Request:
         """For a tool of the catalogue. hard: "tool" needs a held-out one, "phrasing" asks for another in new words."""
         level = self.rng.choice(LEVELS)
-        tools = [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
-        tool = self.rng.choice(tools)
-        arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
-        text = tool.ask(self.rng, arguments, tool.hard_asks if hard == "phrasing" else ())
-        return Request(tool, arguments, text, hard)
+        tool = self.rng.choice(
+            [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
+        )
+        return self.asked(tool, tool.hard_asks if hard == "phrasing" else (), hard)
+
+    def tools(self, draw: float, k: int) -> list[Tool]:
+        """k invented tools, composed ones or services, as a number says; none above the sum of their shares."""
+        if draw < self.mix.invented:
+            return list(catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words).values())
+        if draw < self.mix.invented + self.mix.composed:
+            return self.rng.sample(catalogue.composed(), k)
+        if draw < self.mix.invented + self.mix.composed + self.mix.services:
+            return catalogue.draw_services(self.rng, self.split, k)
+        return []
 
     def scene(self, *, fits: bool = True) -> Scene:
         """A request with 1 to 4 tools. fits: the requested tool is among them."""
         rng, mix, draw = self.rng, self.mix, self.rng.random()
         fewest = 1 if fits else 2  # with the requested one
         if draw < mix.invented + mix.composed + mix.services:
-            tool, *others = self._tools_beside_the_catalogue(draw, rng.randint(fewest, MAX_TOOLS))
+            tool, *others = self.tools(draw, rng.randint(fewest, MAX_TOOLS))
             if draw < mix.invented:
-                if mix.plain_answers and rng.random() < mix.plain_answers:
+                if self.happens(mix.plain_answers):
                     tool = catalogue.with_drawn_results(rng, tool, rng.choice(PHRASES["plain_answers"]))
             elif draw >= mix.invented + mix.composed and rng.random() < 0.5:
-                others = draw_others(self.rng, self.split, [], len(others))
-            arguments = tool.sample(rng, self.split, mix.varied_values)
-            request = Request(tool, arguments, tool.ask(rng, arguments))
+                others = draw_others(rng, self.split, [], len(others))
+            request = self.asked(tool)
         else:
             request = self.request()
-            if mix.wordings and rng.random() < mix.wordings:
+            if self.happens(mix.wordings):
                 further = WORDINGS.get(request.tool.name, ())
                 request = replace(request, text=request.tool.ask(rng, request.arguments, further))
-            others = draw_others(self.rng, self.split, [request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
+            others = draw_others(rng, self.split, [request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
         return self.named([request], [request.tool, *others] if fits else others)
-
-    def _tools_beside_the_catalogue(self, draw: float, k: int) -> list[Tool]:
-        """k invented tools, composed ones or services, as a number below the sum of their shares says."""
-        if draw < self.mix.invented:
-            return catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words)
-        if draw < self.mix.invented + self.mix.composed:
-            return self.rng.sample(catalogue.composed(), k)
-        return catalogue.draw_services(self.rng, self.split, k)
-
-    def tools(self, k: int) -> list[Tool]:
-        """k tools of one kind, none of which could serve another's request."""
-        draw = self.rng.random()
-        if draw < self.mix.invented + self.mix.composed + self.mix.services:
-            return self._tools_beside_the_catalogue(draw, k)
-        first = self.rng.choice(tools_of("train", self.rng.choice(LEVELS)))
-        return [first, *draw_others(self.rng, self.split, [first], k - 1)]
 
     def named(self, requests: Sequence[Request], offered: list[Tool]) -> Scene:
         """The scene, in a share of the draws under other names."""
@@ -219,10 +229,9 @@ class Sampler:
         invented one of this split."""
         rng, new, taken = self.rng, list[Tool](), {t.name for t in tools}
         for tool in tools:
-            alias, words = "", [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
-            if every or rng.random() < self.mix.renamed_tools:
-                alias = self._new_name(words, taken)
-                taken.add(alias)
+            words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
+            alias = self._new_name(words, taken) if every or rng.random() < RENAMED_TOOLS else ""
+            taken.add(alias)
             drawn = (k for k in tool.slots if rng.random() < self.mix.renamed_arguments)
             keys = {k: draw_word(rng, self.mix.rare_words) for k in drawn}
             clash = len({keys.get(key, key) for key in tool.slots}) < len(tool.slots)  # then the tool keeps its own
@@ -274,31 +283,19 @@ class Sampler:
 
     def said(self, text: str) -> Message:
         """The user's message; informal in a share of the draws."""
-        informal = self.mix.informal and self.rng.random() < self.mix.informal
-        return message("user", informally(self.rng, text) if informal else text)
-
-    def ask(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        further = self.mix.wordings and self.rng.random() < self.mix.wordings
-        own = (
-            tool.name in catalogue.TOOLS and tool.slots is catalogue.TOOLS[tool.name].slots
-        )  # an invented tool may have the same name
-        return tool.ask(self.rng, arguments, WORDINGS.get(tool.name, ()) if further and own else ())
-
-    def answer(self, request: Request, result: Any) -> str:
-        """The tool's own sentence, or one that only states the result. After a name that says nothing the tool's own
-        sentence would have to be guessed, so plain ones are twice as frequent there."""
-        share = self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2
-        if share and self.rng.random() < share:
-            return self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
-        return request.tool.report(request.arguments, result)
+        return message("user", informally(self.rng, text) if self.happens(self.mix.informal) else text)
 
     def served(self, scene: Scene, user: Message) -> list[Message]:
-        """The request, its calls with the tools' responses, and the answer."""
+        """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that only states
+        the result. After a name that says nothing the former would have to be guessed, so the latter is twice as frequent."""
         messages = [scene.system(self.rng), user]
         for request, call in zip(scene.requests, scene.calls(), strict=True):
             result = request.tool.call(request.arguments)
             messages += [call_message(call), message("function", response(result))]
-        return [*messages, message("assistant", self.answer(request, result))]
+        answer = request.tool.report(request.arguments, result)
+        if self.happens(self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2):
+            answer = self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
+        return [*messages, message("assistant", answer)]
 
 
 # ---------------------------------------------------------------- conversations
@@ -330,8 +327,8 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":
-        further = mix.wordings and rng.random() < mix.wordings
-        said, reply = rng.choice(synthetic.small_talk() if further else PHRASES["small_talk"])
+        talk = synthetic.small_talk() if sampler.happens(mix.wordings) else PHRASES["small_talk"]
+        said, reply = rng.choice(talk)
         messages = [scene.system(rng), message("user", said), message("assistant", reply)]
         return [(messages, scene.meta("chat") | {"asked": "chat"})]
     if kind == "no_tools":
@@ -349,16 +346,19 @@ def _single(rng: random.Random, scene: Scene, user: Message) -> Drawn:
 def _series(sampler: Sampler) -> Drawn:
     """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them. Only
     the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
-    rng, mix = sampler.rng, sampler.mix
-    *tools, missing = sampler.tools(rng.randint(3, 5))
-    if rng.random() < mix.renamed:
-        *tools, missing = sampler.new_names([*tools, missing])
+    rng, mix, k = sampler.rng, sampler.mix, sampler.rng.randint(3, 5)
+    found = sampler.tools(rng.random(), k)
+    if known := not found:  # tools of the catalogue, none of which could serve another's request
+        first = rng.choice(tools_of("train", rng.choice(LEVELS)))
+        found = [first, *draw_others(rng, sampler.split, [first], k - 1)]
+    *tools, missing = sampler.new_names(found) if rng.random() < mix.renamed else found
     order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
     scene = Scene([Request(order[0], {}, "")], tools, any(t.alias for t in (*tools, missing)))
     messages = [scene.system(rng)]
     for tool in rng.sample(order, len(order)):
         arguments = tool.sample(rng, sampler.split, mix.varied_values)
-        messages.append(sampler.said(sampler.ask(tool, arguments)))
+        further = WORDINGS.get(tool.name, ()) if sampler.happens(mix.wordings) and known else ()
+        messages.append(sampler.said(tool.ask(rng, arguments, further)))
         none = message("assistant", rng.choice(PHRASES["no_function"]))
         messages.append(none if tool is missing else call_message(tool.written(arguments)))
     return messages, scene.meta("series") | {"level": 0}

@@ -13,7 +13,6 @@ entry like any other.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from codechat.tasks.base import Message
@@ -53,23 +52,12 @@ def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) ->
 # ---------------------------------------------------------------- lookups
 
 
-@dataclass(frozen=True)
-class Step:
-    """A kind of drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words
-    are not the line's own. chained: share of requests for one line and then another, whose call takes the result of the
-    first."""
-
-    pool: Sequence[str]
-    entries: int
-    words: int
-    loose: float = 0.0
-    chained: float = 0.0
-
-
-STEPS = {
-    "calls": Step(SHORT, entries=4, words=2),
-    "phrases": Step(COMMON, entries=5, words=3, loose=0.3, chained=0.1),
-    "loose": Step(COMMON, entries=5, words=4, loose=0.6, chained=0.2),
+# Kinds of drills. pool: words of lines and names. entries: most lines of a list. words: most words of a line. loose: share of requests
+# whose words are not the line's own. chained: share of requests for one line and then another, whose call takes the result of the first.
+STEPS: dict[str, dict[str, Any]] = {
+    "calls": dict(pool=SHORT, entries=4, words=2, loose=0.0, chained=0.0),
+    "phrases": dict(pool=COMMON, entries=5, words=3, loose=0.3, chained=0.1),
+    "loose": dict(pool=COMMON, entries=5, words=4, loose=0.6, chained=0.2),
 }
 
 
@@ -80,77 +68,70 @@ def lookup_dialogues(
 
     step: a key of STEPS. missing: share of requests for words that no line has; the answer is then the list's last entry,
     `chat.NOTHING`. rare_words: share of the words of the steps "phrases" and "loose" that are of `values.WORDS`."""
-    rng = random.Random(f"lookup {step} {split} {seed}")
+    rng, how = random.Random(f"lookup {step} {split} {seed}"), STEPS[step]
     for i in range(n):
-        messages = _conversation(rng, split, _with_rare_words(rng, STEPS[step], rare_words), missing)
+        if rare_words and how["loose"]:
+            common = STEPS[step]["pool"] if rare_words < 1 else ()
+            rare = round(len(common) * rare_words / (1 - rare_words)) if common else len(WORDS)
+            how = how | {"pool": [*common, *rng.sample(WORDS, min(rare, len(WORDS)))]}
+        messages = _lookups(rng, split, missing, **how)
         yield _row(f"lookup_{step}", split, seed, i, messages, tools_present=True, asked="tool")
 
 
-def _with_rare_words(rng: random.Random, step: Step, share: float) -> Step:
-    """The step with other words for one conversation; earlier steps and share 0 stay as they are, without a draw."""
-    if not share or not step.loose:
-        return step
-    rare = round(len(step.pool) * share / (1 - share)) if share < 1 else len(WORDS)
-    return replace(step, pool=[*(step.pool if share < 1 else ()), *rng.sample(WORDS, min(rare, len(WORDS)))])
-
-
-def _conversation(rng: random.Random, split: str, step: Step, missing: float) -> list[Message]:
-    size = rng.randint(2, step.entries)
-    names = _names(rng, split, step, size)
-    words = rng.sample(step.pool, (size + 1) * step.words)
-    *texts, absent = (words[i * step.words :][: rng.randint(1, step.words)] for i in range(size + 1))
-    entries = [(text, name, rng.choice(step.pool)) for text, name in zip(texts, names)]
-    lines = [f"{' '.join(text).capitalize()}: {name}({key}: integer)" for text, name, key in entries]
+def _lookups(
+    rng: random.Random,
+    split: str,
+    missing: float,
+    pool: Sequence[str],
+    entries: int,
+    words: int,
+    loose: float,
+    chained: float,
+) -> list[Message]:
+    """The messages of a conversation."""
+    size = rng.randint(2, entries)
+    names = _names(rng, split, pool, loose, size)
+    drawn = rng.sample(pool, (size + 1) * words)
+    *texts, absent = (drawn[i * words :][: rng.randint(1, words)] for i in range(size + 1))
+    listed = [(text, name, rng.choice(pool)) for text, name in zip(texts, names)]
+    lines = [f"{' '.join(text).capitalize()}: {name}({key}: integer)" for text, name, key in listed]
     messages = [message("system", chat.described("\n".join(["Functions:", *lines])))]
     for at in rng.sample(range(size), size):
-        text, name, key = entries[at]
+        text, name, key = listed[at]
         if declined := rng.random() < missing:
             text, name = absent, chat.NOTHING
-        words = _asked(rng, step, text)
-        chained = rng.random() < step.chained and not declined
-        if chained:
-            text, second, second_key = entries[rng.choice([i for i in range(size) if i != at])]
-            then = _asked(rng, step, text)
+        request = _asked(rng, loose, text)
+        if twice := rng.random() < chained and not declined:
+            text, second, second_key = listed[rng.choice([i for i in range(size) if i != at])]
+            then = _asked(rng, loose, text)
         value = rng.randint(1, 99)
-        call = message("assistant", chat.format_call(name, {} if declined else {key: value}))
-        if not chained:
-            messages += [message("user", _said(words, value)), call]
-            continue
-        result = _result(rng, split)
-        form = rng.choice(PHRASES["chain"])
-        asked = form.format(first=f"{_said(words, value)}.", second=_said(then, rng.choice(PHRASES["the_result"])))
-        last = message("assistant", chat.format_call(second, {second_key: result}))
-        messages += [message("user", asked), call, message("function", response(result)), last]
+        request = f"{request} {value}"
+        turns = [message("assistant", chat.format_call(name, {} if declined else {key: value}))]
+        if twice:
+            result = next(n for n in iter(lambda: rng.randint(1, 999), 0) if allowed(n, split))
+            form = rng.choice(PHRASES["chain"])
+            request = form.format(first=f"{request}.", second=f"{then} {rng.choice(PHRASES['the_result'])}")
+            last = message("assistant", chat.format_call(second, {second_key: result}))
+            turns += [message("function", response(result)), last]
+        messages += [message("user", request), *turns]
     return messages
 
 
-def _said(words: list[str], value: Any) -> str:
-    return f"{' '.join(words).capitalize()} {value}"
-
-
-def _result(rng: random.Random, split: str) -> int:
-    while not allowed(result := rng.randint(1, 999), split):
-        pass
-    return result
-
-
-def _names(rng: random.Random, split: str, step: Step, count: int) -> list[str]:
+def _names(rng: random.Random, split: str, pool: Sequence[str], loose: float, count: int) -> list[str]:
     """Different names: a word of the pool, or in the looser steps two words or an invented one."""
     found: list[str] = []
     while len(found) < count:
-        draw = rng.random() if step.loose else 0.0
-        name = (
-            rng.choice(step.pool) if draw < 0.3 else "_".join(rng.sample(step.pool, 2)) if draw < 0.7 else invent(rng)
-        )
+        draw = rng.random() if loose else 0.0
+        name = rng.choice(pool) if draw < 0.3 else "_".join(rng.sample(pool, 2)) if draw < 0.7 else invent(rng)
         if name not in (chat.NOTHING, *found) and (draw < 0.7 or allowed(name, split)):
             found.append(name)
     return found
 
 
-def _asked(rng: random.Random, step: Step, text: list[str]) -> list[str]:
+def _asked(rng: random.Random, loose: float, text: list[str]) -> str:
     """The words of a request: those of the line, or all but at most one of them among fillers, in any order."""
-    if rng.random() >= step.loose:
-        return text
-    kept = rng.sample(text, rng.randint(max(1, len(text) - 1), len(text)))
-    mixed = kept + rng.choices(PHRASES["fillers"], k=rng.randint(0, 4))
-    return rng.sample(mixed, len(mixed))
+    if rng.random() < loose:
+        kept = rng.sample(text, rng.randint(max(1, len(text) - 1), len(text)))
+        mixed = kept + rng.choices(PHRASES["fillers"], k=rng.randint(0, 4))
+        text = rng.sample(mixed, len(mixed))
+    return " ".join(text).capitalize()

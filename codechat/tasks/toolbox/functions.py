@@ -19,9 +19,19 @@ from string import ascii_lowercase, hexdigits
 from typing import Any
 from urllib.parse import quote  # noqa: F401
 
-from codechat.tasks.toolbox.tool import ToolError, neat
-
 TABLES = json.loads(Path(__file__).with_name("tables.json").read_text(encoding="utf-8"))
+
+
+class ToolError(ValueError):
+    """Invalid arguments of a tool. The caller reads the message."""
+
+
+def neat(value: float, digits: int = 4) -> int | float:
+    """The number rounded, as an int if it is whole. ToolError where it is not finite."""
+    if isinstance(value, complex) or not math.isfinite(value):
+        raise ToolError("the result is not a finite number")
+    rounded = round(value, digits)
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def factorize(n: int) -> list[int]:

@@ -25,6 +25,7 @@ from codechat.tasks.toolbox.values import is_shared, parts
 from codechat.text import chat
 
 Row = dict[str, Any]
+Called = tuple[str | None, Mapping[str, Any]]  # name and arguments of a call
 CALLS_HUB = "glaiveai/glaive-function-calling-v2"
 TOOLBOX_CALLS = 20_000
 
@@ -88,23 +89,25 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
 
     Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In training: an argument of a call
     in a conversation, a drill or a problem, or a word of a copying drill."""
-    golds = {name: [row["gold"] for row in rows if row["gold"]] for name, rows in files.items() if "funcall." in name}
-    calls = list(golds.get("funcall.train", ()))
-    for name, rows in files.items():
-        if name.endswith(".train") and name not in golds:
-            answers = (m["content"] for row in rows for m in row["messages"] if m["role"] == "assistant")
-            read = (call for text in answers for call in chat.parse_calls(text))
-            calls += [{"name": c.name, "arguments": c.arguments} for c in read if c.arguments is not None]
-    trained = {part for call in calls for part in _texts(call)}
+
+    def asked(split: str) -> list[Called]:
+        golds = (row["gold"] for row in files.get(f"funcall.{split}", ()))
+        return [(gold["name"], gold["arguments"]) for gold in golds if gold]
+
+    talks = (rows for name, rows in files.items() if name.endswith(".train") and "funcall." not in name)
+    said = (m["content"] for rows in talks for row in rows for m in row["messages"] if m["role"] == "assistant")
+    read = (call for text in said for call in chat.parse_calls(text))
+    calls = asked("train") + [(call.name, call.arguments) for call in read if call.arguments is not None]
+    trained = {text for call in calls for text in _texts(call)}
     trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
     whole, found = set(map(_whole, calls)), dict[str, dict[str, int]]()
     for split in ("select", "test", "test_hard"):
-        asked = golds.get(f"funcall.{split}", [])
-        long = {str(v).lower() for call in asked for v in _values(call) if not is_shared(v)}
+        golds = asked(split)
+        long = {str(v).lower() for call in golds for v in _values(call) if not is_shared(v)}
         found[split] = {
-            "calls": len(asked),
-            "same": sum(_whole(call) in whole for call in asked),
-            "seen": sum(trained.issuperset(_texts(call)) for call in asked),
+            "calls": len(golds),
+            "same": sum(_whole(call) in whole for call in golds),
+            "seen": sum(trained.issuperset(_texts(call)) for call in golds),
             "values": len(long),
             "known": len(long & trained),
         }
@@ -115,20 +118,21 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _values(call: Mapping[str, Any]) -> list[Any]:
-    return [part for value in call["arguments"].values() for part in parts(value)]
+def _values(call: Called) -> list[Any]:
+    return [part for value in call[1].values() for part in parts(value)]
 
 
-def _texts(call: Mapping[str, Any]) -> list[str]:
+def _texts(call: Called) -> list[str]:
     return [str(value).lower() for value in _values(call)]
 
 
-def _whole(call: Mapping[str, Any]) -> str:
-    arguments = sorted((key, list(map(str, parts(value)))) for key, value in call["arguments"].items())
-    return f"{call['name']} {arguments}".lower()
+def _whole(call: Called) -> str:
+    return f"{call[0]} {sorted((key, list(map(str, parts(value)))) for key, value in call[1].items())}".lower()
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    """Conversations, drills, and problems of every split by strata. Only the training problems have renamed, composed and
+    invented tools beside the trained ones."""
     ledgers.append(ledger := Ledger("toolbox"))
     mix, held_out = cfg.mix, dict.fromkeys(SPLITS[1:], cfg.eval_examples)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
@@ -143,20 +147,15 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
         for domain, (n_train, draw) in domains.items()
         for split, n in {"train": n_train, **held_out}.items()
     }
-    return files | _problem_files(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
-
-
-def _problem_files(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, list[Row]]:
-    """Problems of every split by strata. Only the training problems have renamed, composed and invented tools beside
-    the trained ones."""
-    shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
-    coding = {s: max(1, round(shares[s]["code"] * n)) for s, n in counts.items() if "code" in shares[s]}
-    requests = _code_requests(coding)
-    files = {}
+    counts = {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}
+    shares = problems.SHARES | {"train": problems.training_shares(mix)}
+    requests = _code_requests(
+        {s: max(1, round(shares[s]["code"] * n)) for s, n in counts.items() if "code" in shares[s]}
+    )
     for split, n in counts.items():
-        mix = cfg.mix if split == "train" else dialogues.Mix()
-        how = dict(shares=shares[split], mix=mix, code_requests=requests.get(split, ()))
-        files[f"funcall.{split}"] = list(map(row_of, problems.draw(split, n, cfg.seed, **how)))
+        how = dict(shares=shares[split], mix=mix if split == "train" else dialogues.Mix())
+        drawn = problems.draw(split, n, cfg.seed, code_requests=requests.get(split, ()), **how)
+        files[f"funcall.{split}"] = list(map(row_of, drawn))
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
 
@@ -165,16 +164,15 @@ def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     """So many requests for code of each split, from functions of that split."""
     found: dict[str, list[str]] = {split: [] for split in counts}
     for row in synthetic.code_rows(sources.embedded_python(Ledger("python files")), Ledger("functions")):
-        if row["meta"]["split"] in found:
-            found[row["meta"]["split"]].append(row["messages"][0]["content"])
+        if len(some := found.get(row["meta"]["split"], [])) < counts.get(row["meta"]["split"], 0):
+            some.append(row["messages"][0]["content"])
         if all(len(found[split]) >= n for split, n in counts.items()):
             break
-    return {split: requests[: counts[split]] for split, requests in found.items()}
+    return found
 
 
 def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    source = CALLS_HUB if cfg.source == "hub" else cfg.source
-    origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
+    source, origin = (CALLS_HUB, CALLS_HUB) if cfg.source == "hub" else (cfg.source, Path(cfg.source).name)
     ledgers.append(ledger := Ledger(origin, cfg.max_lost))
     raw = sources.rows_of(source, cfg.columns)
     found = list(islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, "calls"), cfg.max_examples))
