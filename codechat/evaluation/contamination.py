@@ -13,6 +13,7 @@ syntax nodes are not compared by tree.
 """
 
 import ast
+import keyword
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +40,7 @@ NODES = 28
 _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
-_KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lambda|import|try|with|yield|def)\b")
-Gram = tuple[str, ...]
+_KEYWORDS = frozenset(keyword.kwlist) - {"None", "True", "False"}  # annotations hold these
 
 
 @dataclass
@@ -71,11 +71,10 @@ class Report:
                         break
                 if not done:
                     raise UserError("no text was found")
-            except (UserError, OSError) as error:
-                self.missing.append(f"{name}: {str(error)[:160]}")
-            else:
                 part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
                 self.read.append(f"{name}: {part}")
+            except (UserError, OSError) as error:
+                self.missing.append(f"{name}: {str(error)[:160]}")
 
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
@@ -87,44 +86,42 @@ def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> 
 
 def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
     """Problem id -> ways in which it was found, from (text, whether it is a whole message)."""
-    # words of a whole request, name of a function, normal form of one -> problems
-    short, names, trees = (defaultdict[Any, list[str]](list) for _ in range(3))
-    grams: dict[tuple[str, str], set[Gram]] = {}  # (problem, way) -> its N-grams
-    profiles = set[tuple[tuple[str, int], ...]]()
+    exact = defaultdict[Any, set[tuple[str, str]]](set)  # a short request, a name, a normal form -> (problem, way)
+    grams: dict[tuple[str, str], set[tuple[str, ...]]] = {}  # (problem, way) -> its N-grams
+    profiles = set[frozenset[tuple[str, int]]]()
     for problem in problems:
         gold = problem.gold if isinstance(problem.gold, Mapping) else {}
         words, code = _words(request(problem)), str(gold.get("code") or "")
         if len(words) < N:
-            short[tuple(words)].append(problem.id)
+            exact[tuple(words)].add((problem.id, "prompt"))
         if "function" in gold:
-            names[same_name(gold["function"])].append(problem.id)
-        grams[problem.id, "prompt"] = set(_grams(words))
-        grams[problem.id, "solution"] = set(_grams(_words(_STRIPPED.sub(" ", code))))
+            exact[f"def {same_name(gold['function'])}"].add((problem.id, "function"))
+        for way, part in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
+            grams[problem.id, way] = set(zip(*(part[i:] for i in range(N))))
         for form, block in _normal_forms(code):
-            trees[form].append(problem.id)
+            exact[form].add((problem.id, "program"))
             profiles.add(_profile(block))
-    every, seen, found = set[Gram]().union(*grams.values()), set[Gram](), set[tuple[str, str]]()
+    every = set[tuple[str, ...]]().union(*grams.values())
+    probes, seen, found = {gram[:: N // 2] for gram in every}, set[tuple[str, ...]](), set[tuple[str, str]]()
     for text, whole in texts:
-        words = _words(text)
-        if whole and len(words) < N:
-            found.update((id, "prompt") for id in short.get(tuple(words), ()))
-        for version in {text, _STRIPPED.sub(" ", text)}:  # a solution is compared without comments and docstrings
-            seen |= every.intersection(_grams(_words(version)))
-        for name in _NAME.findall(text) if names else ():
-            found.update((id, "function") for id in names.get(same_name(name), ()))
-        for block in _blocks(text) if trees and "def " in text else ():
+        programs = "def " in text
+        for version in {text, _STRIPPED.sub(" ", text)} if programs else (text,):  # solutions have no comments
+            words = _words(version)
+            if whole and len(words) < N:
+                found |= exact.get(tuple(words), set())
+            spread = zip(words, words[N // 2 :], words[N - 1 :])  # three words of a gram tell nearly all apart
+            seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes)
+        for name in _NAME.findall(text) if programs else ():
+            found |= exact.get(f"def {same_name(name)}", set())
+        for block in _blocks(text) if programs and profiles else ():
             if _profile(block) in profiles:
-                found.update((id, "program") for form, _ in _normal_forms(block) for id in trees.get(form, ()))
+                found.update(*(exact.get(form, ()) for form, _ in _normal_forms(block)))
     found.update(key for key, some in grams.items() if some and len(some & seen) >= SHARE * len(some))
     return {id: tuple(sorted(way for name, way in found if name == id)) for id in sorted({id for id, _ in found})}
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
-
-
-def _grams(words: Sequence[str]) -> Iterator[Gram]:
-    return zip(*(words[i:] for i in range(N)))
 
 
 # ---- programs
@@ -138,9 +135,10 @@ def _blocks(text: str) -> Iterator[str]:
         yield text[match.start() : end.start() if end else len(text)]
 
 
-def _profile(block: str) -> tuple[tuple[str, int], ...]:
+def _profile(block: str) -> frozenset[tuple[str, int]]:
     """How often each keyword occurs: renaming does not change it, and it is far cheaper than a syntax tree."""
-    return tuple(sorted(Counter(_KEYWORDS.findall(_STRIPPED.sub(" ", block))).items()))
+    words = re.findall(r"\w+", _STRIPPED.sub(" ", block))
+    return frozenset(Counter(filter(_KEYWORDS.__contains__, words)).items())
 
 
 def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
@@ -148,7 +146,7 @@ def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
     for block in _blocks(source):
         indent = len(block) - len(block.lstrip())
         tree = parsed("\n".join(line[indent:] for line in block.split("\n")))
-        if tree is not None and sum(1 for _ in ast.walk(tree)) >= NODES:
+        if tree is not None and len(list(ast.walk(tree))) >= NODES:
             yield _normal(tree.body[0]), block
 
 
@@ -156,20 +154,18 @@ def _normal(node: ast.stmt) -> str:
     """A dump in which names that the function binds are numbered, without docstrings and annotations."""
     bound: dict[str, str] = {}
     for n in ast.walk(node):
-        name = n.name if isinstance(n, ast.FunctionDef) else n.arg if isinstance(n, ast.arg) else None
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-            name = n.id
-        if name:
-            bound.setdefault(name, f"_{len(bound)}")
+        match n:
+            case ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                bound.setdefault(name, f"_{len(bound)}")
     for n in ast.walk(node):
-        if isinstance(n, ast.FunctionDef):
-            n.name, n.returns, n.decorator_list = bound[n.name], None, []
-            if len(n.body) > 1 and isinstance(n.body[0], ast.Expr) and isinstance(n.body[0].value, ast.Constant):
-                n.body = n.body[1:]
-        elif isinstance(n, ast.arg):
-            n.arg, n.annotation = bound[n.arg], None
-        elif isinstance(n, ast.Name):
-            n.id = bound.get(n.id, n.id)
+        match n:
+            case ast.FunctionDef():
+                n.name, n.returns, n.decorator_list = bound[n.name], None, []
+                n.body = n.body[1:] if ast.get_docstring(n) and len(n.body) > 1 else n.body
+            case ast.arg():
+                n.arg, n.annotation = bound[n.arg], None
+            case ast.Name():
+                n.id = bound.get(n.id, n.id)
     return ast.dump(node)
 
 
@@ -177,29 +173,27 @@ def _normal(node: ast.stmt) -> str:
 
 
 def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    preferences, data_dir = entry.get("kind") == "preference", entry.get("data_dir")
-    if entry.get("task") and not (preferences and data_dir):  # with preferences from files the task only evaluates
+    preferences, data_dir, task = entry.get("kind") == "preference", entry.get("data_dir"), entry.get("task")
+    if task and not (preferences and data_dir):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
-        directory = _directory(source or "")  # or a word such as hub
-        source = str(directory) if source and directory.exists() else source
-        problems = tasks.load(entry["task"], source=source).problems("train", seed=entry.get("seed") or 0)
+        source = str(_directory(source)) if source and _directory(source).exists() else source  # or a word such as hub
+        problems = tasks.load(task, source=source).problems("train", seed=entry.get("seed") or 0)
         yield from ((request(problem), True) for problem in problems)  # RL never shows a reference solution
     elif not data_dir:
         raise UserError("its lineage names no data")
-    elif preferences:
-        for _, row in read_jsonl(_directory(data_dir) / "preferences.train.jsonl"):
-            yield from _messages(row.get(name) for name in ("prompt", "chosen", "rejected", "completion"))
     elif entry.get("kind") == "pretrain":
-        yield from ((text, False) for text in _corpus_texts(_directory(data_dir), entry.get("data")))
+        yield from _corpus_texts(_directory(data_dir), entry.get("data"))
     else:
-        yield from _conversation_texts(_directory(data_dir))
+        yield from _conversation_texts(
+            _directory(data_dir), "preferences.train.jsonl" if preferences else "*train.jsonl"
+        )
 
 
 def _directory(name: str) -> Path:
     return Path(name) if Path(name).exists() else ROOT / name
 
 
-def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:
+def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, bool]]:
     opened = corpus.open_corpus(directory, "train")
     if recorded not in (None, opened.manifest.get("hash")):
         raise UserError(f"{directory} holds another corpus than the one that was trained on")
@@ -207,27 +201,26 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:
     known = tokenizer.from_dict(state) if state else tokenizer.load(opened.manifest["tokenizer"])
     for shard in opened.shards:
         for at in range(0, len(shard), PIECE):
-            yield known.decode(shard[at : at + PIECE + OVERLAP].tolist())
+            yield known.decode(shard[at : at + PIECE + OVERLAP].tolist()), False
 
 
-def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
+def _conversation_texts(directory: Path, pattern: str) -> Iterator[tuple[str, bool]]:
+    """Messages as whole messages, without system prompts; a text alone is one."""
     tokenized = set[str]()
-    for file in sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")]):
+    for file in sorted(directory.glob(pattern)):
         for _, row in read_jsonl(file):
             if {"input_ids", "labels"} <= row.keys():
                 tokenized.add(file.name)
-            if "gold" not in row:  # the directory also holds problems; SFT does not read them
-                yield from _messages([row.get("messages") or row.get("conversations")])
+            if "gold" in row:  # the directory also holds problems; SFT does not read them
+                continue
+            for value in (
+                row.get(name) for name in ("messages", "conversations", "prompt", "chosen", "rejected", "completion")
+            ):
+                for m in [{"role": "", "content": value}] if isinstance(value, str) else value or ():
+                    if m["role"] != "system":
+                        yield m["content"], True
     if tokenized:  # the rows do not name their tokenizer
         raise UserError(f"{', '.join(sorted(tokenized))}: rows are token ids; search their texts (other rows were)")
-
-
-def _messages(values: Iterable[Any]) -> Iterator[tuple[str, bool]]:
-    """Texts and lists of messages as whole messages, without system prompts."""
-    for value in values:
-        for m in [{"role": "", "content": value}] if isinstance(value, str) else value or ():
-            if m["role"] != "system":
-                yield m["content"], True
 
 
 def request(problem: Problem) -> str:
