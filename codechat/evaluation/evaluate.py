@@ -27,8 +27,9 @@ from tqdm import tqdm
 from codechat import tasks
 from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
+from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.evaluation import contamination, domain_loss, results
+from codechat.evaluation import contamination, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.models import generate, gpt, loading
 from codechat.rl import episodes, rollout
@@ -39,6 +40,7 @@ from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
+LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 
 
@@ -152,6 +154,42 @@ def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, A
         yield row | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
 
 
+# ---- held-out loss
+
+
+def held_out_losses(
+    model: gpt.GPT, held_out: Mapping[str, Sequence[conversations.Batch]], sizes: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Loss on held-out conversations by domain: a mean over all domains hides that one skill overwrites another.
+
+    heldout_loss/DOMAIN: nats per supervised token; with `sizes`, the conversations of each domain, also
+    heldout_nats/DOMAIN: nats per conversation, which compares models whose tags have other lengths. A collective: the
+    ranks share the batches."""
+    import torch
+
+    losses, device = {}, dist.device()
+    for domain, batches in held_out.items():
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        for batch in batches[dist.rank() :: dist.world_size()]:
+            batch = batch.to(device)
+            mask = conversations.packed_mask(batch.docs)
+            with torch.no_grad(), dist.autocast(device):
+                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
+            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
+        nats_sum, tokens = dist.sum_(total).tolist()
+        losses[f"heldout_loss/{domain}"] = nats_sum / max(1, int(tokens))
+        losses |= {f"heldout_nats/{domain}": nats_sum / sizes[domain]} if sizes else {}
+    return losses
+
+
+def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str, limit: int) -> dict[str, float]:
+    """Both losses over the first `limit` conversations of each domain."""
+    block = loaded.model.cfg.block_size
+    domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
+    batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
+    return held_out_losses(loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()})
+
+
 # ---- settings that the commands share which sample completions of a checkpoint
 
 
@@ -200,9 +238,6 @@ class EvaluateConfig(TaskSettings):
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
     )
     limit: int | None = opt(None, "problems per split; none = all", least=0)
-    skip_failing_references: bool = opt(
-        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
-    )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
@@ -254,11 +289,10 @@ Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]]
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
-    task, problems, left_out = tasks.load(cfg.task, source=cfg.data_dir, **options), {}, {}
-    for split in cfg.split:
-        all_problems = task.problems(split, limit=cfg.limit, seed=cfg.seed)
-        problems[split], check = tasks.checked_problems(task, all_problems, skip=cfg.skip_failing_references)
-        left_out |= {split: list(check.failed)} if check.failed else {}
+    task = tasks.load(cfg.task, source=cfg.data_dir, **options)
+    problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
+    for some in problems.values():
+        tasks.check_reference_solutions(task, some).require()
     paths = [find_checkpoint(ref) for ref in cfg.ckpt]
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
@@ -274,8 +308,7 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
         verdicts = ("verdict", "remedy", "reward_verdict", "gate")
-        summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
-        run.finish(summary | ({"left_out": left_out} if left_out else {}))
+        run.finish(summary | {k: row[k] for row in rows[-1].values() for k in verdicts if k in row})
     return run
 
 
@@ -323,7 +356,7 @@ def _evaluate_checkpoint(
             row |= results.clean_and_exposed(result, exposed) if cfg.contamination else {}
             row |= judge(run, result, which, exposed) if judge else {}
             if cfg.heldout_examples:
-                row |= domain_loss.of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples, dist.device())
+                row |= losses_of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples)
             if cfg.probe_examples and cfg.data_dir and (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
                 probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
                 matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)

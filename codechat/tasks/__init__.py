@@ -19,7 +19,6 @@ from codechat.tasks.base import (  # fmt: skip
     Task,
     check_reference_solutions,
     check_reward,
-    checked_problems,
     score_all,
 )
 from codechat.tasks.custom import RowsTask, file_class, require_task
@@ -44,7 +43,7 @@ NAMES = tuple(TASKS)
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
-    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "check_reward", "checked_problems", "find_class", "load",
+    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "check_reward", "find_class", "load",
     "name_of", "score_all",
 ]  # fmt: skip
 

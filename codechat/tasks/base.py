@@ -196,7 +196,7 @@ class ReferenceCheck:
         raise DataError(
             f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum "
             + ", ".join(f"({why}: {n}, such as {first[why]})" for why, n in counts)
-            + "; check split and limit, correct the task's reader or reward, or leave these out with --skip-failing-references"
+            + "; check split and limit, or correct the task's reader or reward"
         )
 
 
@@ -213,16 +213,6 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
         elif not score.correct or score.reward > task.max_reward:
             failed[problem.id] = "maximum reward but not correct"
     return ReferenceCheck(task.name, len(problems), failed)
-
-
-def checked_problems(task: Task, problems: Sequence[Problem], *, skip: bool) -> tuple[list[Problem], ReferenceCheck]:
-    """(the problems to evaluate, the check of all). skip: leave out, with a message, those whose reference solution fails."""
-    check = check_reference_solutions(task, problems)
-    if not skip or check.passed == 0:
-        check.require()
-    if check.failed:
-        print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
-    return [p for p in problems if p.id not in check.failed], check
 
 
 RED_TEAM_PROBLEMS = 16

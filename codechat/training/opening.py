@@ -11,7 +11,7 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.data import conversations
 from codechat.distributed import dist, sharding
-from codechat.evaluation import domain_loss, evaluate
+from codechat.evaluation import evaluate
 from codechat.models import lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -148,7 +148,7 @@ class HeldOut:
     def evaluate(self, model: GPT, step: int) -> dict[str, float]:
         """The losses, and the behaviour matrix; says which losses have risen three times in a row."""
         with sharding.whole(model) as reader:
-            losses = domain_loss.held_out_losses(reader, self.domains, dist.device())
+            losses = evaluate.held_out_losses(reader, self.domains)
             how = (reader, self.tok, self.cfg.tags, self.probes)
             probed = evaluate.behaviour_matrix(*how, seed=self.cfg.seed).metrics() if self.probes else {}
         self.history.append(losses)

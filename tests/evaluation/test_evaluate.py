@@ -16,7 +16,7 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
-from codechat.evaluation import behaviour_probes, domain_loss, evaluate, results
+from codechat.evaluation import behaviour_probes, evaluate, results
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -161,32 +161,6 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
     assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
 
 
-class Broken(ToyTask):
-    """Some of its own reference solutions fail."""
-
-    failing = ("toy-test-1", "toy-test-3")
-
-    def gold(self, problem: Problem) -> str:
-        return "" if problem.id in self.failing else super().gold(problem)
-
-
-def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
-    toy_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tasks.TASKS, "broken", Broken)
-    words = ["--task", "broken", *TOY[2:], "--ckpt", "toy", "--split", "test", "--run-name", "scores"]
-    with pytest.raises(DataError, match="2 of 8 .*--skip-failing-references"):
-        COMMANDS["evaluate"].run(words)
-    COMMANDS["evaluate"].run([*words, "--skip-failing-references"])
-    run = Run.open("scores")
-    assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
-    assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
-    assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
-    monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
-    with pytest.raises(DataError, match="8 of 8"):
-        COMMANDS["evaluate"].run([*words, "--skip-failing-references", "--overwrite"])
-
-
 def test_other_temperatures_a_given_call_tag_and_masks_have_rows_of_their_own(toy_run: Run) -> None:
     words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
     COMMANDS["evaluate"].run([*TOY, *words, "--constrain", "true"])
@@ -258,7 +232,7 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         (tmp_path / f"{domain}.test.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 5)
     loaded = loading.load_model("toy")
-    losses = domain_loss.of_checkpoint(loaded, tmp_path, "test", 3, torch.device("cpu"))
+    losses = evaluate.losses_of_checkpoint(loaded, tmp_path, "test", 3)
     rendered = chat.render(messages, loaded.tokenizer, tags="reserved")
     ids = torch.tensor([rendered.ids])
     targets = ids[:, 1:].masked_fill(torch.tensor([rendered.loss_mask])[:, 1:] == 0, -100)

@@ -13,7 +13,7 @@ import torch
 from contracts import assert_same_runs, curve, small, train, weights, write_corpus
 
 from codechat.data import command
-from codechat.evaluation import domain_loss
+from codechat.evaluation import evaluate
 from codechat.models.generate import Completion
 from codechat.rl import advantages, rollout
 from codechat.rl.rollout import RolloutBatch
@@ -35,7 +35,7 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
             os.kill(os.getpid(), signal.SIGINT)
         return {"heldout_loss/code": float(at)}
 
-    monkeypatch.setattr(domain_loss, "held_out_losses", measured)
+    monkeypatch.setattr(evaluate, "held_out_losses", measured)
     found = train(small("sft", home, max_steps=50))
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]

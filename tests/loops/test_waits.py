@@ -11,7 +11,7 @@ from contracts import small, train
 from sync_count import SyncCount, on_meta
 
 from codechat import pretrain
-from codechat.evaluation import domain_loss
+from codechat.evaluation import evaluate
 from codechat.models.generate import Completion
 from codechat.rl.engines import Engine
 from codechat.tasks.base import Score
@@ -40,7 +40,7 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTask, "score", scored)
     monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model, step: {}))
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
-    monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {})
+    monkeypatch.setattr(evaluate, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from codechat.tasks.reasoning.answers import boxed, choice_letter, equivalent, gsm8k_gold, last_number, stated
-from codechat.tasks.reasoning.rewards import GRADERS
+from codechat.tasks.reasoning.rewards import grade
 
 SAME = [
     ("$1,234.50", "1234.5"), ("1,000,000", "1000000"), (r"1{,}234", "1234"), ("1\\,234", "1,234"), ("42.", "42"), ("42.00", "42"), ("007", "7"), (".5", "1/2"),
     (r"\frac{1}{2}", "0.5"), (r"\dfrac12", "1/2"), ("3 1/2", "7/2"), (r"3\frac{1}{2}", "3.5"), (r"\frac{3}{4}\text{ miles}", "3/4"), (r"$\frac{1}{2}$", "0.5"),
     ("18 apples", "18"), ("18 dollars", "$18"), ("5 m", "5"), ("12 cm^2", "12"), ("5 miles per hour", "5"), ("3 apples", "3 apple"), ("50%", "50"), (r"50\%", "50"),
-    (r"90^\circ", "90"), ("−7", "-7"), ("x = 5", "5"), ("2x", "x*2"), ("(x+1)^2", "x^2+2x+1"), (r"2\sqrt{3}", r"\sqrt{12}"), ("2 sqrt(2)", "sqrt(8)"),
-    (r"\frac{\pi}{2}", "pi/2"), (r"\boxed{42}", "42"), ("(1,2)", "(1, 2)"), (r"\left(1,\frac12\right)", "(1,0.5)"), ("[0,1)", "[0, 1)"), (r"\{1,2\}", r"\{1,2\}"),
-    ("east", r"\text{east}"), ("sin(x)^2+cos(x)^2", "1"), ("@@ ??", "@@  ??."), ("2 sin", " 2 sin "),
+    (r"90^\circ", "90"), ("−7", "-7"), ("x = 5", "5"), (r"2\sqrt{3}", r"\sqrt{12}"), ("2 sqrt(2)", "sqrt(8)"),
+    (r"\frac{\pi}{2}", "pi/2"), (r"\boxed{42}", "42"), (r"\{1,2\}", r"\{1,2\}"),
+    ("east", r"\text{east}"), ("@@ ??", "@@  ??."), ("2 sin", " 2 sin "),
 ]  # fmt: skip
 OTHER = [
     ("5 km", "5 m"), ("5x", "5"), ("5", "5x"), ("x", "y"), ("1000000.0001", "1000000"), ("0.33", "1/3"), ("-5", "5"), ("(1,2)", "[1,2]"), ("(1,2)", "(2,1)"),
@@ -119,9 +119,9 @@ def test_graders_read_letters_and_numbers_with_the_same_reader() -> None:
     for inner in ("B", "b", "**B**", "(B)", "B. Paris", r"\boxed{B}", "option B", '"B"'):
         for text, name in ((f"<reasoning>\nx\n</reasoning>\n<answer>\n{inner}\n</answer>", "xml"), (f"x </think> <answer> {inner} </answer>", "r1_zero"),
                            (f"The answer is {inner}.", "plain"), (f"The answer is {inner}.", "question_only")):  # fmt: skip
-            assert GRADERS[name](text, "B", "letter").correct, (name, text)
-            assert not GRADERS[name](text.replace(inner, "A or B"), "B", "letter").correct
+            assert grade(name, text, "B", "letter").correct, (name, text)
+            assert not grade(name, text.replace(inner, "A or B"), "B", "letter").correct
     for inner, gold in ((".5", "5"), ("-$5", "5"), ("5 million", "5"), ("1e3", "3"), ("100 000", "0")):
         for text, name in ((f"<answer>{inner}</answer>", "xml"), (f"x </think> <answer>{inner}</answer>", "r1_zero"), (f"The answer is {inner}.", "plain"),
                            (f"The answer is {inner}.", "question_only")):  # fmt: skip
-            assert not GRADERS[name](text, gold, "number").correct, (name, text)
+            assert not grade(name, text, gold, "number").correct, (name, text)

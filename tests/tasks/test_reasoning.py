@@ -18,7 +18,7 @@ from codechat.data import command
 from codechat.tasks.base import SPLITS, Score
 from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning import task as stories
-from codechat.tasks.reasoning.rewards import GRADERS
+from codechat.tasks.reasoning.rewards import MAXIMUM, grade
 from codechat.tasks.reasoning.task import TEMPLATES
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
@@ -26,7 +26,7 @@ TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 
 
 def xml(text: str, gold: str | None = "7", kind: str = "number") -> Score:
-    return rewards.grade_xml(text, gold, kind)
+    return grade("xml", text, gold, kind)
 
 
 # ---------------------------------------------------------------- graders
@@ -54,7 +54,7 @@ def test_xml_terms_by_hand() -> None:
         score = xml(text)
         assert score.terms == pytest.approx(dict(zip(TERMS, terms))), text
         assert score.reward == pytest.approx(sum(terms)) and score.tier == tier, text
-        assert 0 <= score.reward <= rewards.MAXIMUM["xml"] == 4.0
+        assert 0 <= score.reward <= MAXIMUM["xml"] == 4.0
 
 
 def test_a_tail_has_a_cost_and_an_unreadable_gold_answer_gives_no_reward() -> None:
@@ -63,11 +63,11 @@ def test_a_tail_has_a_cost_and_an_unreadable_gold_answer_gives_no_reward() -> No
         assert all(term >= 0 for term in right.terms.values()) and right.terms["tags"] >= 0.25
         assert wrong.reward < right.reward < xml(GOOD).reward and right.terms["strict_format"] == 0
     texts = (GOOD, "", "<answer></answer>", "<answer>\n\n</answer>", "\\boxed{}", "x </think> <answer></answer>", "The answer is 7.", "####")  # fmt: skip
-    for name, grade in GRADERS.items():
+    for name in MAXIMUM:
         for gold in (None, "", " ", "\\boxed{}"):
-            scores = [grade(text, gold, "number") for text in texts]
+            scores = [grade(name, text, gold, "number") for text in texts]
             assert not any(s.correct for s in scores) and {s.tier for s in scores} <= {"neither", "format_only"}
-            assert max(s.reward for s in scores) <= rewards.MAXIMUM[name] - 1
+            assert max(s.reward for s in scores) <= MAXIMUM[name] - 1
 
 
 def test_the_other_graders_by_hand() -> None:
@@ -86,7 +86,7 @@ def test_the_other_graders_by_hand() -> None:
         ("plain", "7 is not 8", 0, "format_only"),
         ("plain", "seven", 0, "neither"),
     ):
-        score = GRADERS[name](text, "7", "number")
+        score = grade(name, text, "7", "number")
         assert (score.reward, score.tier) == (reward, tier), text
 
 

@@ -4,13 +4,11 @@
     tasks.load("humaneval")                          evaluation only
 
 `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode. A row of MBPP gets its split from
-its task_id, whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the
-standard library only, so `NUMPY` replaces the few names that their scripts use.
+its task_id, whatever file it is in; HumanEval is all test.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from codechat.core.errors import DataError, MissingFile, check_choice
 from codechat.data.public_rows import whole_number
@@ -95,27 +93,13 @@ class CodingTask(JudgedTask):
 # ---------------------------------------------------------------- MBPP and HumanEval
 
 HUB = {
-    "mbpp": ("google-research-datasets/mbpp", "full/*.parquet"),
-    "mbpp-sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),
-    "mbpp-plus": ("evalplus/mbppplus", "data/*.parquet"),
-    "humaneval": ("openai/openai_humaneval", "openai_humaneval/*.parquet"),
-    "humaneval-plus": ("evalplus/humanevalplus", "data/*.parquet"),
+    "full": ("google-research-datasets/mbpp", "full/*.parquet"),
+    "sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),
 }
-MBPP_COLUMNS = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
-HUMANEVAL_COLUMNS = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
 GOLD = ("code", "tests", "names")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
-# What a problem's own reference solution needs beyond the task's limits: seconds, MiB of memory, MiB of its largest value. mbpp-123 sums the divisors
-# of every number below 10,000: 5 s on an idle core. The extended suites hand over values of 9 MB and more.
+# mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
 LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
-PLUS_LIMITS = {
-    "HumanEval/100": {"message_mb": 64},
-    "HumanEval/130": {"message_mb": 64},
-    "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
-    "mbpp-599": {"timeout_s": 240.0},
-}
-# What the scripts of the extended suites use of numpy.
-NUMPY = Path(__file__).with_name("numpy_names.txt").read_text(encoding="utf-8")
 
 
 def mbpp_split(task_id: Any) -> str:
@@ -127,40 +111,10 @@ def mbpp_split(task_id: Any) -> str:
     raise DataError(f"task_id {task_id!r} is not one of MBPP's; required: a number from 1 to 974; correct the row")
 
 
-def mbpp_problem(row: Row, plus: bool) -> Problem:
-    number, code = int(row["task_id"]), _text(row["code"])
-    imports = row.get("test_imports")  # an array in parquet, so it has no truth value
-    setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
-    setup_text = "\n".join(map(_text, setup)).strip()
-    tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
-    names = entry_points_of(code, tests, setup_text)
-    if row.get("test"):
-        tests = [_text(row["test"]).replace("import numpy as np", NUMPY)]
-    name = f"mbpp-{number}"
-    gold = {"code": code, "tests": tests, "setup": setup_text, "names": list(names), "stub": ""} | LIMITS.get(name, {})
-    gold |= PLUS_LIMITS.get(name, {}) if plus else {}
-    messages = [{"role": "user", "content": mbpp_request(row)}]
-    return Problem(name, messages, gold, mbpp_split(number), {"benchmark": "MBPP"})
-
-
 def mbpp_request(row: Mapping[str, Any]) -> str:
     """MBPP's request with the tests that it shows."""
-    shown = "\n".join(_text(t) for t in row["test_list"])
+    shown = "\n".join(map(_text, row["test_list"]))
     return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
-
-
-def humaneval_problem(row: Row, plus: bool) -> Problem:
-    prompt, name = _text(row["prompt"]), row["entry_point"]
-    user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
-    gold = {
-        "code": prompt + _text(row["canonical_solution"]),
-        "tests": _text(row["test"]).replace("import numpy as np", NUMPY),
-        "setup": prompt,
-        "names": [name],
-        "stub": prompt,
-    }
-    gold |= PLUS_LIMITS.get(row["task_id"], {}) if plus else {}
-    return Problem(str(row["task_id"]), [{"role": "user", "content": user}], gold, "test", {"benchmark": "HumanEval"})
 
 
 def _text(value: str) -> str:
@@ -168,51 +122,49 @@ def _text(value: str) -> str:
     return value.replace("\r\n", "\n")
 
 
-class Benchmark(PublicTask, CodingTask):
-    """A public set. source: hub, a path, or "embedded" (HumanEval's package). variants: the first is the default."""
+class MbppTask(PublicTask, CodingTask):
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full or sanitized."""
 
-    default: ClassVar[str] = "hub"
-    variants: ClassVar[tuple[str, ...]]
-    timeout_s: ClassVar[float] = 3.0
-    gold_fields = GOLD
+    name, splits, gold_fields = "mbpp", ("train", "select", "test"), GOLD
+    accepted = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
 
     def __init__(
-        self,
-        source: str | None = None,
-        variant: str | None = None,
-        reward: str = "tiered",
-        timeout_s: float | None = None,
+        self, source: str | None = None, variant: str = "full", reward: str = "tiered", timeout_s: float = 3.0
     ) -> None:
-        plain, self.variant = self.variants[0], variant or self.variants[0]
-        check_choice("variant", self.variant, self.variants)
-        self.source = str(source or (self.default if self.variant == plain else "hub"))
-        self.hub = {self.other: HUB[self.name if self.variant == plain else f"{self.name}-{self.variant}"]}
-        super().__init__(self.name, self.rows, reward, timeout_s or self.timeout_s)
-
-
-class MbppTask(Benchmark):
-    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732)."""
-
-    name = "mbpp"
-    variants = ("full", "sanitized", "plus")
-    splits = ("train", "select", "test")
-    accepted = MBPP_COLUMNS
+        check_choice("variant", variant, HUB)
+        self.source, self.hub = str(source or "hub"), {self.other: HUB[variant]}
+        super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        return mbpp_problem(row, plus=self.variant == "plus")
+        name, code = f"mbpp-{int(row['task_id'])}", _text(row["code"])
+        imports = row.get("test_imports")  # an array in parquet, so it has no truth value
+        setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
+        setup_text = "\n".join(map(_text, setup)).strip()
+        tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
+        names = list(entry_points_of(code, tests, setup_text))
+        gold = {"code": code, "tests": tests, "setup": setup_text, "names": names, "stub": ""} | LIMITS.get(name, {})
+        messages = [{"role": "user", "content": mbpp_request(row)}]
+        return Problem(name, messages, gold, mbpp_split(row["task_id"]), {"benchmark": "MBPP"})
 
 
-class HumanEvalTask(Benchmark):
-    """HumanEval (Chen et al., 2021, arXiv:2107.03374)."""
+class HumanEvalTask(PublicTask, CodingTask):
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path."""
 
-    name, default = "humaneval", "embedded"
-    variants = ("base", "plus")
-    splits = ("test",)
-    timeout_s = 5.0
-    accepted = HUMANEVAL_COLUMNS
+    name, splits, gold_fields = "humaneval", ("test",), GOLD
+    accepted = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
+    hub = {PublicTask.other: ("openai/openai_humaneval", "openai_humaneval/*.parquet")}
+
+    def __init__(self, source: str = "embedded", reward: str = "tiered", timeout_s: float = 5.0) -> None:
+        self.source = str(source)
+        super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        return humaneval_problem(row, plus=self.variant == "plus")
+        prompt, test, names = row["prompt"], row["test"], [row["entry_point"]]
+        user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
+        code = prompt + row["canonical_solution"]
+        gold = {"code": code, "tests": test, "setup": prompt, "names": names, "stub": prompt}
+        messages = [{"role": "user", "content": user}]
+        return Problem(str(row["task_id"]), messages, gold, "test", {"benchmark": "HumanEval"})
 
     def embedded(self) -> Iterable[Row]:
         try:

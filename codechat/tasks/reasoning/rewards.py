@@ -80,36 +80,27 @@ xmlcount_reward_func = _trl("tags", "xmlcount_reward_func")
 # ---------------------------------------------------------------- graders
 
 
-def grade_xml(text: str, gold: str | None, kind: str) -> Score:
-    terms = xml_terms(text, gold, kind)
-    return _score(terms, terms["soft_format"] > 0, terms["correctness"] > 0, extract_xml_answer(text))
-
-
-def grade_r1_zero(text: str, gold: str | None, kind: str) -> Score:
-    """The prompt may have opened <think> already. Text after </answer> is allowed."""
+def _r1_zero_answer(text: str) -> str | None:
+    """The prompt may have opened <think> already. Text after </answer> is allowed. None where the layout is wrong."""
     match = _R1.match(text)
     answer = match[1].strip() if match else None
-    if answer is not None and "\\boxed" in answer:
-        answer = answers.boxed(answer)
-    return _exact(answer, gold, kind, formatted=match is not None)
+    return (answers.boxed(answer) or "") if answer and "\\boxed" in answer else answer
 
 
-def grade_question_only(text: str, gold: str | None, kind: str) -> Score:
-    answer = answers.stated(text)
-    return _exact(answer, gold, kind, formatted=answer is not None)
+MAXIMUM = {"xml": 4.0, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
+_READERS = {"r1_zero": _r1_zero_answer, "question_only": answers.stated}
 
 
-def grade_plain(text: str, gold: str | None, kind: str) -> Score:
-    answer = answers.choice_letter(text) if kind == "letter" else answers.last_number(text)
-    return _exact(answer, gold, kind, formatted=answer is not None)
-
-
-def _exact(answer: str | None, gold: str | None, kind: str, *, formatted: bool) -> Score:
-    correct = _same(answer, gold, kind)
-    return _score({"answer": float(correct)}, formatted, correct, answer)
-
-
-def _score(terms: dict[str, float], formatted: bool, correct: bool, answer: str | None) -> Score:
+def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
+    """The score of a completion by one of the rewards of MAXIMUM. kind: of the gold answer, "number" or "letter"."""
+    if reward == "xml":
+        answer, terms = extract_xml_answer(text), xml_terms(text, gold, kind)
+        formatted, correct = terms["soft_format"] > 0, terms["correctness"] > 0
+    else:
+        plain = answers.choice_letter if kind == "letter" else answers.last_number
+        answer = _READERS.get(reward, plain)(text)
+        formatted, correct = answer is not None, _same(answer, gold, kind)
+        terms = {"answer": float(correct)}
     return Score(sum(terms.values()), OUTCOMES[formatted + 2 * correct], {"answer": answer}, correct, terms)
 
 
@@ -119,15 +110,6 @@ def _same(answer: str | None, gold: str | None, kind: str) -> bool:
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answers.choice_letter(f"answer is {answer}") == gold.upper()
-
-
-GRADERS: dict[str, Callable[[str, str | None, str], Score]] = {
-    "xml": grade_xml,
-    "r1_zero": grade_r1_zero,
-    "question_only": grade_question_only,
-    "plain": grade_plain,
-}
-MAXIMUM = {"xml": 4.0, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
 
 
 def written(reward: str, steps: str, answer: str) -> str:
@@ -144,19 +126,16 @@ def written(reward: str, steps: str, answer: str) -> str:
 
 def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
     """format_reward, answer_reward and reward, each 0 or 1. ground_truth: an answer, or a list of accepted ones."""
-    return _as_dict(grade_r1_zero, response, ground_truth)
+    return _three_rewards("r1_zero", response, ground_truth)
 
 
 def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
     """The same three numbers; the layout counts where an answer is stated."""
-    return _as_dict(grade_question_only, response, ground_truth)
+    return _three_rewards("question_only", response, ground_truth)
 
 
-def _as_dict(grade: Callable[..., Score], response: str, ground_truth: Any) -> dict[str, float]:
+def _three_rewards(reward: str, response: str, ground_truth: Any) -> dict[str, float]:
     accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    best = max((grade(response, str(gold), "number") for gold in accepted), key=lambda score: score.reward)
-    return {
-        "format_reward": float(best.tier in FORMATTED),
-        "answer_reward": float(best.correct),
-        "reward": float(best.correct),
-    }
+    scores = [grade(reward, response, str(gold), "number") for gold in accepted]
+    right = float(any(score.correct for score in scores))
+    return {"format_reward": float(scores[0].tier in FORMATTED), "answer_reward": right, "reward": right}

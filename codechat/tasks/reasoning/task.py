@@ -76,7 +76,7 @@ class AnswerTask(BaseTask):
         check_choice("template", template := template or self.default_template, TEMPLATES)
         self.source, self.template = source and str(source), TEMPLATES[template]
         self.reward = reward or self.template.grader
-        check_choice("reward", self.reward, rewards.GRADERS)
+        check_choice("reward", self.reward, rewards.MAXIMUM)
         self.max_reward = rewards.MAXIMUM[self.reward]
         self.stop_texts = tuple(self.template.stop_texts)
 
@@ -84,7 +84,7 @@ class AnswerTask(BaseTask):
         return self.template.messages(problem.messages[-1]["content"], self.kind)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        return rewards.GRADERS[self.reward](completion, problem.gold["answer"], self.kind)
+        return rewards.grade(self.reward, completion, problem.gold["answer"], self.kind)
 
     def gold(self, problem: Problem) -> str:
         return rewards.written(self.reward, problem.gold["steps"], problem.gold["answer"])
