@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codechat.tasks import apps
-from codechat.tasks.apps.requests import IDS
+from codechat.tasks.apps.task import IDS
 from codechat.tasks.apps.tools import CLOSING, TOOLS
 from codechat.tasks.base import Problem
 from codechat.text import chat

@@ -19,7 +19,6 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
-from codechat.tasks.bfcl import rules
 from codechat.tasks.bfcl import task as bfcl
 from codechat.tasks.bfcl.task import TIERS, BfclTask
 from codechat.text import chat, tokenizer
@@ -140,7 +139,7 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
         answers = [{"name": "f", "arguments": {"a": each}} for each in ways]
         calls = [("f", {"a": rng.randrange(size)}) for _ in range(size)]
         possible = any(all(c[1]["a"] in w for c, w in zip(order, ways)) for order in permutations(calls))
-        assert (rules.fault_of_calls(calls, answers, tools) is None) == possible
+        assert (bfcl.fault_of_calls(calls, answers, tools) is None) == possible
 
 
 # ------------------------------------------------------------------ sources

@@ -18,7 +18,7 @@ is a variable's text; true, false and null are JSON's. Nothing is run.
 import ast
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,24 @@ from codechat.data.chat_formats import NO_CALL, schemas
 from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
 from codechat.data.synthetic import parsed
 from codechat.tasks.base import BaseTask, Message, Problem, Score
-from codechat.tasks.bfcl import rules
-from codechat.tasks.bfcl.rules import ABSENT
 from codechat.text import chat
 
 Row = dict[str, Any]
+# An acceptable value of an argument: it may be omitted.
+ABSENT = ""
+# From worst to best.
+FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
+# The leaderboard's names of types, and JSON schema's.
+KINDS: dict[str, type] = {"string": str, "any": str, "integer": int, "float": float, "number": float, "boolean": bool}
+KINDS |= {"array": list, "tuple": list, "dict": dict, "object": dict}
+_IGNORED = re.compile(r"[ ,./\-_*^]")
+Answer = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
 LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance")
 CATEGORIES = (*NON_LIVE, *LIVE)
 GROUPS = {"all": CATEGORIES, "live": LIVE, "non_live": NON_LIVE}
-TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *rules.FAULTS, "full")
+TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *FAULTS, "full")
 HUB = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
 REMEDY = "give --data-dir with a directory of the leaderboard's files, or leave source=hub out for the embedded cases"
 ANSWERS = "possible_answer"
@@ -100,7 +108,7 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
         return "unreadable"
     if gold["expect"] == "any":
         return "full" if all(call.name in gold["tools"] for call in calls) else "wrong_name"
-    return rules.fault_of_calls([(c.name, c.arguments) for c in calls], gold["answers"], gold["tools"]) or "full"
+    return fault_of_calls([(c.name, c.arguments) for c in calls], gold["answers"], gold["tools"]) or "full"
 
 
 def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
@@ -121,6 +129,140 @@ def _resolved(value: Any) -> Any:
         return value
     listed = {k: (v or [ABSENT]) if isinstance(v, list) else [v] for k, v in value.items()}
     return {k: _first(ways) for k, ways in listed.items() if ABSENT not in ways}
+
+
+# ------------------------------------------------------------------ the leaderboard's rules
+#
+# Whether a call matches a possible answer: the type and value rules of the Berkeley Function Calling Leaderboard.
+#
+# An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be
+# omitted. A call must have the answer's name, every required argument and no unknown one, and each value must have the
+# declared type and equal an acceptable one:
+#
+# - an int is a float, a float never an int, a bool no number; inside a list only as the answer itself has it;
+# - a value of another type is accepted if the answer's first value has that type (a variable's name, null), letter by letter;
+# - strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth;
+# - a tuple is a list; lists match in order; in an object each key lists its own acceptable values;
+# - an omission may be written as "" for a string and [] for a list. Several calls match in any order.
+#
+# As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a bool is no number inside
+# objects either; strings in nested lists are compared like others. Java and JavaScript are left out.
+
+
+def fault_of_calls(
+    calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer], tools: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """None if calls and possible answers match one to one; else "wrong_count" or the one of FAULTS that prevents it.
+
+    tools: name -> {"properties", "required"} of the functions on offer."""
+    if len(calls) != len(answers):
+        return "wrong_count"
+    faults = [[fault_of_call(name, arguments, answer, tools) for name, arguments in calls] for answer in answers]
+    matched: dict[int, int] = {}  # call -> answer
+    alone = [i for i in range(len(answers)) if not _match(i, faults, matched, set())]
+    if not alone:
+        return None
+    rest = [faults[alone[0]][k] for k in range(len(calls)) if k not in matched]
+    return max((fault for fault in rest if fault), key=FAULTS.index)
+
+
+def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[int, int], tried: set[int]) -> bool:
+    """Assign a call to the answer, moving earlier answers to other calls if needed (augmenting paths)."""
+    for k, fault in enumerate(faults[answer]):
+        if fault is None and k not in tried:
+            tried.add(k)
+            if k not in matched or _match(matched[k], faults, matched, tried):
+                matched[k] = answer
+                return True
+    return False
+
+
+def fault_of_call(
+    name: str, arguments: Arguments, answer: Answer, tools: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """The first fault of a call, or None where it matches the answer."""
+    if name != answer["name"]:
+        return "wrong_name"
+    tool, ways_of = tools.get(name, {}), answer["arguments"]
+    properties = tool.get("properties") or {}
+    if any(key not in arguments for key in tool.get("required") or ()):
+        return "missing_argument"
+    for key, value in arguments.items():
+        if key not in properties or key not in ways_of:
+            return "unexpected_argument"
+        if fault := fault_of_value(value, ways_of[key], properties[key]):
+            return fault
+    omitted = [ways for key, ways in ways_of.items() if key not in arguments]
+    return "missing_argument" if any(ABSENT not in ways for ways in omitted) else None
+
+
+def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -> str | None:
+    """ "wrong_type", "wrong_value" or None. ways: the acceptable values. schema: of the argument."""
+    kind = kind_of(schema)
+    of_items = kind_of(schema.get("items")) if kind is list else None
+    first = _first_type(ways)
+    if _has_type(value, kind):
+        if of_items and not any(_items_fit(value, way, of_items) for way in ways):
+            return "wrong_type"
+    elif type(value) is not first:
+        return "wrong_type"
+    if kind is None or first not in (kind, None):
+        fits = any(same(value, way, str if kind else standardised) for way in ways)
+    elif kind is dict:
+        fits = any(_object_fits(value, way) for way in ways)
+    else:
+        spelled = [[] if kind is list and way == ABSENT else way for way in ways]
+        fits = any(_objects_fit(value, way) if of_items is dict else same(value, way) for way in spelled)
+    return None if fits else "wrong_value"
+
+
+def kind_of(schema: Any) -> type | None:
+    """The declared type, or None where the schema declares no known type."""
+    named = schema.get("type") if isinstance(schema, Mapping) else None
+    return KINDS.get(named) if isinstance(named, str) else None
+
+
+def _has_type(value: Any, kind: type | None) -> bool:
+    return kind is None or type(value) is kind or (kind is float and type(value) is int)
+
+
+def _first_type(ways: Sequence[Any]) -> type | None:
+    return next((type(way) for way in ways if way != ABSENT), None)
+
+
+def _items_fit(value: Sequence[Any], way: Any, kind: type) -> bool:
+    """Each item has the declared type, or that of the first item of the acceptable list."""
+    return not isinstance(way, list) or all(type(item) in (kind, _first_type(way)) for item in value)
+
+
+def standardised(text: str) -> str:
+    """The text for comparison: "April 1,2024" becomes "april 12024"."""
+    return _IGNORED.sub("", text).lower().replace("'", '"')
+
+
+def same(value: Any, expected: Any, spelled: Callable[[str], str] = standardised) -> bool:
+    """Equality of JSON values, strings after `spelled`. Recurses only as deep as `expected`."""
+    if isinstance(expected, str):
+        return isinstance(value, str) and spelled(value) == spelled(expected)
+    if isinstance(expected, list):
+        if not isinstance(value, list) or len(value) != len(expected):
+            return False
+        return all(same(v, w, spelled) for v, w in zip(value, expected, strict=True))
+    if isinstance(expected, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != expected.keys():
+            return False
+        return all(same(value[k], expected[k], spelled) for k in expected)
+    return isinstance(value, bool) == isinstance(expected, bool) and value == expected
+
+
+def _object_fits(value: Mapping[str, Any], way: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(way, Mapping) or not value.keys() <= way.keys():
+        return False
+    return all(any(same(value[k], w) for w in ways) if k in value else ABSENT in ways for k, ways in way.items())
+
+
+def _objects_fit(value: Sequence[Any], way: Any) -> bool:
+    return isinstance(way, list) and len(value) == len(way) and all(map(_object_fits, value, way))
 
 
 # ------------------------------------------------------------------ calls
