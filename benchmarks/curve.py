@@ -32,7 +32,7 @@ from codechat import grpo
 from codechat.core import config
 from codechat.distributed import dist
 from codechat.evaluation.intervals import bootstrap_interval
-from codechat.models import export, loading
+from codechat.models import exchange, loading
 from codechat.rl import advantages, losses
 from codechat.tasks.toy import ToyTask
 from codechat.text import chat
@@ -138,7 +138,7 @@ def bench(cfg: CurveBench) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if cfg.vs:
-            export.export(export.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
+            exchange.export(exchange.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
         for seed in measure.turns(cfg.rounds, "seed"):
             curves["codechat"].append(train_codechat(cfg, f"bench/curve-{seed}", cfg.steps, seed, START))
             if cfg.vs:

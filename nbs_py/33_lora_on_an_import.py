@@ -47,7 +47,7 @@ import torch
 
 # %%
 from codechat import GPT, GPTConfig, checkpoint, lora, paths, run, sft, tokenizer
-from codechat.models import export, hf_format, import_weights
+from codechat.models import exchange, hf_format
 from codechat.models.loading import load_model
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -79,7 +79,7 @@ with run.Run.create("origin", shape, kind="pretrain") as made:
 
 # %%
 with quiet():
-    export.export(export.ExportConfig(ckpt="origin", out=folder / "hf", dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt="origin", out=folder / "hf", dtype="float32"))
 print(*sorted(path.name for path in (folder / "hf").iterdir()))
 about = json.loads((folder / "hf" / "config.json").read_text())
 print({key: about[key] for key in ("architectures", "hidden_act", "hidden_size", "num_key_value_heads", "tie_word_embeddings")})
@@ -96,7 +96,7 @@ print(*[name for name in weights if "layers.0" in name or "layers" not in name],
 
 # %%
 with quiet():
-    import_weights.import_model(import_weights.ImportConfig(source=folder / "hf", run_name="imported"))
+    exchange.import_model(exchange.ImportConfig(source=folder / "hf", run_name="imported"))
 base = load_model("imported")
 ids = torch.randint(0, tok.n_vocab, (4, 64))
 
@@ -204,8 +204,8 @@ lora.save_peft(*lora.of_checkpoint("arm0"), folder / "adapter", base="hf")
 peft = lora.load_peft(load_model("imported").model, folder / "adapter")
 apart["4. PEFT's files on the import, and merged"] = (logits(peft) - logits(merged)).abs().max().item()
 with quiet():
-    export.export(export.ExportConfig(ckpt="arm0", out=folder / "merged", dtype="float32"))
-    import_weights.import_model(import_weights.ImportConfig(source=folder / "merged", run_name="back"))
+    exchange.export(exchange.ExportConfig(ckpt="arm0", out=folder / "merged", dtype="float32"))
+    exchange.import_model(exchange.ImportConfig(source=folder / "merged", run_name="back"))
 apart["5. merged, exported and imported"] = (logits(load_model("back").model) - logits(merged)).abs().max().item()
 size = {name: sum(f.stat().st_size for f in (folder / name).glob("*.safetensors")) for name in ("adapter", "merged")}
 print(size, "bytes")

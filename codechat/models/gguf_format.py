@@ -1,9 +1,8 @@
 """GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging Face, and written.
 
 A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and the chat template. The
-`gguf` package reads its layout and its quantizations. Two things differ from Hugging Face's files: the rows of Llama's
-query and key projections are in the order of interleaved rotary positions, and a SentencePiece vocabulary has scores
-instead of merges.
+`gguf` package reads its layout and its quantizations. The rows of Llama's query and key projections are in the order of
+interleaved rotary positions. Tokenizers are byte-level ("gpt2"); SentencePiece ones ("llama") are not read.
 """
 
 import json
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
@@ -42,7 +40,7 @@ KEYS = {
 }  # fmt: skip
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
 SPECIAL = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
-SPACE, CONTROL, USER_DEFINED, UNUSED = "\u2581", 3, 4, 5  # SentencePiece's blank; kinds of tokens
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of tokens
 # How a byte-level vocabulary of this name splits a text before it merges.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -63,22 +61,19 @@ def _package() -> Any:
     return gguf
 
 
+def _names(about: Mapping[str, Any]) -> dict[str, str]:
+    """Hugging Face's name of each tensor that a file of this config.json may hold."""
+    stems = {a.format(i): b.format(i) for a, b in NAMES.items() for i in range(about["num_hidden_layers"])}
+    return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in stems.items() for kind in ("weight", "bias")}
+
+
 def _reordered(name: str, weight: Tensor, about: Mapping[str, Any], order: tuple[int, int]) -> Tensor:
     """A tensor of Hugging Face's name with the rows of a Llama's query and key heads in the other order: 2 x half in
     Hugging Face's files, half x 2 in llama.cpp's. order: the one that it has."""
-    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}
-    part = next((part for part in heads if f".{part}." in name), None)
-    if about["model_type"] != "llama" or part is None:
+    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}.get(name.split(".")[-2])
+    if about["model_type"] != "llama" or heads is None:
         return weight
-    return weight.view(heads[part], *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """A tensor's name by a table; an unknown one stays as it is, and is told as part of no model."""
-    stem, _, kind = name.rpartition(".")
-    layer = next((part for part in stem.split(".") if part.isdigit()), "")
-    known = names.get(stem.replace(f".{layer}.", ".{}.", 1) if layer else stem)
-    return f"{known.format(layer)}.{kind}" if known else name
+    return weight.view(heads, *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict[str, Any]]:
@@ -91,100 +86,70 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as error:
+        family, split = fields["general.architecture"], fields.get("tokenizer.ggml.pre", "default")
+        scaling = (
+            "by frequency" if "rope_freqs.weight" in tensors else fields.get(f"{family}.rope.scaling.type", "none")
+        )
+        for what, found, readable in (
+            ("architecture", {family}, FAMILIES),
+            ("position scaling", {scaling}, ("none",)),
+            ("tensors in", {tensor.tensor_type.name for tensor in reader.tensors}, READ),
+            ("tokenizer", {fields["tokenizer.ggml.model"]}, ("gpt2",)),
+            ("tokenizer split", {split}, SPLITS),
+        ):
+            if unread := found - set(readable):
+                raise ConfigError(f"{path} has {what} {', '.join(unread)}; required: {', '.join(readable)}")
+        about = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
+        about |= dict(model_type=family, tie_word_embeddings="output.weight" not in tensors)
+        about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
+        # 1e-6, not 9.99999997e-07
+        about = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
+        names, saved = _names(about), _tokenizer(path.stem, split, fields)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
-    if unread := sorted({t.tensor_type.name for t in tensors.values()} - set(READ)):
-        raise ConfigError(f"{path} holds tensors in {', '.join(unread)}; required are {', '.join(READ)}")
-    about = _config(path, fields, tensors)
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for theirs, found in tensors.items():
-            values = np.array(gguf.quants.dequantize(found.data, found.tensor_type), dtype=np.float32)
-            name, shape = _renamed(theirs, NAMES), tuple(map(int, reversed(found.shape)))
-            yield name, _reordered(name, torch.from_numpy(values.reshape(shape)), about, (-1, 2))
+        for theirs, tensor in tensors.items():
+            values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            values, name = values.reshape(tuple(map(int, reversed(tensor.shape)))), names.get(theirs, theirs)
+            yield name, _reordered(name, torch.from_numpy(values), about, (-1, 2))
 
-    return about, weights(), _tokenizer(path, fields)
-
-
-def _config(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    family = fields.get("general.architecture")
-    if family not in FAMILIES:
-        raise ConfigError(f"{path} holds architecture {family!r}; required is one of {', '.join(FAMILIES)}")
-    scaling = fields.get(f"{family}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in tensors:
-        raise ConfigError(f"{path} scales its positions ({scaling}); import the model's Hugging Face directory instead")
-    found: dict[str, Any] = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
-    try:
-        heads, width = found["num_attention_heads"], found["hidden_size"]
-        usual = dict(num_key_value_heads=heads, head_dim=width // heads, rope_theta=10000.0)
-        rows = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{path} lacks a size ({error}); download another conversion of the model") from None
-    about = usual | {name: value for name, value in found.items() if value is not None}
-    # 1e-6, not 9.99999997e-07
-    about = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
-    tied = "output.weight" not in tensors
-    return {"model_type": family, "vocab_size": rows, "tie_word_embeddings": tied, **about}
+    return about, weights(), saved
 
 
-# ---------------------------------------------------------------- tokenizer
+# ---- tokenizer
 
 
-def _tokenizer(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _splitter(split: str) -> Any:
+    parts = tokenizers.pre_tokenizers
+    pieces = parts.Split(tokenizers.Regex(SPLITS[split]), "isolated")
+    digits = [parts.Digits(individual_digits=True)] if split == "smollm" else []
+    return parts.Sequence([*digits, pieces, parts.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _tokenizer(name: str, split: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
-    parts = {name.removeprefix("tokenizer.ggml."): value for name, value in fields.items()}
-    kind, split = parts.get("model"), parts.get("pre", "default")
-    if not (kind == "llama" or (kind == "gpt2" and split in SPLITS)):
-        raise ConfigError(f"{path} has tokenizer {kind} ({split}); required is llama, or gpt2 with {', '.join(SPLITS)}")
+    parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
     tokens = parts["tokens"]
     kinds = parts.get("token_type") or [1] * len(tokens)
     vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
-    made = _byte_level(parts, vocabulary, split) if kind == "gpt2" else _sentencepiece(parts, vocabulary)
+    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
+    made.pre_tokenizer, made.decoder = _splitter(split), tokenizers.decoders.ByteLevel()
     added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
     made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
-    ids = {name: parts.get(f"{theirs}_token_id") for name, theirs in SPECIAL.items()}
-    special = {name: tokens[i] for name, i in ids.items() if i is not None}
+    ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
+    special = {key: tokens[i] for key, i in ids.items() if i is not None}
     if parts.get("add_bos_token") and (first := special.get("bos_token")):
         begins = tokenizers.processors.TemplateProcessing
         made.post_processor = begins(f"{first} $A", f"{first} $A $B", [(first, ids["bos_token"])])
     template = fields.get("tokenizer.chat_template")
-    return {"spec": f"hf:{path.stem}", "json": made.to_str(), "special": special, "template": template}
+    return {"spec": f"hf:{name}", "json": made.to_str(), "special": special, "template": template}
 
 
-def _byte_level(parts: Mapping[str, Any], vocabulary: dict[str, int], split: str) -> tokenizers.Tokenizer:
-    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
-    made.pre_tokenizer, made.decoder = _splitter(split), decoders.ByteLevel()
-    return made
-
-
-def _splitter(split: str) -> Any:
-    pieces = pre_tokenizers.Split(tokenizers.Regex(SPLITS[split]), "isolated")
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([*digits, pieces, letters])
-
-
-def _sentencepiece(parts: Mapping[str, Any], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """Merges are every way to split a token into two others, the likeliest token first, as transformers derives them."""
-    scores, merges = parts["scores"], []
-    for token, i in vocabulary.items():
-        halves = [(token[:at], token[at:]) for at in range(1, len(token))]
-        ways = [(a, b) for a, b in halves if a in vocabulary and b in vocabulary]
-        ways.sort(key=lambda way: (scores[vocabulary[way[0]]], scores[vocabulary[way[1]]]), reverse=True)
-        merges += [(scores[i], way) for way in ways]
-    merges.sort(key=lambda merge: merge[0], reverse=True)
-    unknown = parts["tokens"][parts.get("unknown_token_id", 0)]
-    how = dict(unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, [way for _, way in merges], **how))
-    leads = parts.get("add_space_prefix", True)
-    first, last = ([normalizers.Prepend(SPACE)], [decoders.Strip(" ", 1, 0)]) if leads else ([], [])
-    made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", SPACE)])
-    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
-    return made
-
-
-# ---------------------------------------------------------------- writing
+# ---- writing
 
 
 def write(
@@ -202,7 +167,7 @@ def write(
     for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():
         (writer.add_float32 if name in hf_format.KINDS else writer.add_uint32)(f"{family}.{key}", about[name])
     _add_tokenizer(writer, saved, rows=about["vocab_size"])
-    theirs = {ours: theirs for theirs, ours in NAMES.items()}
+    theirs = {ours: theirs for theirs, ours in _names(about).items()}
     for name, weight in tensors.items():
         weight = _reordered(name, weight, about, (2, -1))
         kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
@@ -210,11 +175,14 @@ def write(
             data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
         except gguf.quants.QuantError as error:
             raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
-        writer.add_tensor(_renamed(name, theirs), data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        writer.add_tensor(theirs[name], data, raw_dtype=kind)
+    for finish in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        finish()
     return path.stat().st_size
 
 
@@ -223,20 +191,21 @@ def _add_tokenizer(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     llama.cpp wants as many tokens as the embedding has rows."""
     probe = "it's  WE'LL 12345 x=1\n\n\t caf\u00e9 \u6f22\u5b57 \r\n"
     file, pre = json.loads(saved["json"]), tokenizers.Tokenizer.from_str(saved["json"]).pre_tokenizer
+    model, added = file["model"], file["added_tokens"]
     pieces = pre and pre.pre_tokenize_str(probe)
     split = next((name for name in SPLITS if _splitter(name).pre_tokenize_str(probe) == pieces), None)
-    if file["model"]["type"] != "BPE" or split is None:
+    if model["type"] != "BPE" or split is None:
         raise ConfigError(f"{saved['spec']} splits text in no way that GGUF is written with ({', '.join(SPLITS)})")
-    kinds = {token: 1 for token in file["model"]["vocab"]}
-    kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in file["added_tokens"]}
-    ids = file["model"]["vocab"] | {t["content"]: t["id"] for t in file["added_tokens"]}
+    kinds = dict.fromkeys(model["vocab"], 1)
+    kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in added}
+    ids = model["vocab"] | {t["content"]: t["id"] for t in added}
     named = {i: token for token, i in ids.items()}
     tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
-    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in file["model"]["merges"]])
+    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
     for name, theirs in SPECIAL.items():
         if (token := saved["special"].get(name)) in ids:
             writer.add_uint32(f"tokenizer.ggml.{theirs}_token_id", ids[token])

@@ -6,7 +6,6 @@ After `attach` only A and B are trained. A checkpoint holds the merged model, wh
 B. `save_peft` writes PEFT's files; our fused query-key-value matrix becomes three adapters that share A.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_json
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.core.errors import CheckpointError, ConfigError
 from codechat.distributed import sharding
 from codechat.models import hf_format
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, GPTConfig
@@ -114,12 +113,6 @@ def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
 # ---- PEFT's files
 
 
-def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
-    """PEFT's name of each matrix, and the rows of ours that it is."""
-    matrices = (p for p in hf_format.pieces(cfg) if p.ours.endswith(".weight"))
-    return {"base_model.model." + p.theirs.removesuffix(".weight"): p for p in matrices}
-
-
 def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]:
     """`adapters`, architecture and alpha of a run with adapters, for `save_peft`; CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
@@ -129,16 +122,21 @@ def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]
     return ckpt.extra["lora"], config.from_dict(GPTConfig, ckpt.meta["model_config"]), alpha
 
 
+def _stem(weight: str) -> str:
+    """PEFT's name of Hugging Face's matrix."""
+    return "base_model.model." + weight.removesuffix(".weight")
+
+
 def save_peft(
     factors: Mapping[str, Tensor], cfg: GPTConfig, alpha: float, directory: str | Path, base: str | None = None
 ) -> None:
     """Write `adapters` for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
     directory, tensors = Path(directory), dict[str, Tensor]()
-    for name, place in _places(cfg).items():
-        layer = place.ours.removesuffix(".weight")
+    for theirs, ours, start, stop in hf_format.pieces(cfg):
+        layer = ours.removesuffix(".weight")
         if f"{layer}.a" in factors:
-            tensors[f"{name}.lora_A.weight"] = factors[f"{layer}.a"]
-            tensors[f"{name}.lora_B.weight"] = factors[f"{layer}.b"][place.start : place.stop]
+            tensors[f"{_stem(theirs)}.lora_A.weight"] = factors[f"{layer}.a"]
+            tensors[f"{_stem(theirs)}.lora_B.weight"] = factors[f"{layer}.b"][start:stop]
     if not tensors:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
     about: dict[str, Any] = dict(
@@ -151,42 +149,30 @@ def save_peft(
     write_json(directory / ABOUT, about)
 
 
-def _peft_settings(path: Path) -> tuple[int, float]:
-    """(rank, factor of the product) of an adapter_config.json; CheckpointError for what is no plain LoRA."""
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        rank = int(about["r"])
-        scale = float(about["lora_alpha"]) / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{path} is no description of an adapter with r and lora_alpha ({error!r})") from None
-    for key in sorted(about.keys() - HARMLESS):
-        if about[key] and about[key] not in PLAIN.get(key, ()):
-            got = f"{path} sets {key} {about[key]!r}"
-            raise CheckpointError(f"{got}; required is plain LoRA; merge it in peft and import the model")
-    return rank, scale
-
-
 @torch.no_grad()
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
     CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
     that repeats the up projection) need equal adapters."""
-    directory, state, none = Path(directory), model.state_dict(), torch.empty(0)
-    if not (directory / ADAPTER).is_file():
-        raise MissingFile(f"{directory} holds no {ADAPTER}; give a directory that peft or save_peft wrote")
-    (rank, scale), factors = _peft_settings(directory / ABOUT), load_file(directory / ADAPTER)
-    first: dict[tuple[Any, ...], list[Tensor]] = {}  # the factors of each range of rows
-    for name, place in _places(model.cfg).items():
-        pair = [factors.pop(f"{name}.lora_{part}.weight", none) for part in "AB"]
-        rows = state[place.ours][place.start : place.stop]
-        if [x.shape for x in pair] not in ([none.shape] * 2, [(rank, *rows.shape[1:]), (len(rows), rank)]):
-            raise CheckpointError(f"{directory}: {name} is no adapter of rank {rank}; use its own base model")
-        if (other := first.setdefault(place[1:], pair)) is not pair and not all(map(torch.equal, pair, other)):
-            raise CheckpointError(f"{directory}: {name} repeats another matrix, and its adapter differs")
-        if other is pair and len(pair[0]):
-            a, b = pair
-            rows += (scale * b.float() @ a.float()).to(rows.device)
-    if factors:
-        raise CheckpointError(f"{directory}: {min(factors)} fits no matrix; use its own base model")
+    about, factors = read_json(Path(directory) / ABOUT), load_file(Path(directory) / ADAPTER)
+    odd = {k: v for k, v in about.items() if v and k not in HARMLESS and v not in PLAIN.get(k, ())}
+    hf_format.family_of(model.cfg, imported=True)  # else some of our weights would have no name of theirs
+    weights = hf_format.tensors(model.cfg, model.state_dict())
+    try:
+        rank = about["r"]
+        scale = about["lora_alpha"] / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
+        for name, weight in weights.items():
+            a, b = (factors.get(f"{_stem(name)}.lora_{part}.weight") for part in "AB")
+            if a is not None and b is not None and len(a) == rank:
+                del factors[f"{_stem(name)}.lora_A.weight"], factors[f"{_stem(name)}.lora_B.weight"]
+                weights[name] = weight + (scale * b.float() @ a.float()).to(weight.device)
+    except (KeyError, TypeError, ZeroDivisionError, RuntimeError) as error:
+        raise CheckpointError(f"{directory} holds no adapter of this model ({error!r})") from None
+    if odd or factors:
+        got = f"{directory} has {odd or min(factors)}"
+        raise CheckpointError(
+            f"{got}; required is plain LoRA of this base model; merge it in peft and import the model"
+        )
+    model.load_state_dict(hf_format.read_model(model.cfg, weights.items()).state_dict())
     return model

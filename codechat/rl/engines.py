@@ -30,7 +30,7 @@ from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import export, generate, loading, lora, packed_attention
+from codechat.models import exchange, generate, loading, lora, packed_attention
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
@@ -247,7 +247,7 @@ class VLLM(Http):
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
-        export.export(export.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
+        exchange.export(exchange.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
 

@@ -4,7 +4,7 @@
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.export`)
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.exchange`)
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into a whole or a sharded

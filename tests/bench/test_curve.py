@@ -10,7 +10,7 @@ import pytest
 import benchmarks as bench
 from benchmarks import curve
 from benchmarks.settings import CurveBench
-from codechat.models import export, loading
+from codechat.models import exchange, loading
 from codechat.runs import paths
 
 TINY = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
@@ -60,7 +60,7 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
     cfg = CurveBench(**TINY)
     curve.train_codechat(cfg, curve.START, cfg.start_steps, 0, None)
     start = loading.load_model(curve.START)
-    export.export(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
     rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
     assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
     assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4

@@ -20,7 +20,7 @@ from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
 from codechat.evaluation import evaluate
-from codechat.models import export, hf_format, loading, optim
+from codechat.models import exchange, hf_format, loading, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
@@ -173,7 +173,7 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     )
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=2e-5), name
-    export.export(export.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32"))
     exported = hf_format.read_weights(tmp_path / "hf")
     assert torch.equal(exported["model.embed_tokens.weight"], theirs["wte.weight"])
     with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight"):

@@ -12,7 +12,7 @@ import torch
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
 from codechat.core.errors import MissingFile
-from codechat.models import export, generate, import_weights, loading
+from codechat.models import exchange, generate, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
@@ -69,7 +69,7 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
     with Run.create("random", {}, kind="test") as run:
         checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"})
     out = home / request.param
-    export.export(export.ExportConfig(ckpt="random", out=out, dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt="random", out=out, dtype="float32"))
     assert json.loads((out / "config.json").read_text())["architectures"] == [CLASSES[request.param]]
     return out
 
@@ -104,8 +104,8 @@ def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
 
 @pytest.mark.parametrize("tags", ["template", "raw"])
 def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: str) -> None:
-    import_weights.import_model(
-        import_weights.ImportConfig(source=directory, run_name="theirs", tags=None if tags == "template" else "raw")
+    exchange.import_model(
+        exchange.ImportConfig(source=directory, run_name="theirs", tags=None if tags == "template" else "raw")
     )
     loaded = loading.load_model("theirs")
     assert loaded.tags == tags

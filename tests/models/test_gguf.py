@@ -13,7 +13,7 @@ import torch
 from test_hf_format import foreign, ids_below, imported
 
 from codechat.core.errors import UserError
-from codechat.models import export, gguf_format
+from codechat.models import exchange, gguf_format
 
 gguf = pytest.importorskip("gguf", reason="files are written by it: pip install -e '.[test]'")
 pytestmark = pytest.mark.usefixtures("runs_root")
@@ -113,7 +113,7 @@ def test_an_exported_file_reads_back_bit_for_bit(transformers: Any, tmp_path: Pa
     ours, ids = imported(tmp_path / "in", "ours"), ids_below(400, 2, 64)
     for dtype, cast in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         out = tmp_path / dtype
-        export.export(export.ExportConfig(ckpt="ours", out=out, format="gguf", dtype=dtype))
+        exchange.export(exchange.ExportConfig(ckpt="ours", out=out, format="gguf", dtype=dtype))
         back = imported(out, f"back-{dtype}")
         for (which, weight), again in zip(ours.model.named_parameters(), back.model.parameters()):
             assert torch.equal(again, weight.to(cast).float() if weight.ndim == 2 else weight), which
@@ -130,7 +130,7 @@ def test_models_that_no_gguf_holds_are_refused(transformers: Any, tmp_path: Path
     imported(tmp_path / "wide", "wide")
     for ckpt, dtype, named in (("arcee", "float16", "arcee"), ("wide", "q8_0", "down_proj")):
         with pytest.raises(UserError, match=named):
-            export.export(export.ExportConfig(ckpt=ckpt, out=tmp_path / "out", format="gguf", dtype=dtype))
+            exchange.export(exchange.ExportConfig(ckpt=ckpt, out=tmp_path / "out", format="gguf", dtype=dtype))
         assert not (tmp_path / "out").exists()
 
 

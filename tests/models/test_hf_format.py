@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, RunError, UserError
-from codechat.models import export, generate, hf_format, import_weights, loading
+from codechat.models import exchange, generate, hf_format, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
@@ -60,8 +60,8 @@ def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: 
 
 
 def exported(tmp_path: Path, ckpt: str = "r", **more: Any) -> Path:
-    cfg = export.ExportConfig(**(dict(ckpt=ckpt, out=tmp_path / "out", dtype="float32") | more))
-    export.export(cfg)
+    cfg = exchange.ExportConfig(**(dict(ckpt=ckpt, out=tmp_path / "out", dtype="float32") | more))
+    exchange.export(cfg)
     return cfg.out
 
 
@@ -280,7 +280,7 @@ def foreign(transformers: Any, folder: Path, name: str = "llama", template: str 
 
 
 def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedModel:
-    import_weights.import_model(import_weights.ImportConfig(source=source, run_name=name, **more))
+    exchange.import_model(exchange.ImportConfig(source=source, run_name=name, **more))
     return loading.load_model(name)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from codechat import grpo, preference, reinforce
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
-from codechat.models import export, loading, lora
+from codechat.models import exchange, loading, lora
 from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -82,7 +82,7 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     meta = {"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"}
     with Run.create("base", {}, kind="test") as base:
         checkpoint.save(base.path, 1, model=made(shape), meta=meta)
-    export.export(export.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
     write_peft(model, tmp_path / "adapter", base="out")
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert about.items() >= {"peft_type": "LORA", "r": 3, "lora_alpha": 6.0, "base_model_name_or_path": "out"}.items()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
-from codechat.models import import_weights, loading
+from codechat.models import exchange, loading
 from codechat.runs import paths
 
 pytestmark = pytest.mark.usefixtures("runs_root")
@@ -48,7 +48,7 @@ def logits(state: dict[str, Tensor], ids: Tensor, heads: int = 2, depth: int = 2
 
 def imported(path: Path, **more: Any) -> loading.LoadedModel:
     how = dict(source=path, run_name="old", tokenizer="bytes") | more
-    import_weights.import_model(import_weights.ImportConfig(**how))
+    exchange.import_model(exchange.ImportConfig(**how))
     return loading.load_model("old")
 
 

@@ -1,0 +1,283 @@
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, or a file for
+llama.cpp. `codechat import`: weights trained elsewhere as a run for --ckpt and --init-from.
+
+    codechat export --ckpt nano/rl --out nano-rl-hf
+    codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
+    codechat export --ckpt smollm2-sft --out tools --format gguf --dtype q8_0
+    python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
+    codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
+    codechat import qwen --run-name qwen
+    codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
+    codechat import data/hub/smollm2 --run-name smollm2             after `codechat download smollm2`
+    codechat import old/latest.pt --run-name old
+
+Squared ReLU with QK-norm (preset nano) becomes Qwen3 with hidden_act relu; its gate projection repeats the up
+projection. This is exact, but the MLP grows by half; import drops the copy. vLLM's own Qwen3 supports only silu; use its
+transformers backend:
+
+    vllm serve nano-rl-hf --model-impl transformers
+
+--format gguf writes an imported Llama, Qwen2 or Qwen3 model for llama.cpp (pip install "codechat[gguf]"). Other models have
+no class or tokenizer there. Do not use llama.cpp's own converter for a relu model: it writes a wrong file without an error:
+
+    llama-cli -m tools/model.gguf --jinja
+
+--format run keeps only weights: no optimizer states and nothing that identifies the machine. Every command reads such a
+run; training can start from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
+
+Import reads Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json),
+GGUF files of the first three, alone or in a directory, and the original system's .pt files. Weights become float32. An
+imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags text, our tags
+are plain text. --tags reserved puts them in six unused padding rows of the embedding, which SFT must then train.
+--tags raw is for base models: prompts are plain text without turns, and an answer ends at the end of text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.runs import paths
+from codechat.text import chat, tokenizer
+from codechat.text.chat import END_TAG, TAG_OF
+from codechat.text.tokenizer import END_OF_TEXT, ImportedTokenizer, Tokenizer
+from codechat.text.tool_calls import CALL_TAG, TAGS
+
+if TYPE_CHECKING:
+    from codechat.runs.checkpoint import Checkpoint
+    from codechat.runs.run import Run
+
+CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
+OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Which checkpoint goes where."""
+
+    ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory")
+    out: Path = opt(REQUIRED, "directory to make")
+    dtype: Literal["bfloat16", "float32", "float16", "q8_0"] = opt(
+        "bfloat16", "what the weights are stored in; float32 is exact; float16 and q8_0 (8 bits) are for gguf"
+    )
+    format: Literal["huggingface", "run", "gguf"] = opt(
+        "huggingface",
+        "run: a run directory for CodeChat, weights only; gguf: OUT/model.gguf, for llama.cpp",
+    )
+    overwrite: bool = opt(False, "replace --out if it holds an earlier export")
+
+
+def export(cfg: ExportConfig) -> str:
+    """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits or --out is in use."""
+    from codechat.runs import checkpoint  # imports torch, which --help does not need
+
+    out = cfg.out.resolve()
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
+        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
+    if cfg.dtype in ("float16", "q8_0") and cfg.format != "gguf":
+        raise ConfigError(f"--dtype {cfg.dtype} is for --format gguf; required here is bfloat16 or float32")
+    ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+    with atomic_directory(out) as folder:
+        about, size = (_write_run if cfg.format == "run" else _write_model)(cfg, ckpt, folder)
+    return f"{cfg.out}: {about}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+
+
+def _is_export(out: Path) -> bool:
+    """Whether it holds an export: its files, no metrics, and no checkpoint but released ones."""
+    released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
+    named = any((out / name).is_file() for name in ("config.json", "model.gguf"))
+    return named and released and not (out / "metrics.jsonl").exists()
+
+
+def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, int]:
+    """(What was written, its bytes.)"""
+    from codechat.models import gguf_format, hf_format, loading
+
+    shape, tok, tags = loading.describe(ckpt.path, ckpt.meta)
+    imported = isinstance(tok, ImportedTokenizer)
+    family = hf_format.family_of(shape, imported=imported)
+    tensors = hf_format.tensors(shape, ckpt.model_state)
+    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tok.eot_id, eos_ids=end_ids(tok, tags))
+    line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
+    if family.act == "relu":
+        line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
+    if cfg.format == "gguf":
+        if not imported or tags == "reserved":
+            got = f"tokenizer {tok.spec} with tags {tags}"
+            raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
+        return line, gguf_format.write(folder / gguf_format.FILE, about, tensors, tok.saved, cfg.dtype)
+    files = tokenizer_files(tok, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+    for name, text in {"config.json": _text(about), **files}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return line, hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
+
+
+def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, int]:
+    from codechat.models import hf_format
+
+    run = ckpt.path.parent.parent
+    if not paths.is_run(run):
+        raise RunError(f"{ckpt.path} is part of no run; --format run needs config.json and status.json two folders up")
+    weights = folder / "checkpoints" / ckpt.path.name / hf_format.ONE_FILE
+    weights.parent.mkdir(parents=True)
+    size = hf_format.save(weights, ckpt.model_state, cfg.dtype)
+    changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
+    write_json(weights.with_name("meta.json"), ckpt.meta | changed)
+    config, env, status = (read_json(run / f"{name}.json") for name in ("config", "env", "status"))
+    env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
+    env.get("hardware", {}).pop("system", None)
+    status = {
+        "status": "finished",
+        "reason": None,
+        "summary": {},
+        "pid": None,
+        "kind": status.get("kind"),
+        "ended": status.get("ended"),
+    }
+    for name, value in dict(config=config, env=env, status=status).items():
+        write_json(folder / f"{name}.json", value)
+    return f"{sum(v.numel() for v in ckpt.model_state.values()):,} parameters", size
+
+
+# ---- the tokenizer's files
+
+
+def chat_template(tags: str) -> str:
+    """The jinja template of `chat`'s layout: one for both tag modes; of raw text without tags."""
+    text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
+    heads, turns = {**TAG_OF, "tool": TAG_OF["function"]}, [t for t in TAGS if t != CALL_TAG]
+    text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))
+    return text.replace("TURN_TAGS", json.dumps(turns)).replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
+
+
+def end_ids(tok: Tokenizer, tags: str) -> list[int]:
+    """Single ids that end a completion: <|end|> where it is one, then the end of text."""
+    (stop,) = chat.stop_sequences(tok, tags)
+    return [*dict.fromkeys((*(stop if len(stop) == 1 else ()), tok.eot_id))]
+
+
+def tokenizer_files(tok: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
+    """{file name: text} of tokenizer and conversations. rows: of the embedding; rows without an id are never generated.
+
+    The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags, line ends and contents
+    apart, while a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a new piece, and the
+    pre-tokeniser splits there and drops the mark. The template raises where one text is ambiguous: content that spells a
+    turn tag or, outside assistant turns, <functioncall>. In text mode <|end|> is several tokens: `generate` needs
+    stop_strings=["<|end|>"] and its tokenizer."""
+    imported, reserved, ends = isinstance(tok, ImportedTokenizer), tags == "reserved", end_ids(tok, tags)
+    if imported and reserved:  # its ids keep their meaning only with its own template, or with tags as text
+        raise ConfigError(f"tags reserved with the imported {tok.spec}; required are tags template or text")
+    special = dict(bos_token=END_OF_TEXT, eos_token=END_TAG if reserved else END_OF_TEXT, pad_token=END_OF_TEXT)
+    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=block_size, add_bos_token=False)
+    config |= {"clean_up_tokenization_spaces": False} | (tok.saved["special"] if imported else special)
+    generation = {"bos_token_id": tok.eot_id, "eos_token_id": ends, "pad_token_id": tok.eot_id}
+    if unnamed := list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows)):
+        generation["suppress_tokens"] = unnamed
+    theirs = (getattr(tok, "template", None) or "") if tags == chat.TEMPLATE else None
+    return {
+        "tokenizer.json": tok.saved["json"] if imported else _text(tokenizer_json(tok, tags)),
+        "chat_template.jinja": chat_template(tags) if theirs is None else theirs,
+        "tokenizer_config.json": _text(config),
+        "generation_config.json": _text(generation),
+    }
+
+
+def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
+    """The `tokenizers` package's own file."""
+    if not isinstance(tok, (tokenizer.BpeTokenizer, tokenizer.TableTokenizer)):
+        raise ConfigError(f"tokenizer {tok.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do")
+    bpe, letters = isinstance(tok, tokenizer.BpeTokenizer), tokenizer.byte_letters()
+    plain, merges = not bpe and tok.alphabet is not None, tok.merges if bpe else []
+    tokens = [*(sorted(letters) if bpe else tok.alphabet or letters), *(merge.replace(" ", "") for merge in merges)]
+    special = [(tok.eot_id, END_OF_TEXT), *(enumerate(TAGS, tok.n_vocab) if tags == "reserved" else ())]
+    # normalized: matched after the normaliser ran, which looks for tags beside line ends
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    marks = [{"type": "Replace", "pattern": {"String": text}, "content": by} for text, by in _cuts(tags)]
+    cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": bpe}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": content, **flags} for i, content in special],
+        "normalizer": {"type": "Sequence", "normalizers": marks},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut] if plain else [cut, byte_level]},
+        "decoder": {"type": "Fuse"} if plain else byte_level,
+        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
+    }
+
+
+def _cuts(tags: str) -> list[tuple[str, str]]:
+    """(text, the same text with marks where `chat` cuts); reserved tags are cut out anyway. Raw text has no tags."""
+    if tags == "reserved":
+        return [*((f"{tag}\n", f"{tag}\n{CUT}") for tag in TAG_OF.values()), (f"\n{END_TAG}", f"{CUT}\n{END_TAG}")]
+    heads = [(f"{tag}\n", f"{CUT}{tag}{CUT}\n{CUT}") for tag in TAG_OF.values()]
+    ends = [(f"\n{END_TAG}", f"{CUT}\n{CUT}{END_TAG}{CUT}"), (CALL_TAG, f"{CUT}{CALL_TAG}{CUT}")]
+    return [] if tags == chat.RAW else heads + ends
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+def main(cfg: ExportConfig) -> None:
+    """`codechat export`."""
+    print(export(cfg))
+
+
+# ---- import
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Which weights become which run."""
+
+    source: Path = opt(
+        REQUIRED,
+        "directory of a Hugging Face model, a GGUF file, or a .pt file of the original system",
+        positional=True,
+    )
+    run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
+    tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file")
+    tags: Literal["template", "reserved", "text", "raw"] | None = opt(
+        None,
+        "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the "
+        "template if there is one, else text",
+    )
+    overwrite: bool = opt(False, "replace a run of this name", identity=False)
+
+
+def import_model(cfg: ImportConfig) -> Run:
+    """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
+    from codechat.models import gguf_format, hf_format  # these import torch, which --help does not need
+    from codechat.runs import checkpoint, run
+
+    source, step, weights = cfg.source, 0, None
+    if not source.exists():
+        raise MissingFile(f"no {source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
+    if gguf := gguf_format.file_in(source):
+        about, weights, saved = gguf_format.read(gguf)
+        tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
+    else:
+        tok = tokenizer.load(cfg.tokenizer or (f"hf:{source}" if source.is_dir() else "gpt2"))
+        if source.is_dir():
+            about, weights = read_json(source / "config.json"), hf_format.read_weights(source).items()
+    tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
+    chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
+    if weights is not None:
+        shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
+        model = hf_format.read_model(shape, weights)
+    elif tags in ("text", chat.RAW):
+        model, step = hf_format.read_original(source, tok.n_vocab)
+    else:
+        raise ConfigError(f"--tags {tags} with a .pt file; required is text or raw; leave --tags out")
+    origin = {"run": cfg.run_name, "kind": "import", "source": source.resolve().name}
+    meta = {"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
+    with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
+        path = checkpoint.save(created.path, step, model=model, meta=meta)
+    size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
+    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
+    return created
