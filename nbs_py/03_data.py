@@ -55,7 +55,7 @@ import pandas as pd
 import torch
 
 from codechat import GPT, GPTConfig, conversations, corpus, run_frames, sources, synthetic, tokenizer
-from codechat.models import packed_attention
+from codechat.models import attention
 from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
@@ -220,7 +220,7 @@ fig
 # From scratch, pair by pair, the mask is the same as the library's.
 
 # %%
-print(inspect.getsource(packed_attention.Documents.mask.fget))
+print(inspect.getsource(attention.Documents.mask.fget))
 row = batch.docs[0].tolist()
 by_hand = [[j == i or (j < i and row[i] == row[j] >= 0) for j in range(block)] for i in range(block)]
 torch.testing.assert_close(torch.tensor(by_hand), mask[0, 0])

@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as F
 
 from codechat import GPT, GPTConfig
-from codechat.models import generate, kv_cache
+from codechat.models import attention, generate
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 torch.manual_seed(seed)
@@ -125,7 +125,7 @@ def logits_of(ids: torch.Tensor, cache: object) -> torch.Tensor:
     return F.linear(model.hidden(ids, cache=cache), model.head_weight())[..., : shape.n_ids]
 
 
-ours, theirs = CacheByHand(), kv_cache.KVCache(shape, 1, shape.block_size)
+ours, theirs = CacheByHand(), attention.KVCache(shape, 1, shape.block_size)
 with torch.no_grad():
     whole = model(slow)[..., : shape.n_ids]
     parts = {name: [logits_of(slow[:, :prompt_tokens], cache)] for name, cache in (("ours", ours), ("library", theirs))}
@@ -137,7 +137,7 @@ for name, found in parts.items():
 print("one token at a time gives the logits of the whole text: by hand and by the library")
 
 # %%
-print(inspect.getsource(kv_cache.KVCache.attend))
+print(inspect.getsource(attention.KVCache.attend))
 
 
 # %% [markdown]
@@ -192,7 +192,7 @@ def bytes_per_token(cfg: GPTConfig) -> int:
 
 whole_8b = GPTConfig(depth=40, n_embd=4096, n_head=32, block_size=2048)
 grouped_8b = GPTConfig(depth=40, n_embd=4096, n_head=32, n_kv_head=8, block_size=2048)
-small = kv_cache.KVCache(shape, 3, 10, dtype=torch.bfloat16)
+small = attention.KVCache(shape, 3, 10, dtype=torch.bfloat16)
 held = small.kv.numel() * small.kv.element_size()
 assert held == 3 * 10 * bytes_per_token(shape)  # what the library allocates
 table = pd.DataFrame({"KiB per token": [bytes_per_token(c) / 1024 for c in (whole_8b, grouped_8b)]}, ["8B, 32 key-value heads", "8B, 8 key-value heads"])

@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention
 
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.models import optim, packed_attention
+from codechat.models import optim, attention
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 
@@ -60,7 +60,7 @@ class Trainer:
         if kind == "sft":
             how = dict(mask=conversations.packed_mask(self.docs), **self.where)
             return self.model.loss(self.ids, self.targets, reduction="sum", **how)
-        mask = packed_attention.Documents if packed_attention.dense(DEVICE) else packed_attention.flex_mask
+        mask = attention.Documents if attention.dense(DEVICE) else attention.flex_mask
         how = dict(mask=mask(self.docs, self.branches), **self.where)
         return -self.model.token_logprobs(self.ids, self.targets, **how)[0].sum()
 
@@ -81,8 +81,8 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(packed_attention, "DENSE", ()),
-        mock.patch.object(packed_attention, "_flex", lambda: flex_attention.flex_attention),
+        mock.patch.object(attention, "DENSE", ()),
+        mock.patch.object(attention, "_flex", lambda: flex_attention.flex_attention),
         mock.patch.object(flex_attention, "_validate_device", lambda *_: None),
         warnings.catch_warnings(),
     ):

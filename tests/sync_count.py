@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.distributed import dist
-from codechat.models import packed_attention
+from codechat.models import attention
 
 aten = torch.ops.aten
 WAITS = {
@@ -81,7 +81,7 @@ def on_meta() -> Iterator[None]:
     with (
         mock.patch.object(dist, "device", lambda: META),
         mock.patch.object(torch.optim, "AdamW", adamw),
-        mock.patch.object(packed_attention, "_flex", lambda: flex),
+        mock.patch.object(attention, "_flex", lambda: flex),
         mock.patch.object(torch, "is_autocast_enabled", casts),
         mock.patch.object(torch, "autocast", autocast),
     ):

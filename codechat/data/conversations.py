@@ -77,9 +77,9 @@ class Batch(NamedTuple):
         """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU, which looks them
         up."""
         from codechat.distributed import dist
-        from codechat.models import packed_attention
+        from codechat.models import attention
 
-        if packed_attention.dense(device):
+        if attention.dense(device):
             return None
         return dist.send((self.targets != IGNORE).flatten().nonzero()[:, 0], device)
 
@@ -231,8 +231,8 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
 
 
 def packed_mask(docs: torch.Tensor) -> Any:
-    """What the tokens of packed rows see, for `packed_attention.attend`: `Documents`, on a GPU a block mask."""
-    from codechat.models import packed_attention as attention
+    """What the tokens of packed rows see, for `attention.attend`: `Documents`, on a GPU a block mask."""
+    from codechat.models import attention
 
     return attention.Documents(docs) if attention.dense(docs.device) else attention.flex_mask(docs)
 

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
+from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
 from codechat.models.draws import apply_grammars, take_allowed
 from codechat.models.generate import Truncation, draw, last_real, pad_right, reading, uniform
-from codechat.models.kv_cache import KVCache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
 from codechat.text import chat

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist, hardware
-from codechat.models import head, layers, optim
+from codechat.models import gpt, head, optim
 from codechat.models.gpt import GPT
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
 def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
     beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
-    gpu_bytes, written_out, numbers = 0 if cpu else cfg.usable_gib * 2**30, layers.written_out, getattr(torch, dtype)
+    gpu_bytes, written_out, numbers = 0 if cpu else cfg.usable_gib * 2**30, gpt.written_out, getattr(torch, dtype)
     with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
-        mock.patch.object(layers, "written_out", lambda x: cpu and written_out(x)),
+        mock.patch.object(gpt, "written_out", lambda x: cpu and written_out(x)),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
         mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),

@@ -20,11 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codechat.models.attention import SharedCache, attend_shared, group_members
 from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch, Ended, Rows, Truncation, draw, uniform
-from codechat.models.gpt import GPT
-from codechat.models.kv_cache import SharedCache, attend_shared, group_members
-from codechat.models.layers import residual, rope_table
+from codechat.models.gpt import GPT, residual, rope_table
 
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
@@ -95,7 +94,7 @@ class Layer:
         self.prompt, self.buffer = prompt, own
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As `kv_cache.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
+        """As `attention.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
         at = self.slots
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))

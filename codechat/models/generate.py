@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.models import decode_graph, lora, packed_attention
+from codechat.models import attention, decode_graph, lora
+from codechat.models.attention import KVCache, SharedCache
 from codechat.models.decode_graph import Reader
 from codechat.models.draws import Batch, Ended, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache
-from codechat.models.layers import compute_dtype
+from codechat.models.head import compute_dtype
 from codechat.text.call_grammar import CallGrammar
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
@@ -144,7 +144,7 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
 
     graph: none = on a GPU. new_tokens: so many are to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
-    on_cpu, head, dtype = packed_attention.dense(device), model.head_weight().detach(), compute_dtype(model.wte.weight)
+    on_cpu, head, dtype = attention.dense(device), model.head_weight().detach(), compute_dtype(model.wte.weight)
     if on_cpu and not graph:
         layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
         for layer in layers:

@@ -9,23 +9,122 @@ Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value he
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.models import head, packed_attention
+from codechat.models import attention, head
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import KVCache
-from codechat.models.layers import RMSNorm, residual, rms_norm, rope_table, rotate, squared_relu
 
 Rope = tuple[Tensor, Tensor] | None  # of `rope_table`
-Cached = tuple[KVCache, int] | None  # a cache and the number of the block
+Cached = tuple[attention.KVCache, int] | None  # a cache and the number of the block
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (arXiv:1910.07467), in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`RMSNorm` with a weight that broadcasts over x (..., D)."""
+    wide = x.float()
+    if written_out(x):
+        return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
+    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * scale * weight).to(x.dtype)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (Primer, arXiv:2109.08668)."""
+    return _SquaredReLU.apply(x) if written_out(x) else torch.relu(x).square()
+
+
+def written_out(x: Tensor) -> bool:
+    """Whether to take the hand-written gradients: on a CPU, where autograd would keep and pass over more."""
+    return attention.dense(x.device) and x.requires_grad and not torch.compiler.is_compiling()
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With n = x s, s = 1 / rms(x): dx = s (w g - n mean(w g n)), dw = sum(g n)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, weight)
+        return normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        normed, scale, weight = ctx.saved_tensors
+        both, gain = up * normed, weight.to(up.dtype)  # sharded weights come in bfloat16
+        shared = (both * gain).mean(-1, keepdim=True) if weight.ndim > 1 else (both @ gain)[..., None] / up.shape[-1]
+        dx = (up * gain).addcmul_(normed, shared, value=-1).mul_(scale)
+        return dx, both.sum_to_size(weight.shape).to(weight.dtype) if ctx.needs_input_grad[1] else None, None
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """Slope 2 relu(x): where x is below 0 the value itself is 0, so nothing has to be compared again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        kept = torch.relu(x)
+        ctx.save_for_backward(kept)
+        return kept.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Tensor:
+        (kept,) = ctx.saved_tensors
+        return torch.addcmul(up.new_zeros(()), up, kept, value=2).to(kept.dtype)  # one pass
+
+
+def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both
+    halves of E are equal except for the sine's sign.
+
+    With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the original context keeps its
+    angle for n >= high, is slowed by the factor for n <= low, and mixed between."""
+    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
+    frequency = 1.0 / cfg.rope_theta ** (half / cfg.head_dim)  # (E/2,) angles per token
+    if cfg.rope_scaling is not None:
+        factor, low, high, context = cfg.rope_scaling
+        kept = ((context * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        frequency = kept * frequency + (1 - kept) * frequency / factor
+    if positions is None:
+        positions = torch.arange(length, device=device)[None]
+    angle = positions[:, None, :, None].float() * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate (B, H, T, E), the halves (a, b) of E, by each position's angles: (a cos - b sin, b cos + a sin)."""
+    wide = x.float()
+    return torch.addcmul(wide * cos, wide.roll(wide.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
+    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products."""
+    return x.to(head.compute_dtype(x)) if cfg.bf16_residual else x
+
+
+# ---- the model
 
 
 class Attention(nn.Module):
@@ -51,7 +150,7 @@ class Attention(nn.Module):
             cache, layer = cached
             y = cache.attend(layer, q, k, v, mask)
         else:
-            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
+            y = attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -127,12 +226,12 @@ class GPT(nn.Module):
         *,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: attention.KVCache | None = None,
         n_new: Tensor | None = None,
     ) -> Tensor:
         """(B, T) ids -> (B, T, D) after the last norm.
 
-        positions: (B, T), default 0..T-1 or continuing the cache. mask: of `packed_attention.attend`, default causal.
+        positions: (B, T), default 0..T-1 or continuing the cache. mask: of `attention.attend`, default causal.
         cache: tokens are appended to it; n_new (B,): how many of each right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:

@@ -15,13 +15,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codechat.models import packed_attention
-from codechat.models.layers import compute_dtype
+from codechat.models import attention
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
 BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products with x, under this autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -110,7 +115,7 @@ def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
     if learns:
         x.scatter_add_(1, at, -torch.ones_like(chosen))
         # a GPU would have to be waited for; a CPU saves a pass over the logits
-        if not (packed_attention.dense(x.device) and counts.all()):
+        if not (attention.dense(x.device) and counts.all()):
             x.mul_(counts)
         if logits.dtype != torch.float32:
             logits.copy_(x)
@@ -123,7 +128,7 @@ def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> 
     weights = torch.empty_like(x)
     lse = _softmax(x, out=weights)
     with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
-        if packed_attention.dense(x.device):
+        if attention.dense(x.device):
             mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
         else:  # compiled, a product would need the weights in memory
             mean = (weights * x).sum(-1, keepdim=True)

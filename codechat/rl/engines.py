@@ -30,7 +30,7 @@ from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import exchange, generate, loading, lora, packed_attention
+from codechat.models import attention, exchange, generate, loading, lora
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
@@ -290,7 +290,7 @@ class RolloutSampler:
     def longest_row(self) -> int:
         """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and for episodes, which
         are as long as they become."""
-        if packed_attention.dense(dist.device()) or episodes.has_environment(self.task):
+        if attention.dense(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)

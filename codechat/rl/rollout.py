@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from codechat.core.errors import RunError
 from codechat.distributed import dist
-from codechat.models import generate, packed_attention
+from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
@@ -218,7 +218,7 @@ class Packed:
     def where(self) -> dict[str, Any]:
         """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier
         tokens of its group's prompt and of its branch."""
-        kind = packed_attention.Documents if packed_attention.dense(self.ids.device) else packed_attention.flex_mask
+        kind = attention.Documents if attention.dense(self.ids.device) else attention.flex_mask
         return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
 
     def to(self, device: torch.device) -> Self:
@@ -285,13 +285,13 @@ def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens:
 def row_length(row_tokens: int, longest_row: int) -> int:
     """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take,
     in whole blocks of flex attention."""
-    block = packed_attention.BLOCK
+    block = attention.BLOCK
     return max(row_tokens, -(-longest_row // block) * block)
 
 
 def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> dict[str, Any]:
     """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for compiled code."""
-    if packed_attention.dense(device):
+    if attention.dense(device):
         return dict(row_tokens=row_tokens, rows=rows, fixed=False)
     return dict(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
 

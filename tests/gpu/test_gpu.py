@@ -23,7 +23,7 @@ from torch.nn.utils import parameters_to_vector
 
 from codechat.data.prefetch import Prefetched
 from codechat.distributed import dist, hardware, sharding
-from codechat.models import generate, optim, packed_attention
+from codechat.models import attention, generate, optim
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 
@@ -117,9 +117,7 @@ def test_no_step_and_no_prefill_asks_for_a_dense_mask(monkeypatch: pytest.Monkey
 def test_flex_attention_equals_the_dense_mask() -> None:
     model, ids, docs = randomized(GPT(CFG).to(DEVICE)), random_ids(CFG, 2, 1024), packed_docs(2, 1024).to(DEVICE)
     with torch.no_grad(), dist.autocast(DEVICE):
-        flex, dense = (
-            model.hidden(ids, mask=m(docs)) for m in (packed_attention.flex_mask, packed_attention.Documents)
-        )
+        flex, dense = (model.hidden(ids, mask=m(docs)) for m in (attention.flex_mask, attention.Documents))
     real = docs >= 0
     assert float((flex - dense)[real].norm() / dense[real].norm()) < 2e-2
 

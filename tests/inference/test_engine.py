@@ -17,7 +17,7 @@ import torch
 from codechat.core.errors import RunError
 from codechat.distributed import sharding
 from codechat.inference.engine import Engine, Job, Overloaded, Request
-from codechat.models import generate, packed_attention
+from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_sample_whatever_the_company(
         requests.append(request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop))
     with monkeypatch.context() as patch:
         if not dense:
-            patch.setattr(packed_attention, "DENSE", ())
+            patch.setattr(attention, "DENSE", ())
         with Engine(model, max_rows=5) as engine:
             jobs: list[Job] = []
             for one in requests:  # one by one, so that they join a batch on its way
@@ -189,7 +189,7 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
         return made
 
     monkeypatch.setattr(sharding, "plain_copy", noted)
-    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(attention, "DENSE", ())
     model = loaded()
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.distributed import sharding
 from codechat.launch.step_memory import Tape
-from codechat.models import decode_graph, generate, lora, packed_attention
+from codechat.models import attention, decode_graph, generate, lora
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.draws import Batch, Truncation
 from codechat.models.generate import sample
@@ -130,7 +130,7 @@ def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, m
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what
     was free, and near it."""
-    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(attention, "DENSE", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * GIB - 4 * cfg.n_params
     rows = decode_graph.rows_in_memory(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)

@@ -12,10 +12,10 @@ import torch
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import generate
+from codechat.models.attention import KVCache, SharedCache
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import call_grammar
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.models import head, packed_attention
+from codechat.models import attention, head
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -134,7 +134,7 @@ def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(head, "CHUNK_BYTES", V * 4 * (N // 2 + 1))
     expected = everything(mixed=True)
     monkeypatch.setattr(head, "_body", body)
-    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(attention, "DENSE", ())
     everything(mixed=True)
     first = len(graphs)
     for a, b in zip(everything(mixed=True), expected):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from codechat import grpo, preference, reinforce
 from codechat.core import config
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.core.errors import CheckpointError, ConfigError, UserError
 from codechat.models import exchange, loading, lora
 from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -119,7 +119,7 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
             change(**settings)
     for text in ("{}", "[]", "{"):
         path.write_text(text)
-        with pytest.raises(CheckpointError):
+        with pytest.raises(UserError):
             lora.load_peft(made(), tmp_path)
     path.write_text(json.dumps(about))
     tensors, path = load_file(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_model.safetensors"
@@ -158,7 +158,7 @@ NOT_LORA = (dict(lora_alpha=0.0), dict(lora_targets=("q",)), dict(lora_targets=(
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         write_peft(made(), tmp_path)
-    with pytest.raises(MissingFile):
+    with pytest.raises(UserError):
         lora.load_peft(made(), tmp_path)
     with pytest.raises(CheckpointError):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))

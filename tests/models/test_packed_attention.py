@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from codechat.data import conversations
 from codechat.inference.engine import Engine, Request
-from codechat.models import generate, packed_attention
+from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
@@ -56,7 +56,7 @@ def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
         blocks = [conversations.packed_mask(DOCS), packed.where()["mask"]]
     for seen, block in zip(dense, blocks):
         B, _, T, _ = seen.mask.shape
-        assert not isinstance(block, (Tensor, packed_attention.Documents))
+        assert not isinstance(block, (Tensor, attention.Documents))
         assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), seen.mask)
 
 
@@ -130,7 +130,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         expected = completions(model)
         masks.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(packed_attention, "DENSE", ())
+            patch.setattr(attention, "DENSE", ())
             found = completions(model)
         assert masks and not any(masks)
         for mine, masked in zip(found, expected, strict=True):
@@ -138,11 +138,11 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
             torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(masked.logprobs), atol=1e-5, rtol=1e-5)
 
 
-def assert_as_masked(seen: packed_attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
+def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
     """Attention piece by piece is attention under the mask, with gradients. shapes: of queries, keys and values."""
     q, k, v = (torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes)
     real = (seen.docs >= 0)[:, None, :, None]
-    found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
+    found, want = (attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
     torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
     up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
     for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
@@ -151,12 +151,12 @@ def assert_as_masked(seen: packed_attention.Documents, *shapes: tuple[int, ...],
 
 def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces that do not divide the documents."""
-    monkeypatch.setattr(packed_attention, "QUERIES", 16)
+    monkeypatch.setattr(attention, "QUERIES", 16)
     for groups, padding in ((1, 0), (3, 5)):
         lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
         docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
         T = docs.shape[1]
-        seen = packed_attention.Documents(docs)
+        seen = attention.Documents(docs)
         assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
         assert len(seen.pieces) == 11 + (padding > 0)
         rng = torch.Generator().manual_seed(0)
@@ -165,11 +165,11 @@ def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytes
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three documents in a row, with branches that come back after others, and short ones that share a piece."""
-    monkeypatch.setattr(packed_attention, "QUERIES", 8)
+    monkeypatch.setattr(attention, "QUERIES", 8)
     docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])
     runs = [(0, 5), (1, 10), (2, 3), (1, 2), (0, 2), (2, 2), (0, 3), (1, 5), (2, 6)]
     runs += [(0, 4), (1, 3), (2, 4), (3, 2), (4, 1), (3, 2), (0, 2)]
-    seen = packed_attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
+    seen = attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
     assert any(piece.hides is not None for piece in seen.pieces) and any(len(piece.before) > 1 for piece in seen.pieces)
     assert_as_masked(seen, *[(1, 2, 56, 8)] * 3, rng=torch.Generator().manual_seed(0))
 
@@ -181,7 +181,7 @@ def test_documents_of_every_batch_go_through_one_graph() -> None:
     compiled = torch.compile(model.hidden, backend=lambda graph, _: graphs.append(1) or graph.forward, fullgraph=True)
     ids = torch.randint(300, (1, 64), generator=torch.Generator().manual_seed(0))
     for cut in (20, 33, 50):
-        seen = packed_attention.Documents((torch.arange(64) >= cut).long()[None])
+        seen = attention.Documents((torch.arange(64) >= cut).long()[None])
         with torch.no_grad():
             torch.testing.assert_close(compiled(ids, mask=seen), model.hidden(ids, mask=seen), atol=1e-5, rtol=1e-5)
     assert len(graphs) == 1

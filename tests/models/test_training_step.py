@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from codechat.distributed import hardware
-from codechat.models import packed_attention
+from codechat.models import attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -21,7 +21,7 @@ SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
 def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does
     not have on a CPU."""
-    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(attention, "DENSE", ())
     torch._dynamo.reset()
     model = GPT(replace(SHAPE, block_size=256)).requires_grad_(False)
     hardware.compile_blocks(model, backend="eager", fullgraph=True)
@@ -29,7 +29,7 @@ def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytes
     for i in range(4):
         docs, branches = ((torch.arange(256) // n).expand(2, 256).contiguous() for n in (20 + i, 5 + i))
         ids = torch.randint(300, (2, 256))
-        found = model.hidden(ids, mask=packed_attention.flex_mask(docs, branches % 3))
+        found = model.hidden(ids, mask=attention.flex_mask(docs, branches % 3))
         assert found.shape == (2, 256, 32) and counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
@@ -63,7 +63,7 @@ def test_stages_of_one_process_compile_rows_of_every_length() -> None:
             loss = hardware.maybe_compile(model.loss, compiled, torch.device("cpu"), torch.bfloat16)
             with torch.autocast("cpu", torch.bfloat16):
                 docs = torch.arange(T).div(50, rounding_mode="floor").expand(2, T).contiguous()
-                losses_of[compiled] = loss(ids, ids, mask=packed_attention.Documents(docs))
+                losses_of[compiled] = loss(ids, ids, mask=attention.Documents(docs))
             losses_of[compiled].backward()
             assert all(torch.isfinite(p.grad).all() for p in model.parameters())
         torch.testing.assert_close(losses_of[True], losses_of[False], rtol=1e-2, atol=0)

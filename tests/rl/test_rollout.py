@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codechat.models import packed_attention
+from codechat.models import attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
@@ -143,5 +143,5 @@ def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
 
     first, second = shapes()
     assert first != second and max(T for _, T in first) < max(T for _, T in second) < 64
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    assert shapes() == [{(2, packed_attention.BLOCK)}] * 2
+    monkeypatch.setattr(attention, "DENSE", ())
+    assert shapes() == [{(2, attention.BLOCK)}] * 2

@@ -1,0 +1,357 @@
+"""Attention: over packed rows, document by document on a CPU and under a block mask of flex attention on a GPU; and over
+what sampling keeps of the tokens so far, one cache per batch, or rows that continue the cache of shared prefixes.
+
+A dense mask keeps flash kernels from being taken, and every block reads (B, T, T) of it.
+
+Shapes: B rows, T new tokens, S tokens so far, H heads, K key-value heads, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from codechat.models.config import GPTConfig
+
+DENSE = ("cpu",)  # kinds of devices that take dense masks; elsewhere none reaches SDPA
+BLOCK = 128  # tokens: flex attention skips blocks of this size whole
+QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that causal attention does not need
+Span = tuple[int, int]
+
+
+def dense(device: torch.device) -> bool:
+    """Whether masks are tensors on such a device."""
+    return device.type in DENSE
+
+
+# ---- what packed tokens see
+
+
+class Piece(NamedTuple):
+    """Queries [at, end) of (B T) attend to `before` and causally from `start`, minus `hides` (queries, queries)."""
+
+    before: tuple[Span, ...]
+    start: int
+    at: int
+    end: int
+    hides: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """A token attends to earlier tokens of its document and, with branches, of these to branch 0 and its branch. docs,
+    branches: (B, T); a document below 0 is padding."""
+
+    docs: Tensor
+    branches: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """The same as bool (B, 1, T, T), true = attend. Padding attends to itself: a softmax without keys is NaN."""
+        T = self.docs.shape[1]
+        same = (self.docs[:, :, None] == self.docs[:, None, :]) & (self.docs >= 0)[:, :, None]  # (B, T, T)
+        if self.branches is not None:
+            q, k = self.branches[:, :, None], self.branches[:, None, :]
+            same = same & ((k == 0) | (q == k))
+        causal = same.new_ones(T, T).tril()
+        itself = causal & causal.T
+        return ((same & causal) | itself)[:, None]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """Of at most QUERIES queries; neighbouring branches share one while they fit. Padding counts as a document."""
+        docs, T = self.docs.flatten(), self.docs.shape[1]
+        branches = torch.zeros_like(docs) if self.branches is None else self.branches.flatten()
+        places = torch.stack((torch.arange(len(docs)) // T, docs, branches))  # row, document and branch of each token
+        begins = F.pad((places[:, 1:] != places[:, :-1]).any(0), (1, 0), value=True).nonzero()[:, 0]
+        spans = pairwise([*begins.tolist(), len(docs)])
+        pieces: list[Piece] = []
+        runs: list[tuple[int, int, int]] = []  # branch, start, end of the document so far
+        document, shares = None, False  # shares: the last piece holds whole branches of this document
+        for (*this, branch), (start, end) in zip(places[:, begins].T.tolist(), spans):
+            if this != document:
+                document, runs, shares = this, [], False
+            whole = branch > 0 and all(b != branch for b, _, _ in runs)
+            runs.append((branch, start, end))
+            if shares and whole and end - pieces[-1].at <= QUERIES:
+                some = branches[pieces[-1].at : end]
+                hides = (some[:, None] != some).logical_or_(_later(len(some)))
+                pieces[-1] = pieces[-1]._replace(end=end, hides=hides)
+                continue
+            seen: list[Span] = []
+            for _, a, b in (run for run in runs if run[0] in (0, branch)):
+                seen.append((seen.pop()[0], b) if seen and seen[-1][1] == a else (a, b))  # spans that touch, as one
+            *before, (first, _) = seen
+            pieces += [Piece(tuple(before), first, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
+            shares = whole and end - start <= QUERIES
+        return pieces
+
+
+def _later(n: int) -> Tensor:
+    """Bool (n, n): true where a key is behind the query."""
+    return torch.ones(n, n, dtype=torch.bool).triu_(1)
+
+
+def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
+    """The same as a `BlockMask`; padding sees itself, since a softmax without keys is NaN."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    branches = torch.zeros_like(docs) if branches is None else branches
+
+    def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same = (docs[b, q] == docs[b, k]) & (docs[b, q] >= 0) & (k <= q)
+        return (same & ((branches[b, k] == 0) | (branches[b, q] == branches[b, k]))) | (q == k)
+
+    B, T = docs.shape
+    return create_block_mask(sees, B, None, T, T, device=docs.device, BLOCK_SIZE=BLOCK)
+
+
+@cache
+def _flex() -> Callable[..., Tensor]:
+    """Flex attention, compiled: as it is it would hold all scores."""
+    return torch.compile(torch.nn.attention.flex_attention.flex_attention)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
+    """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of
+    `flex_mask`, else causal or of everything. products: on a CPU in bfloat16, causal attention as matrix products."""
+    group, compiling = q.shape[1] // k.shape[1], torch.compiler.is_compiling()
+    products = products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16
+    if products or isinstance(mask, Documents):
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        q = q * q.shape[-1] ** -0.5
+        if products or compiling:  # a graph for all batches cannot have the places of one
+            return _causal_products(q, k, v, None if products else mask.mask)
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # (B T, H, E) each
+        return _Pieces.apply(*flat, mask.pieces).unflatten(0, (len(q), -1)).transpose(1, 2)
+    if mask is None or isinstance(mask, Tensor):
+        return _sdpa(q, k, v, mask, mask is None and causal)
+    flex = torch.nn.attention.flex_attention.flex_attention if compiling else _flex()  # compiled: a part of the block
+    return flex(q, k, v, block_mask=mask, enable_gqa=group > 1)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """torch's own attention."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+
+
+def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over the keys that they may see: all
+    earlier ones, or those of a mask (B, 1, T, T). The fused kernel's tiles are slow in bfloat16, and compiled for one
+    length its backward pass fails at the next (torch 2.13); `_Pieces`, row by row, takes an eighth more of a step."""
+    parts = []
+    for at in range(0, q.shape[2], QUERIES):
+        end = min(at + QUERIES, q.shape[2])
+        scores = (q[:, :, at:end] @ k[:, :, :end].mT).float()
+        later = torch.arange(end) > torch.arange(at, end)[:, None] if mask is None else ~mask[:, :, at:end, :end]
+        parts.append(scores.masked_fill(later, -torch.inf).softmax(-1).to(q.dtype) @ v[:, :, :end])
+    return torch.cat(parts, dim=2)
+
+
+class _Pieces(torch.autograd.Function):
+    """Attention of each piece of queries over what it sees, whose scores are all that is computed; all tensors
+    (N, H, E), queries already scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
+        out, weights, later = v.new_empty(*q.shape[:2], v.shape[2]), [], _later(QUERIES)
+        for piece in pieces:
+            n = piece.end - piece.at
+            scores = _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT  # (H, queries, keys); the queries are last
+            scores[..., -n:].masked_fill_(later[:n, :n] if piece.hides is None else piece.hides, -torch.inf)
+            weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
+            out[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
+        ctx.save_for_backward(q, k, v, out, *weights)
+        ctx.pieces = pieces
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """With weights w = softmax(s): dv = w' up, ds = w (up v' - up . out), dq = ds k, dk = ds' q."""
+        q, k, v, out, *weights = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        mean = (up * out).sum(-1, dtype=torch.float32)
+        for piece, w in zip(ctx.pieces, weights, strict=True):
+            at = slice(piece.at, piece.end)
+            ups = _heads(up[at])
+            _add(dv, piece, w.mT @ ups)
+            slope = ((ups @ _seen(v, piece).mT) - mean[at].T[..., None]).mul_(w).to(w.dtype)
+            dq[at] = _heads(slope @ _seen(k, piece))
+            _add(dk, piece, slope.mT @ _heads(q[at]))
+        return dq, dk, dv, None
+
+
+def _heads(x: Tensor) -> Tensor:
+    """(H, tokens, E) of x (tokens, H, E), or the reverse, as a view."""
+    return x.transpose(0, 1)
+
+
+def _seen(x: Tensor, piece: Piece) -> Tensor:
+    """(H, keys, E): the rows of x (N, H, E) that a piece sees."""
+    own = x[piece.start : piece.end]
+    return _heads(torch.cat([*(x[start:end] for start, end in piece.before), own]) if piece.before else own)
+
+
+def _add(total: Tensor, piece: Piece, part: Tensor) -> None:
+    """Add (H, keys, E) to the rows of total (N, H, E) that the piece sees."""
+    at = 0
+    for start, end in (*piece.before, (piece.start, piece.end)):
+        total[start:end] += _heads(part[:, at : at + end - start])
+        at += end - start
+
+
+# ---- what sampling keeps
+
+
+class KVCache:
+    """Keys and values of the tokens that a batch has seen, one row per sequence.
+
+    All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides;
+    its positions continue from its own length. A class, not a list: FSDP's mixed precision would copy a list."""
+
+    def __init__(
+        self, cfg: GPTConfig, batch: int, length: int, device: Any = "cpu", dtype: Any = torch.float32
+    ) -> None:
+        self.cfg = cfg
+        # (depth, 2, B, K, S, E) keys, then values
+        self.kv = torch.zeros(cfg.depth, 2, batch, cfg.kv_heads, length, cfg.head_dim, device=device, dtype=dtype)
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
+        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
+        self.padded = False
+        self.extent = 0  # columns in use; on the host, so no step waits for the device
+
+    def positions(self, new: int) -> Tensor:
+        """(B, new) positions that the next `new` tokens of each row take."""
+        return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+
+    def mask(self, new: int) -> Tensor | None:
+        """bool (B|1, 1, new, S): what the next `new` tokens may see; none = all, or in an empty cache causally."""
+        if self.empty and not dense(self.real.device):
+            return None  # padding is on the right, where no real token looks
+        end = self.extent + new
+        holes = self.real[:, None, None, :end] if self.padded else None
+        if new == 1:
+            return holes
+        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[None, None]
+        return causal if holes is None else causal & holes
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k and v (B, K, T, E) of T new tokens; return those of all tokens so far."""
+        end = self.extent + k.shape[2]
+        assert end <= self.kv.shape[4], "the cache is too short, and a slice would drop the token silently"
+        for kept, new in zip(self.kv[layer], (k, v)):
+            kept[:, :, self.extent : end] = new
+        return tuple(self.kv[layer, :, :, :, :end])
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
+        row. torch's kernels want no mask off the CPU."""
+        k, v = (x.to(q.dtype) for x in self.store(layer, k, v))
+        if mask is None or dense(q.device):
+            return _sdpa(q, k, v, mask, mask is None and self.empty and q.shape[2] > 1)
+        y, _ = _partial(*_by_key_head(q, k, mask), k, v)
+        return y.reshape(*q.shape[:3], -1)
+
+    def advance(self, new: int, n_new: Tensor | None = None) -> None:
+        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
+        if n_new is not None:
+            self.real[:, self.extent : self.extent + new] = torch.arange(new, device=n_new.device) < n_new[:, None]
+            self.padded = self.padded or bool((n_new < new).any())
+        self.lengths = self.lengths + (new if n_new is None else n_new)
+        self.extent += new
+
+    @property
+    def empty(self) -> bool:
+        return self.extent == 0
+
+    def select(self, rows: Tensor | slice) -> Self:
+        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this one is advanced."""
+        out = copy(self)
+        out.kv, out.lengths, out.real = self.kv[:, :, rows], self.lengths[rows], self.real[rows]
+        return out
+
+
+class SharedCache(KVCache):
+    """Rows that continue shared prefixes: row i continues row owner[i] of `prefix`, which is not copied, by `room` tokens.
+
+    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group."""
+
+    empty = False  # there is a prefix
+
+    def __init__(self, prefix: KVCache, owner: Tensor, room: int) -> None:
+        super().__init__(prefix.cfg, len(owner), room, prefix.kv.device, prefix.kv.dtype)
+        self.lengths = prefix.lengths[owner]  # positions go on from there
+        self._share(prefix, owner)
+
+    def _share(self, prefix: KVCache, owner: Tensor) -> None:
+        self.prefix, self.owner = prefix, owner
+        self.members, self.place = group_members(owner, len(prefix.lengths))
+        self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        k, v = self.store(layer, k, v)
+        prefix = self.prefix.kv[layer, :, :, :, : self.prefix.extent]
+        return attend_shared(q, k, v, mask, (*prefix, self.prefix_mask), self.members, self.place)
+
+    def select(self, rows: Tensor | slice) -> SharedCache:
+        """The cache of `rows`, and of the prefixes that they still need."""
+        out = super().select(rows)
+        used, owner = self.owner[rows].unique(return_inverse=True)
+        out._share(self.prefix.select(used) if len(used) < len(self.prefix.lengths) else self.prefix, owner)
+        return out
+
+
+def attend_shared(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: tuple[Tensor, ...], members: Tensor, place: Tensor
+) -> Tensor:
+    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's keys and values (P, K, S', E)
+    under a mask (P, 1, 1, S'); members, place: of `group_members`.
+
+    Each part has its own softmax; their log-sum-exps a and b weight them by sigmoid(a - b)."""
+    rows, mask = _by_key_head(q, k, mask)
+    rows, (prefix_k, prefix_v, prefix_mask) = rows.to(k.dtype), prefix
+    behind, behind_lse = _partial(rows, mask, k, v)
+    grid = rows[members].transpose(1, 2)  # (P, K, W, H/K x T, E): a group's queries as one matrix
+    past, past_lse = _partial(grid.flatten(2, 3), prefix_mask, prefix_k, prefix_v)
+    past, past_lse = (x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[place] for x in (past, past_lse))
+    share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
+    return torch.lerp(past, behind, share).to(q.dtype).reshape(*q.shape[:3], -1)
+
+
+def group_members(owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in it, flattened. owner: (B,)."""
+    counts = F.one_hot(owner, groups).cumsum(0)
+    nth = counts.gather(1, owner[:, None])[:, 0] - 1
+    width = max(1, int(counts[-1].max())) if len(owner) else 1
+    rows = torch.arange(len(owner), device=owner.device)
+    return owner.new_zeros(groups, width).index_put((owner, nth), rows), owner * width + nth
+
+
+def _by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scaled queries (B, K, H/K x T, E), those of one key head side by side, and their mask."""
+    rows = (q * q.shape[3] ** -0.5).reshape(len(q), k.shape[1], -1, q.shape[3])
+    repeats = q.shape[1] // k.shape[1]
+    return rows, mask.repeat(1, 1, repeats, 1) if mask is not None and q.shape[2] > 1 else mask
+
+
+def _partial(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
+    scores = (q @ k.mT).float()
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1)
+    # the largest weight is exp(largest score - lse); logsumexp would pass -inf to a slow branch of exp
+    lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
+    return weights.to(v.dtype) @ v, lse
