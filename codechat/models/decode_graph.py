@@ -2,7 +2,7 @@
 how many rows its memory holds. Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller
 bucket holds the rest. Regions are compiled once for all layers, batches and lengths (symbolic shapes).
 
-Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
+Shapes: B rows (padded), P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
 heads, E head width.
 """
 
@@ -87,54 +87,28 @@ class Layer:
     """One block's keys and values: what `gpt.Attention` calls as its cache."""
 
     own: Tensor  # the part of the buffer that steps read
-    slots: Slots
 
-    def __init__(self, prompt: Tensor, own: Tensor) -> None:
+    def __init__(self, prompt: Tensor, own: Tensor, rows: Decoder) -> None:
         """Keys, then values: (2, P, K, S, E) and (2, B, K, O, E)."""
-        self.prompt, self.buffer = prompt, own
+        self.prompt, self.buffer, self.rows = prompt, own, rows
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `attention.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
-        at = self.slots
+        at = self.rows
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))
         return attend_shared(q, *self.own, mask, (*self.prompt, at.prompt_real), at.members, at.place)
 
 
-class Slots(Rows):
-    """`Rows`, and where they lie; every token changes them in place."""
-
-    KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
-
-    def __init__(self, batch: Batch, cache: SharedCache, last: Tensor) -> None:
-        count = len(batch.budgets)
-        super().__init__(batch, bucket(count), last.device)
-        prompts, padding, self.extent = cache.prefix, (0, len(self.row) - count), cache.extent
-        self.owner = F.pad(cache.owner, padding)  # (B,) prompt of each slot
-        self.base = F.pad(cache.positions(1)[:, 0], padding)  # (B,) position of the first new token
-        self.hidden = F.pad(last, (0, 0, *padding))  # (B, D) last states
-        self.prompt_real = prompts.real[:, None, None, : prompts.extent]  # (P, 1, 1, S) false = padding
-        self.column = torch.tensor([self.extent], device=last.device)  # (1,) own column that the next token takes
-        self.own_real = self.prompt_real[..., :0]  # (B, 1, 1, O) false = padding behind a shared beginning
-        self.arrange(count)
-
-    def arrange(self, live: int) -> None:
-        """Give every prompt's live slots, the first ones, their places in the grid."""
-        groups = len(self.prompt_real)
-        self.members, place = group_members(self.owner[:live], groups)  # (P, W) slots; 0 where a prompt has fewer
-        self.place = F.pad(place, (0, len(self.owner) - live))  # (B,) in the flattened grid (P W)
-
-
-def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Tensor, ...]:
+def _sample(model: GPT, head: Tensor, how: Truncation, rows: Decoder) -> tuple[Tensor, ...]:
     """Draw a token of every row from its last state and note it; returns what the blocks need: (x, cos, sin, mask)."""
-    logits = F.linear(slots.hidden, head).float()
+    logits = F.linear(rows.hidden, head).float()
     logits[:, model.cfg.n_ids :] = -math.inf
     # a finished row may stand behind the model's block, where there is no position
-    positions = (slots.base + slots.t).clamp(max=model.cfg.block_size - 1)
-    ids, logprobs = draw(logits, how, uniform(slots.keys, slots.t))
-    slots.add(ids, logprobs)
-    columns = torch.arange(slots.own_real.shape[3], device=ids.device)
-    mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
+    positions = (rows.base + rows.t).clamp(max=model.cfg.block_size - 1)
+    ids, logprobs = draw(logits, how, uniform(rows.keys, rows.t))
+    rows.add(ids, logprobs)
+    mask = rows.real & (torch.arange(rows.real.shape[3], device=ids.device) <= rows.column)  # (B, 1, 1, O)
     x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
     x = residual(model.cfg, x)
     rope = rope_table(model.cfg, 1, positions[:, None], x.device) if model.cfg.pos == "rope" else (None, None)
@@ -145,9 +119,9 @@ def _run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, ma
     return block(x, None if cos is None else (cos, sin), mask, (layer, 0))
 
 
-def _advance(norm: Any, x: Tensor, slots: Slots) -> None:
-    slots.hidden.copy_(norm(x)[:, 0])
-    slots.column.add_(1)
+def _advance(norm: Any, x: Tensor, rows: Decoder) -> None:
+    rows.hidden.copy_(norm(x)[:, 0])
+    rows.column.add_(1)
 
 
 @cache
@@ -178,74 +152,85 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
     return call
 
 
-class Decoder:
-    """A batch that is decoded to its end. cache, last (B, D): of `generate._prefill` without room."""
+class Decoder(Rows):
+    """A batch that is decoded to its end; every token changes its tensors in place. cache, last (B, D): of
+    `generate._prefill` without room."""
+
+    KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
+    real: Tensor  # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning
 
     def __init__(self, reader: Reader, cache: SharedCache, last: Tensor, batch: Batch) -> None:
-        self.model, self.head, self.how, self.compiled = reader.model, reader.head, batch.how, reader.compiled
-        self.regions = [compiled_region(f, reader.compiled) for f in (_sample, _run_block, _advance)]
-        self.slots, count = Slots(batch, cache, last), len(batch.budgets)
-        prompts, extent, B = cache.prefix, cache.extent, len(self.slots.row)
-        self.most = max(batch.budgets)
-        self.room = room_for(extent + self.most)
-        self.own_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
-        self.own_real[:count, 0, 0, :extent] = cache.real[:, :extent]
-        _, n, _, K, _, W = prompts.kv.shape
-        self.layers = []
+        count, prompts, self.reader, self.how = len(batch.budgets), cache.prefix, reader, batch.how
+        super().__init__(batch, bucket(count), last.device)
+        B, self.most, self.extent = len(self.row), max(batch.budgets), cache.extent
+        self.room = room_for(self.extent + self.most)
+        self.owner = F.pad(cache.owner, (0, B - count))  # (B,) prompt of each row
+        self.base = F.pad(cache.positions(1)[:, 0], (0, B - count))  # (B,) position of the first new token
+        self.hidden = F.pad(last, (0, 0, 0, B - count))  # (B, D) last states
+        self.prompt_real = prompts.real[:, None, None, : prompts.extent]  # (P, 1, 1, S) false = padding
+        self.column = torch.tensor([self.extent], device=last.device)  # (1,) own column that the next token takes
+        self.all_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
+        self.all_real[:count, 0, 0, : self.extent] = cache.real[:, : self.extent]
+        self.layers, self.width = [], 0
         for kv, prompt in zip(cache.kv, prompts.kv):  # of each block
-            own = prompt.new_zeros(n, B, K, self.room, W)
-            own[:, :count, :, :extent] = kv[..., :extent, :]
-            self.layers.append(Layer(prompt[..., : prompts.extent, :], own))
+            own = prompt.new_zeros(2, B, kv.shape[2], self.room, kv.shape[4])
+            own[:, :count, :, : self.extent] = kv[..., : self.extent, :]
+            self.layers.append(Layer(prompt[..., : prompts.extent, :], own, self))
+        self._arrange(count)
+
+    def _arrange(self, live: int) -> None:
+        """Give every prompt's live rows, the first ones, their places in the grid."""
+        self.members, place = group_members(self.owner[:live], len(self.prompt_real))  # (P, W); 0 = none
+        self.place = F.pad(place, (0, len(self.owner) - live))  # (B,) in the flattened grid (P W)
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""
         # a power of two, never all columns, whose strides would be compiled apart
         wide = min(max(NARROWEST, 1 << (columns - 1).bit_length()), self.room - 1)
-        if wide == self.slots.own_real.shape[3]:
+        if wide == self.width:
             return False
-        B = len(self.slots.row)
+        self.width, B = wide, len(self.row)
         for layer in self.layers:
-            layer.own, layer.slots = layer.buffer[:, :B, :, :wide], self.slots
-        self.slots.own_real = self.own_real[:B, :, :, :wide]
+            layer.own = layer.buffer[:, :B, :, :wide]
+        self.real = self.all_real[:B, :, :, :wide]
         return True
 
     def _compact(self, live: Tensor) -> None:
-        """Keep the live rows, in the first slots of the same buffers, block by block: a second cache would not fit."""
+        """Keep the live rows, as the first of the same buffers, block by block: a second cache would not fit."""
         B = bucket(len(live))
-        slots = F.pad(live, (0, B - len(live)))  # padding repeats slot 0, and is done
-        for layer in self.layers:
-            for kept in layer.buffer:
-                kept[:B] = kept[slots]
-        self.own_real[:B] = self.own_real[slots]
-        self.slots.keep(slots)
-        self.slots.done[len(live) :] = True
-        self.slots.row[len(live) :] = len(self.slots.out)
-        self.slots.arrange(len(live))
-        self.slots.own_real = self.own_real[:B, :, :, :0]  # so that `_narrow` sees a change
+        rows = F.pad(live, (0, B - len(live)))  # padding repeats row 0, and is done
+        for kept in (*(half for layer in self.layers for half in layer.buffer), self.all_real):
+            kept[:B] = kept[rows]
+        self.keep(rows)
+        self.done[len(live) :] = True
+        self.row[len(live) :] = len(self.out)
+        self._arrange(len(live))
+        self.width = 0  # so that `_narrow` sees a change
 
     def step(self) -> None:
         """One new token of every row."""
-        sample, block_of, advance = self.regions
-        x, *rope, mask = sample(self.model, self.head, self.how, self.slots)
-        for block, layer in zip(self.model.blocks, self.layers):
+        model = self.reader.model
+        sample, block_of, advance = (compiled_region(f, self.reader.compiled) for f in (_sample, _run_block, _advance))
+        x, *rope, mask = sample(model, self.reader.head, self.how, self)
+        for block, layer in zip(model.blocks, self.layers):
             x = block_of(block, x, *rope, mask, layer)
-        advance(self.model.norm, x, self.slots)
+        advance(model.norm, x, self)
 
     def run(self) -> list[Ended]:
         """Of each row."""
         with ExitStack() as stack:
-            if self.compiled:  # as many sizes as there are; sizes that happen to be equal are not taken for one
+            if self.reader.compiled:  # as many sizes as there are; sizes that happen to be equal are not taken for one
                 stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
                 stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
             for done in range(0, self.most, CHUNK):
                 todo = min(CHUNK, self.most - done)
-                if self._narrow(self.slots.extent + done + todo):
-                    step = replayed(self.step, self.head.is_cuda)
+                if self._narrow(self.extent + done + todo):
+                    step = replayed(self.step, self.hidden.is_cuda)
                 for _ in range(todo):
                     step()
-                live = (~self.slots.done).nonzero()[:, 0]  # waits for the device
+                live = (~self.done).nonzero()[:, 0]  # waits for the device
                 if not len(live):
                     break
-                if bucket(len(live)) < len(self.slots.row):
+                if bucket(len(live)) < len(self.row):
                     self._compact(live)
-        return self.slots.completions()
+        return self.completions()

@@ -22,7 +22,7 @@ from codechat.distributed import sharding
 from codechat.models import attention, decode_graph, lora
 from codechat.models.attention import KVCache, SharedCache
 from codechat.models.decode_graph import Reader
-from codechat.models.draws import Batch, Ended, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
+from codechat.models.draws import Batch, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
 from codechat.models.gpt import GPT
 from codechat.models.head import compute_dtype
 from codechat.text.call_grammar import CallGrammar
@@ -34,7 +34,6 @@ FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed 
 PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
 
 StopReason = Literal["stop", "length", "context", "turns"]
-CUT_OFF: tuple[StopReason, ...] = ("length", "context")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Completion:
     @property
     def cut_off(self) -> bool:
         """Whether it ended in the middle of an answer."""
-        return self.stop in CUT_OFF
+        return self.stop in ("length", "context")
 
 
 @torch.no_grad()
@@ -73,7 +72,6 @@ def sample(
     samples_per_prompt: int = 1,
     keys: Sequence[int | str] | None = None,
     prefix_tokens: Sequence[int] | None = None,
-    batch_size: int | None = None,
     on_overflow: Literal["raise", "stop"] = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
@@ -87,7 +85,6 @@ def sample(
     keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    batch_size: rows decoded together; default: cache and logits under a GiB, on a GPU what its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none."""
@@ -102,7 +99,7 @@ def sample(
         return [*done.values()]
     # similar lengths together need little padding
     order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
-    width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
+    width = _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     with reading(model, graph if grammars is None else False, len(rows) * max(budgets)) as reader:
         for start in range(0, len(order), width):
             some = order[start : start + width]
@@ -110,7 +107,12 @@ def sample(
             draws = [row_key(seed, names[i], n) for i, n in some]
             states = grammars and [(grammar := grammars[i]) and grammar.begin() for i, _ in some]
             batch = Batch(texts, starts, most, draws, how, stops, states)
-            for row, (ids, lp, hit) in zip(some, _complete(reader, batch)):
+            if reader.graph:
+                ended = decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
+            else:
+                *_, last = _steps(reader, batch)
+                ended = last.completions()
+            for row, (ids, lp, hit) in zip(some, ended):
                 reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
                 done[row] = Completion(ids, lp, reason)
     return [done[row] for row in rows]
@@ -180,15 +182,6 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         return _few_rows(weight, None, dtype)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # private, but torch's compiler calls these two
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-
-
-def _complete(reader: Reader, batch: Batch) -> list[Ended]:
-    """Decode one batch to its end."""
-    if reader.graph:
-        return decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
-    for rows in _steps(reader, batch):  # noqa: B007
-        pass
-    return rows.completions()
 
 
 def _steps(reader: Reader, batch: Batch) -> Iterator[Rows]:

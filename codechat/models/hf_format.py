@@ -46,13 +46,13 @@ FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM", "swiglu", qk_norm=True),
     Family("qwen3", "Qwen3ForCausalLM", "relu2", qk_norm=True, act="relu"),
 )
-REQUIRED = dict(pos="rope", causal=True)  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
     "use_sliding_window": (None, False),
     "quantization_config": (None,),
+    "layer_types": (None, set()),  # but for full attention
     "partial_rotary_factor": (None, 1.0),
     "rope_type": ("default", "llama3"),
 }
@@ -72,14 +72,15 @@ IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, a
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
     family = next((f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)), None)
-    wrong = [name for name, value in REQUIRED.items() if getattr(cfg, name) != value]
-    if family is None or (cfg.qkv_bias and not imported):
-        wrong.append("mlp" if cfg.mlp == "gelu" else "qkv_bias")
-    elif not cfg.qk_norm and cfg.n_embd % cfg.n_head:
-        wrong.append("n_embd")
-    if wrong:
-        words = ", ".join(f"model.{name} {getattr(cfg, name)}" for name in wrong)
-        raise ConfigError(f"no Hugging Face class computes {words}; train such a model, or use this one through --ckpt")
+    problems = dict(
+        pos=cfg.pos != "rope",
+        causal=not cfg.causal,
+        mlp=cfg.mlp == "gelu",
+        qkv_bias=cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
+        n_embd=not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
+    )
+    if wrong := ", ".join(f"model.{name} {getattr(cfg, name)}" for name, bad in problems.items() if bad):
+        raise ConfigError(f"no Hugging Face class computes {wrong}; train such a model, or use this one through --ckpt")
     return family
 
 
@@ -119,10 +120,10 @@ def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) -> int:
     """Write a safetensors file; returns its bytes. dtype: "float32" or "bfloat16", or none = that of each tensor."""
-    kind = getattr(torch, dtype) if dtype else None
     # a copy: the format refuses tensors that share memory
-    copies = {name: t.detach().to("cpu", kind or t.dtype, copy=True).contiguous() for name, t in tensors.items()}
+    how: Any = dict(device="cpu", copy=True) | ({"dtype": getattr(torch, dtype)} if dtype else {})
     try:
+        copies = {name: t.detach().to(**how).contiguous() for name, t in tensors.items()}
         save_file(copies, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise RunError(f"{path} cannot be written ({error}); free space or change permissions") from error
@@ -131,11 +132,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) ->
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory by name, in one safetensors file or shards, mapped into memory."""
-    names = {ONE_FILE}
-    if not (directory / ONE_FILE).is_file():
-        names = set(read_json(directory / INDEX).get("weight_map", {}).values())
-    weights: dict[str, Tensor] = {}
-    for path in sorted(directory / Path(name).name for name in names):  # never outside of it
+    whole, weights = (directory / ONE_FILE).is_file(), dict[str, Tensor]()
+    for name in [ONE_FILE] if whole else sorted(set(read_json(directory / INDEX).get("weight_map", {}).values())):
+        path = directory / Path(name).name  # never outside of it
         try:
             weights |= load_file(path)
         except (SafetensorError, OSError) as error:
@@ -177,16 +176,18 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: It
 
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
     """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
-    about = dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act)
-    about |= {theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()}
-    about |= dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True)
-    about |= {"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}
-    about |= dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None)
-    about |= dict(rope_scaling=None, torch_dtype=dtype)
+    scaling = None
     if cfg.rope_scaling:
         *factors, context = cfg.rope_scaling
-        about["rope_scaling"] = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
-    return about
+        scaling = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
+    return {
+        **dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act),
+        **{theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()},
+        **dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True),
+        **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
+        **dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None),
+        **dict(rope_scaling=scaling, torch_dtype=dtype),
+    }
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
@@ -196,24 +197,22 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}  # of transformers 5, and of 4
     positions = positions if isinstance(positions, dict) else {"rope_type": positions}
     scaled = positions.get("rope_type", positions.get("type", "default"))
-    given = {"tie_word_embeddings": False, "rope_theta": 10000.0, **config, **positions, "rope_type": scaled}
-    families = [f for f in FAMILIES if f.model_type == config.get("model_type")]
-    given.setdefault("hidden_act", families[0].act if families else None)
+    layers = set(config.get("layer_types") or ()) - {"full_attention"}
+    given = {"rope_theta": 10000.0, **config, **positions}
+    given |= {"rope_type": scaled, "layer_types": layers}
+    kind = config.get("model_type"), config.get("hidden_act")
+    family = next((f for f in FAMILIES if (f.model_type, f.act) == (kind[0], kind[1] or f.act)), None)
     wrong = {name: given[name] for name, harmless in UNSUPPORTED.items() if given.get(name) not in harmless}
-    if set(config.get("layer_types") or ()) - {"full_attention"}:
-        wrong["layer_types"] = config["layer_types"]
-    family = next((f for f in families if f.act == given["hidden_act"]), None)
     if wrong or family is None:
-        about = wrong or {name: given.get(name) for name in ("model_type", "hidden_act")}
+        about = wrong or dict(zip(("model_type", "hidden_act"), kind))
         got = ", ".join(f"{k}={str(v)[:60]}" for k, v in about.items())
         known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
         raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
     try:
         heads = given["num_attention_heads"]
         width = 128 if family.model_type == "qwen3" else given["hidden_size"] // heads
-        for name, usual in dict(num_key_value_heads=heads, head_dim=width).items():
-            given[name] = given.get(name) or usual
-        given.setdefault("rms_norm_eps", family.eps)
+        usual = dict(num_key_value_heads=heads, head_dim=width, rms_norm_eps=family.eps, tie_word_embeddings=False)
+        given = usual | {name: value for name, value in given.items() if value is not None}
         shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -253,6 +252,6 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
     shape = GPTConfig(**cfg, **about, mlp="gelu", pos="learned")
     with torch.device("meta"):
-        names = [name for name, _ in GPT(shape).named_parameters()]
+        names = GPT(shape).state_dict()
     places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in names]
     return read_model(shape, weights.items(), places), step

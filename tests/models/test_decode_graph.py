@@ -55,7 +55,7 @@ def test_shared_beginnings_full_blocks_and_small_batches_draw_the_same() -> None
 def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     slots, chunks = [], []
     step, narrow = decode_graph.Decoder.step, decode_graph.Decoder._narrow
-    monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.slots.row)), step(self))[1])
+    monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.row)), step(self))[1])
     monkeypatch.setattr(decode_graph.Decoder, "_narrow", lambda self, n: (chunks.append(n), narrow(self, n))[1])
     out = sample(random_model(), PROMPTS, max_new_tokens=50, seed=0, samples_per_prompt=8, stop=STOPS, graph=True)
     longest = max(len(c.ids) for c in out)
