@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -144,16 +145,14 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]], places: Iterable[Piece] | None = None) -> GPT:
-    """A float32 model of cfg whose `places` (default: `pieces`) are these named weights and whose other rows are zero.
+def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
+    """A float32 model of cfg of Hugging Face's weights by name.
 
     CheckpointError for what does not fit, and for copies of the same rows that differ."""
     with torch.device("meta"):
         model = GPT(cfg)
     model.to_empty(device="cpu")
-    for p in model.parameters():
-        p.zero_()
-    absent = {p.theirs: p for p in (pieces(cfg) if places is None else places)}
+    absent = {p.theirs: p for p in pieces(cfg)}
     first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
     for name, tensor in weights:
         if (place := absent.pop(name, None)) is None:
@@ -235,23 +234,21 @@ PART = re.compile("|".join(map(re.escape, OURS)))
 def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step; no code in
     the file is executed. n_vocab: ids of its tokenizer."""
+    eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         cfg, step = {key: int(saved["cfg"][key]) for key in SIZES}, int(saved.get("step") or 0)
         weights = {PART.sub(lambda part: OURS[part[0]], name): p for name, p in saved["model"].items()}
+        rows, wte = cfg.pop("vocab_size"), weights["wte.weight"]
+        about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows != n_vocab else None, norm_eps=eps)
+        model = GPT(GPTConfig(**cfg, **about, mlp="gelu", pos="learned"))
+        tied = torch.equal(weights.pop("head.weight", wte), wte)
+        weights["wte.weight"] = F.pad(wte, (0, 0, 0, model.cfg.padded_vocab - rows))
+        model.load_state_dict(weights)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         needed = f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, 'step': int}} of tensors and plain values"
-        got = f"{path} is no checkpoint of the original system ({str(error)[:200]})"
+        got = f"{path} is no checkpoint of the original system with this --tokenizer ({' '.join(str(error)[:200].split())})"
         raise CheckpointError(f"{got}; required is {needed}") from None
-    rows, head = cfg.pop("vocab_size"), weights.pop("head.weight", None)
-    if rows < n_vocab:
-        raise ConfigError(f"{path} has {rows} embedding rows, the tokenizer {n_vocab} ids; set its own by --tokenizer")
-    if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
+    if not tied:
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
-    eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
-    about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows > n_vocab else None, norm_eps=eps)
-    shape = GPTConfig(**cfg, **about, mlp="gelu", pos="learned")
-    with torch.device("meta"):
-        names = GPT(shape).state_dict()
-    places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in names]
-    return read_model(shape, weights.items(), places), step
+    return model.eval(), step

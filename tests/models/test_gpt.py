@@ -1,17 +1,21 @@
-"""The model: counts, causality, padding, packing, initialisation, its options against their definitions."""
-
-from __future__ import annotations
+"""The model: counts, causality, padding, packing, initialisation, its options against their definitions; and what of a
+training step is compiled (`tests/gpu` counts graphs and waits)."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from on_gpu import as_on_a_gpu
+from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
+from codechat.distributed import hardware
 from codechat.launch.step_memory import Tape
+from codechat.models import attention, gpt
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 
@@ -39,6 +43,10 @@ def random_model(**options: Any) -> GPT:
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(90, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
 def test_parameter_count_equals_the_real_one() -> None:
@@ -85,10 +93,6 @@ def test_a_token_sees_the_past_of_its_document(options: dict[str, Any]) -> None:
     assert packed.isfinite().all()
 
 
-def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters())))
-
-
 def test_right_padding_changes_neither_loss_nor_gradient() -> None:
     model, ids, targets = random_model(), random_ids(3, 9), random_ids(3, 9, seed=1)
     targets[0, :4] = -100
@@ -96,6 +100,8 @@ def test_right_padding_changes_neither_loss_nor_gradient() -> None:
     short, long = model.loss(ids, targets), model.loss(padded, padded_targets)
     torch.testing.assert_close(short, long)
     torch.testing.assert_close(gradients(model, short), gradients(model, long))
+    whole = [model.loss(ids, ids, reduction="sum", every=every) for every in (False, True)]  # none is looked up
+    assert torch.equal(*whole) and all(map(torch.equal, *(gradients(model, loss) for loss in whole)))
 
 
 def rotated(y: torch.Tensor) -> torch.Tensor:
@@ -106,27 +112,17 @@ def rotated(y: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(turned).mT.flatten(1)
 
 
-def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
-    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf).softmax(-1)
-
-
-def attended(model: GPT, x: torch.Tensor) -> torch.Tensor:
-    """What the first block's output projection reads for the states x (T, D)."""
-    seen: list[torch.Tensor] = []
-    model.blocks[0].attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model.blocks[0].attn_norm = torch.nn.Identity()
-    model.wte.weight.data[: len(x)] = x
-    model(torch.arange(len(x))[None])
-    return seen[0][0]
-
-
 @torch.no_grad()
 def test_attention_by_hand() -> None:
-    """One head of a block: softmax(q k / sqrt(E)) v over the past."""
+    """One head of a block: softmax(q k / sqrt(E)) v over the past, as its output projection reads it."""
     model, x = random_model(depth=1, n_head=1, n_embd=8), torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    model.blocks[0].attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    model.blocks[0].attn_norm, model.wte.weight.data[:5] = torch.nn.Identity(), x
+    model(torch.arange(5)[None])
     q, k, v = (x @ model.blocks[0].attn.qkv.weight.T).split(8, dim=-1)
-    weights = causal_softmax(rotated(q) @ rotated(k).T / math.sqrt(8))
-    torch.testing.assert_close(attended(model, x), weights @ v, atol=1e-5, rtol=1e-5)
+    scores = (rotated(q) @ rotated(k).T / math.sqrt(8)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    torch.testing.assert_close(seen[0], scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -159,13 +155,6 @@ def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
     assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
 
 
-def held(model: GPT, ids: torch.Tensor) -> int:
-    """Bytes that wait for the backward pass, the weights not counted."""
-    with Tape() as tape:
-        loss = model.loss(ids, ids)
-        return tape.now if loss.requires_grad else 0
-
-
 def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
     more = dict(depth=4, block_size=128)
     plain, ids = random_model(**more), random_ids(2, 100)
@@ -173,7 +162,12 @@ def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
     blocks.load_state_dict(plain.state_dict())
     theirs, ours = (gradients(model, model.loss(ids, ids)) for model in (plain, blocks))
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
-    assert held(blocks, ids) < 0.7 * held(plain, ids)
+    held = []  # bytes that wait for the backward pass, the weights not counted
+    for model in (blocks, plain):
+        with Tape() as tape:
+            loss = model.loss(ids, ids)
+            held.append(tape.now if loss.requires_grad else 0)
+    assert held[0] < 0.7 * held[1]
 
 
 @torch.no_grad()
@@ -192,3 +186,101 @@ def test_losses_and_logprobs_are_those_of_the_logits() -> None:
         counts = targets >= 0
         torch.testing.assert_close(logprobs, expected * counts, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(entropy, -(p * p.log()).sum(-1).float() * counts, atol=1e-5, rtol=1e-5)
+
+
+# ---- gradients that are written out for a CPU
+
+
+@pytest.mark.parametrize("weight", [(24,), (3, 1, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = (torch.randn(2, 3, 7, 24, generator=rng) * torch.logspace(-3, 3, 7)[:, None]).to(dtype).requires_grad_()
+    w = torch.randn(weight, generator=rng).requires_grad_()
+    up = torch.randn(x.shape, generator=rng).to(dtype)
+    found = gpt.rms_norm(x, w, 1e-5)
+    with as_on_a_gpu():
+        want = gpt.rms_norm(x, w, 1e-5)
+    assert found.grad_fn is not None and found.dtype == dtype and torch.equal(found, want)
+    (dx, dw), (dx_, dw_) = (torch.autograd.grad(y, (x, w), up) for y in (found, want))
+    near = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=1e-3)
+    scale = dx_.float().abs().amax(-1, keepdim=True)
+    torch.testing.assert_close(dx / scale, dx_ / scale, **near)
+    torch.testing.assert_close(dw, dw_, **near)
+
+
+def test_rms_norm_of_frozen_weights_and_of_weights_in_bfloat16_as_shards_are_gathered() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    frozen, w = torch.ones(8), torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+    gpt.rms_norm(x, frozen, 1e-5).sum().backward()
+    assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
+    gpt.rms_norm(x, w, 1e-5).square().sum().backward()
+    assert w.grad.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and w.grad.abs().min() > 0
+
+
+def test_squared_relu_is_bit_for_bit_its_formula() -> None:
+    x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    found = gpt.squared_relu(x)
+    with as_on_a_gpu():
+        want = gpt.squared_relu(x)
+    assert torch.equal(found, want) and torch.equal(found, x.clamp(min=0) ** 2)
+    assert torch.equal(*(torch.autograd.grad(y, x, up)[0] for y in (found, want)))
+
+
+# ---- compiled
+
+
+SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=256, vocab_size=300)
+
+
+@pytest.mark.slow
+def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does
+    not have on a CPU."""
+    monkeypatch.setattr(attention, "DENSE", ())
+    torch._dynamo.reset()
+    model = GPT(SHAPE).requires_grad_(False)
+    hardware.compile_blocks(model, backend="eager", fullgraph=True)
+    counters.clear()
+    for i in range(4):
+        docs, branches = ((torch.arange(256) // n).expand(2, 256).contiguous() for n in (20 + i, 5 + i))
+        ids = torch.randint(300, (2, 256))
+        found = model.hidden(ids, mask=attention.flex_mask(docs, branches % 3))
+        assert found.shape == (2, 256, 32) and counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: seen.append(self))
+    monkeypatch.setattr(torch, "compile", lambda fn: seen.append(fn) or fn)
+    monkeypatch.setattr(hardware, "leave_out_head", lambda kind: None)
+    model = GPT(SHAPE)
+    for requested, kind, dtype, expected in (
+        (True, "cuda", torch.bfloat16, list(model.blocks)),
+        (True, "cpu", torch.bfloat16, [model.loss]),
+        (None, "cpu", torch.bfloat16, [model.loss]),
+        (None, "cpu", torch.float32, []),
+    ):
+        seen.clear()
+        hardware.maybe_compile(model.loss, requested, torch.device(kind), dtype)
+        assert seen == expected
+
+
+@pytest.mark.slow
+def test_stages_of_one_process_compile_rows_of_every_length() -> None:
+    """A recipe trains its stages in one process: a graph made for one length of packed rows must not break the next."""
+    torch._dynamo.reset()
+    shape = replace(SHAPE, depth=1, n_embd=64, n_head=1, block_size=512)
+    for T in (192, 160, 136):
+        ids = torch.randint(300, (2, T), generator=torch.Generator().manual_seed(T))
+        losses_of = {}
+        for compiled in (False, True):
+            model = GPT(shape, seed=1)
+            loss = hardware.maybe_compile(model.loss, compiled, torch.device("cpu"), torch.bfloat16)
+            with torch.autocast("cpu", torch.bfloat16):
+                docs = torch.arange(T).div(50, rounding_mode="floor").expand(2, T).contiguous()
+                losses_of[compiled] = loss(ids, ids, mask=attention.Documents(docs))
+            losses_of[compiled].backward()
+            assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        torch.testing.assert_close(losses_of[True], losses_of[False], rtol=1e-2, atol=0)

@@ -1,21 +1,22 @@
 """Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing
 behind."""
 
-from __future__ import annotations
-
 import json
+import os
 import random
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 
 from codechat import cli, sft
-from codechat.core.errors import CheckpointError, ConfigError, RunError, UserError
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError
 from codechat.models import exchange, generate, hf_format, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -71,19 +72,23 @@ def ids_below(n: int, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
 @torch.no_grad()
-def test_transformers_computes_the_same_logits_from_the_same_ids(
+def test_transformers_computes_the_same_logits_and_an_import_is_bit_for_bit(
     transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]
 ) -> None:
-    """AutoTokenizer chooses by model_type: for qwen2 it ignores the file's own splitting."""
-    model, ids = saved(**options), ids_below(406, 2, 96)
-    out = exported(tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    model, ids, out = saved(**options), ids_below(406, 2, 96), exported(tmp_path)
+    theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(out), model(ids)
     assert type(theirs).__name__ == architecture and theirs.dtype == torch.float32
-    ours = model(ids)
     torch.testing.assert_close(theirs(ids).logits, ours, atol=1e-4, rtol=1e-4)
     assert ours.std() > 0.1, "a comparison of silent models shows nothing"
+    # AutoTokenizer chooses by model_type: for qwen2 it would ignore the file's own splitting
     tok, their_tok = tokenizer.load(SPEC), transformers.AutoTokenizer.from_pretrained(out)
     assert all(their_tok(text)["input_ids"] == tok.encode(text) for text in AWKWARD)
+    back, here, first = imported(out), model.state_dict(), (out / hf_format.ONE_FILE).read_bytes()
+    assert all(torch.equal(p, here.pop(name)) for name, p in back.model.state_dict().items()) and not here
+    assert (exported(tmp_path, "theirs", overwrite=True) / hf_format.ONE_FILE).read_bytes() == first
+    talk = turns(("user", "\n x"), ("assistant", "ok <functioncall> {}"))
+    there, here = chat.render(talk, back.tokenizer, back.tags), chat.render(talk, tok)
+    assert there.ids == here.ids and there.loss_mask == here.loss_mask
 
 
 REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé 漢字"]
@@ -198,34 +203,28 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
 
 def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved()
-    out = exported(tmp_path)
-    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    saved(name="other")
+    out, other = exported(tmp_path), Run.open("other").path
+    (tmp_path / "mine").mkdir()
+    for file in ("file", "mine/thesis.tex"):
+        (tmp_path / file).write_text("years of work")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(hf_format, "save_file", full)
-        for place in (out, tmp_path / "other"):
+        for place in (out, tmp_path / "free"):
             with pytest.raises(RunError):
                 exported(tmp_path, overwrite=True, out=place)
-    assert {p.name for p in tmp_path.iterdir()} <= {"out", "runs"} and {
-        p.name: p.read_bytes() for p in out.iterdir()
-    } == before
-    with pytest.raises(ConfigError):
-        exported(tmp_path)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    saved(name="other")
-    other = Run.open("other").path
-    files = sorted(other.rglob("*"))
-    for form in ("run", "huggingface", "run"):
-        for place in (tmp_path / "file", tmp_path / "mine", other):
+    for place, more in ((out, {}), *((p, {"overwrite": True}) for p in (tmp_path / "file", tmp_path / "mine", other))):
+        for form in ("run", "huggingface"):
             with pytest.raises(ConfigError):
-                exported(tmp_path, out=place, format=form, overwrite=True)
+                exported(tmp_path, out=place, format=form, **more)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    for form in ("run", "huggingface", "run"):
         exported(tmp_path, format=form, overwrite=True)  # an export is replaced, whatever its format
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work" and sorted(other.rglob("*")) == files
 
 
 CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{%- endif %}
@@ -297,20 +296,6 @@ def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: P
     torch.testing.assert_close(again(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_an_export_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "\n x"}, {"role": "assistant", "content": "ok <functioncall> {}"}]
-    for i, options in enumerate((dict(n_kv_head=2), dict(qk_norm=True), dict(qk_norm=True, n_kv_head=2, tied=False))):
-        model, out = saved(**options), exported(tmp_path, overwrite=True)
-        loaded = imported(out, f"run{i}")
-        assert (loaded.model.cfg.mlp, loaded.model.cfg.qk_norm) == (model.cfg.mlp, model.cfg.qk_norm)
-        there, here = loaded.model.state_dict(), model.state_dict()
-        assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) for name in here)
-        first = (out / hf_format.ONE_FILE).read_bytes()
-        assert (exported(tmp_path, f"run{i}", overwrite=True) / hf_format.ONE_FILE).read_bytes() == first
-        there, here = chat.render(messages, loaded.tokenizer, loaded.tags), chat.render(messages, tokenizer.load(SPEC))
-        assert there.ids == here.ids and there.loss_mask == here.loss_mask
-
-
 @torch.no_grad()
 def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers: Any, tmp_path: Path) -> None:
     theirs = foreign(transformers, tmp_path / "in", "qwen3", hidden_act="relu")
@@ -328,30 +313,12 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
     assert not paths.exists("other")
 
 
-TALK = turns(("user", "user a"), ("assistant", "assistant"), ("function", "7\n"), ("assistant", "so: 7 "))
-
-
-def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Path) -> None:
-    foreign(transformers, tmp_path / "in")
-    tok, theirs = imported(tmp_path / "in").tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
-    assert all(tok.encode(text) == theirs(text)["input_ids"] for text in AWKWARD)
-    rendered, how = chat.render(TALK, tok, "template"), dict(add_generation_prompt=True, return_dict=True)
-    as_theirs = [m | {"role": "tool"} if m["role"] == "function" else m for m in TALK]
-    assert rendered.ids == theirs.apply_chat_template(as_theirs, return_dict=True)["input_ids"]
-    learned = tok.decode([i for i, m in zip(rendered.ids, rendered.loss_mask) if m])
-    assert learned == "assistant<|im_end|>so: 7 <|im_end|>" and chat.stop_sequences(tok, "template") == ((2,),)
-    prompt = chat.prompt(TALK[:3], tok, "template")
-    assert prompt == rendered.ids[: len(prompt)] == theirs.apply_chat_template(as_theirs[:3], **how)["input_ids"]
-    opened = chat.prompt(TALK[:1], tok, "template") + chat.completion_ids("assistant", tok, "template")
-    assert opened + chat.between_turns(TALK[2:3], tok, "template") == prompt
-
-
-def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
+def test_tags_of_an_imported_model_without_template(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in", template=None)
     assert imported(tmp_path / "in").tags == "text"
     loaded = imported(tmp_path / "in", overwrite=True, tags="reserved")
     assert (loaded.model.cfg.n_tags, loaded.model.cfg.n_ids, loaded.model.cfg.padded_vocab) == (6, 406, 411)
-    assert max(chat.prompt(TALK[:1], loaded.tokenizer, loaded.tags)) == 404
+    assert max(chat.prompt(turns(("user", "a")), loaded.tokenizer, loaded.tags)) == 404
     with pytest.raises(ConfigError):
         imported(tmp_path / "in", "other", tags="template")
     assert not paths.exists("other")
@@ -361,22 +328,20 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
     folder = tmp_path / "in"
     foreign(transformers, folder)
     path = folder / "config.json"
-    about = json.loads(path.read_text())
+    whole = path.read_text()
+    scaled = [{"rope_type": "yarn", "factor": 4.0}, {"rope_type": "llama3", "factor": 4.0}]
     for change in (
         *(dict(model_type="gpt2"), dict(model_type="qwen3", hidden_act="gelu"), dict(use_sliding_window=True)),
         *(dict(attention_bias=True), dict(layer_types=["full_attention", "sliding_attention"])),
-        *(dict(quantization_config={"bits": 4}), dict(rope_parameters={"rope_type": "yarn", "factor": 4.0})),
-        *(
-            dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}),
-            dict(rope_parameters=None, rope_scaling="linear"),
-        ),
-        *(dict(rope_parameters=None, rope_theta=None), dict(num_hidden_layers=None), dict(vocab_size=300)),
-        *(dict(num_hidden_layers=3), dict(num_hidden_layers=1), dict(intermediate_size=60)),
+        *(dict(quantization_config={"bits": 4}), *(dict(rope_parameters=how) for how in scaled)),
+        *(dict(rope_parameters=None, rope_scaling="linear"), dict(rope_parameters=None, rope_theta=None)),
+        *(dict(num_hidden_layers=n) for n in (None, 1, 3)),
+        *(dict(vocab_size=300), dict(intermediate_size=60)),
     ):
-        path.write_text(json.dumps(about | change))
+        path.write_text(json.dumps(json.loads(whole) | change))
         with pytest.raises((ConfigError, CheckpointError)):
             imported(folder)
-    path.write_text(json.dumps(about))
+    path.write_text(whole)
     shards, index = sorted(folder.glob("*.safetensors")), folder / hf_format.INDEX
     outside = index.read_text().replace(shards[1].name, "../elsewhere.safetensors")
     for spoil, named in (
@@ -385,7 +350,7 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
         (lambda: index.write_text(outside), "elsewhere"),
         (index.unlink, hf_format.INDEX),
         (lambda: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
-        ((folder / "config.json").unlink, "config.json"),
+        (path.unlink, "config.json"),
     ):
         spoil()
         with pytest.raises(UserError, match=named):
@@ -405,9 +370,9 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     foreign(transformers, tmp_path / "in")
     imported(tmp_path / "in")
     talks = [turns(("user", f"say {i % 3}"), ("assistant", "ok")) for i in range(40)]
-    rows = [{"id": str(i), "domain": "code", "meta": {}, "messages": talk} for i, talk in enumerate(talks)]
+    rows = [json.dumps({"id": str(i), "domain": "code", "meta": {}, "messages": t}) + "\n" for i, t in enumerate(talks)]
     for split in ("train", "select"):
-        (tmp_path / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / f"code.{split}.jsonl").write_text("".join(rows))
     settings: dict[str, Any] = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2)
     settings |= dict(max_steps=30, log_every=10, probe_examples=0, lr=3e-3, warmup_steps=2, eval_every=30)
     with pytest.raises(ConfigError):
@@ -416,8 +381,81 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
     tuned = loading.load_model("tuned")
     prompt = chat.prompt(talks[0][:1], tuned.tokenizer, tuned.tags)
-    stop = chat.stop_sequences(tuned.tokenizer, tuned.tags)
-    (answer,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=stop)
+    how = dict(max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
+    (answer,) = generate.sample(tuned.model, [prompt], **how)
     assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == ("ok", "stop")
-    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
-    assert theirs.apply_chat_template(talks[0][:1], add_generation_prompt=True, return_dict=True)["input_ids"] == prompt
+
+
+# ---- the original system's .pt files
+
+
+SIZES = dict(vocab_size=257, depth=2, n_embd=16, n_head=2, block_size=24)
+
+
+def original() -> dict[str, torch.Tensor]:
+    """A random state under the original's names."""
+    rng, shapes = torch.Generator().manual_seed(0), {"tok_emb": (257, 16), "pos_emb": (24, 16), "ln_f": (16,)}
+    block = {"ln1": (16,), "attn.qkv": (48, 16), "attn.proj": (16, 16), "ln2": (16,)}
+    block |= {"mlp.fc": (64, 16), "mlp.proj": (16, 64)}
+    shapes |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
+    state = {f"{k}.weight": torch.randn(v, generator=rng) * 0.3 + (len(v) == 1) for k, v in shapes.items()}
+    return state | {"head.weight": state["tok_emb.weight"]}
+
+
+def original_logits(state: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied
+    head."""
+    (B, T), norm = ids.shape, partial(F.rms_norm, normalized_shape=(16,))
+    x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
+    for i in range(2):
+        w = {k.removeprefix(f"blocks.{i}.").removesuffix(".weight"): v for k, v in state.items()}
+        qkv = (norm(x, weight=w["ln1"]) @ w["attn.qkv"].T).split(16, dim=2)
+        y = F.scaled_dot_product_attention(*(y.view(B, T, 2, 8).transpose(1, 2) for y in qkv), is_causal=True)
+        x = x + y.transpose(1, 2).reshape(B, T, 16) @ w["attn.proj"].T
+        x = x + F.gelu(norm(x, weight=w["ln2"]) @ w["mlp.fc"].T) @ w["mlp.proj"].T
+    return norm(x, weight=state["ln_f.weight"]) @ state["tok_emb.weight"].T
+
+
+def imported_original(folder: Path, tags: Any = None, **changes: Any) -> loading.LoadedModel:
+    torch.save({"model": original(), "cfg": SIZES | {"dropout": 0.0}, "step": 70} | changes, folder / "latest.pt")
+    return imported(folder / "latest.pt", "old", tokenizer="bytes", overwrite=True, tags=tags)
+
+
+@torch.no_grad()
+def test_a_checkpoint_of_the_original_computes_what_it_computed(tmp_path: Path) -> None:
+    ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    for prefix, dtype, scale in (
+        ("", torch.float32, 1.0),
+        ("_orig_mod.", torch.float32, 1.0),
+        ("", torch.bfloat16, 1.0),
+        ("", torch.float32, 1e-3),  # on activations near zero an epsilon of 1e-5 would give other logits
+    ):
+        state = {k: (v * (scale if "_emb" in k or "head" in k else 1)).to(dtype) for k, v in original().items()}
+        loaded = imported_original(tmp_path, model={f"{prefix}{name}": p for name, p in state.items()})
+        found, expected = loaded.model(ids), original_logits({k: v.float() for k, v in state.items()}, ids)
+        torch.testing.assert_close(found[..., :257], expected, atol=1e-4 * scale, rtol=1e-4)
+        assert found.shape[-1] == 320 and not found[..., 257:].any(), "padding rows are zero"
+        assert (loaded.meta["step"], loaded.tags, loaded.model.cfg.n_tags) == (70, "text", 0)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for change in (
+        *(dict(cfg=cfg) for cfg in (None, {"n_layer": 2})),
+        *(dict(cfg=SIZES | wrong) for wrong in (dict(depth=3), dict(depth=1), dict(n_embd=32), dict(vocab_size=200))),
+        *(dict(model=Bomb()), dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), dict(tags="reserved")),
+        dict(model=original() | {"head.weight": torch.zeros(257, 16)}),
+    ):
+        with pytest.raises((CheckpointError, ConfigError)):
+            imported_original(tmp_path, **change)
+    (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 half a file")
+    torch.save([1], tmp_path / "list.pt")
+    for name, error in (("half", CheckpointError), ("list", CheckpointError), ("none", MissingFile)):
+        with pytest.raises(error):
+            imported(tmp_path / f"{name}.pt", "old", tokenizer="bytes")
+    assert not paths.exists("old") and not (tmp_path / "exploded").exists()

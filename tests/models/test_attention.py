@@ -1,10 +1,7 @@
-"""Packed rows: the block mask of a GPU is the dense one of a CPU, and on a GPU no mask reaches torch's dense
-attention."""
-
-from __future__ import annotations
+"""Attention: the block mask of a GPU is the dense one of a CPU, pieces are attention under their mask, and on a GPU no mask
+reaches torch's dense attention."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import on_gpu
@@ -15,72 +12,48 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 from codechat.data import conversations
-from codechat.inference.engine import Engine, Request
 from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
-from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.models.loading import LoadedModel
-from codechat.rl import rollout
-from codechat.rl.rollout import RolloutBatch
-from codechat.tasks.base import Problem, Score
 from codechat.text import tokenizer
 from codechat.text.call_grammar import call_grammar
 
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
+BRANCHES = (torch.arange(256) // 20 % 3).expand(2, 256).contiguous()
 
 
-def rollouts(rng: torch.Generator, prompts: list[int], lengths: list[int], rewards: list[float]) -> RolloutBatch:
-    """Groups of completions of random ids, with so many tokens each."""
-
-    def ids(n: int) -> list[int]:
-        return torch.randint(300, (n,), generator=rng).tolist()
-
-    completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in lengths]
-    problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(len(prompts))]
-    scores, starts = [Score(x, "x", {}, False) for x in rewards], [ids(n) for n in prompts]
-    return RolloutBatch(problems, starts, completions, [""] * len(scores), scores, len(scores) // len(prompts))
-
-
-def packed_rollouts() -> rollout.Packed:
-    batch = rollouts(torch.Generator().manual_seed(0), [11, 40], [7, 31, 5, 12, 20, 1], [0.0] * 6)
-    (packed,) = rollout.pack(batch, row_tokens=128, rows=4)
-    return packed
+def random_model(**options: Any) -> GPT:
+    model = GPT(replace(SHAPE, **options)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+    return model
 
 
 def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
-    packed = packed_rollouts()
-    dense = [conversations.packed_mask(DOCS), packed.where()["mask"]]
     with on_gpu.as_on_a_gpu():
-        blocks = [conversations.packed_mask(DOCS), packed.where()["mask"]]
-    for seen, block in zip(dense, blocks):
-        B, _, T, _ = seen.mask.shape
+        blocks = [conversations.packed_mask(DOCS), attention.flex_mask(DOCS, BRANCHES)]
+    for seen, block in zip((conversations.packed_mask(DOCS), attention.Documents(DOCS, BRANCHES)), blocks):
         assert not isinstance(block, (Tensor, attention.Documents))
-        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), seen.mask)
+        assert torch.equal(create_mask(block.mask_mod, 2, 1, 256, 256, device="cpu"), seen.mask)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2)], ids=str)
-def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
+def test_packed_rows_give_the_same_losses_and_gradients() -> None:
     """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
-    model = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300, **options))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
-    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
-    targets, positions, packed = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256), packed_rollouts()
+    model, ids = random_model(n_kv_head=2), torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    targets, positions = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256)
 
-    def values() -> list[Tensor]:
+    def values(branched: Any) -> list[Tensor]:
         model.zero_grad()
         loss = model.loss(ids, targets, positions=positions, mask=conversations.packed_mask(DOCS))
-        logprobs = packed.unpack(model.token_logprobs(packed.ids, packed.targets, **packed.where())[0])
-        (loss + (logprobs * torch.linspace(-1, 1, len(packed.numbers))[:, None]).sum()).backward()
+        logprobs, _ = model.token_logprobs(ids, targets, positions=positions, mask=branched)
+        (loss + (logprobs * torch.linspace(-1, 1, 256)).sum()).backward()
         return [loss.detach(), logprobs.detach(), *(p.grad for p in model.parameters())]
 
-    want = values()
+    want = values(attention.Documents(DOCS, BRANCHES))
     with on_gpu.as_on_a_gpu():
-        assert not isinstance(packed.where()["mask"], Tensor)
-        for got, expected in zip(values(), want):
+        for got, expected in zip(values(attention.flex_mask(DOCS, BRANCHES)), want):
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -103,7 +76,7 @@ def test_a_model_with_products_learns_as_one_without() -> None:
 
 
 def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free, under a grammar and in the server's engine, behind prompts of different lengths: the same completions."""
+    """Free and under a grammar, behind prompts of different lengths: the same completions."""
     tok, masks, sdpa = tokenizer.load("gpt2:512"), [], F.scaled_dot_product_attention
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
     grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
@@ -116,17 +89,11 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         how = dict(max_new_tokens=12, seed=0)
         found = generate.sample(model, prompts, graph=False, **how)
         found += generate.sample(model, prompts, graph=False, samples_per_prompt=2, **how)
-        found += generate.sample(model, prompts, grammars=[None, grammar, grammar], **how)
-        with Engine(LoadedModel(model, tok, "reserved", {}, Path()), max_rows=3) as engine:
-            jobs = engine.submit([Request(prompt=p, max_new_tokens=12, draws=i) for i, p in enumerate(prompts)])
-            assert all(job.ended.wait(60) for job in jobs)
-        return found + jobs
+        return found + generate.sample(model, prompts, grammars=[None, grammar, grammar], **how)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
     for options in ({}, dict(n_kv_head=2)):
-        model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
-        for p in model.parameters():
-            torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+        model = random_model(vocab_size=tok.n_vocab, **options)
         expected = completions(model)
         masks.clear()
         with monkeypatch.context() as patch:
