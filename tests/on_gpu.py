@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention
 
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.models import optim, attention
+from codechat.models import attention, optim
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 
