@@ -20,8 +20,8 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 class Browser:
     """One page of one browser for the time of the block; every wait has a limit."""
 
-    def __init__(self, profile: Path, width: int = 1280, height: int = 800) -> None:
-        self.profile, self.size, self.number, self.rest = profile, (width, height), 0, b""
+    def __init__(self, profile: Path) -> None:
+        self.profile, self.number, self.rest = profile, 0, b""
         self.problems: list[str] = []  # what the page threw or complained about
 
     def __enter__(self) -> Browser:
@@ -39,7 +39,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.resize(*self.size)
+        self.fresh()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -73,6 +73,16 @@ class Browser:
         line, self.rest = self.rest.split(b"\0", 1)
         return json.loads(line)
 
+    def fresh(self, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
+        """An empty page of this size, in this colour scheme, without problems."""
+        self.open("about:blank")
+        self.problems.clear()
+        self.resize(width, height)
+        self.prefer(scheme)
+
+    def prefer(self, scheme: str) -> None:
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
     def resize(self, width: int, height: int) -> None:
         how = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
         self.call("Emulation.setDeviceMetricsOverride", **how)
@@ -86,6 +96,10 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return self.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def until(self, condition: str, limit_s: float = 60) -> None:
         end = time.monotonic() + limit_s

@@ -73,6 +73,17 @@ def quick() -> Callable[..., Any]:
     return within
 
 
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A page of headless Chromium; tests that need it skip without."""
+    from browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give whole files to the workers, so that a module's fixtures are made once; an executed notebook is a unit of its own."""

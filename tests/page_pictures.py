@@ -19,7 +19,8 @@ COLOURS = 64  # a page has few: a quarter of the bytes, and no difference that i
 
 def main(url: str) -> None:
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile), 1000, 760) as page:
+    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as page:
+        page.fresh(1000, 760)
         page.open(url)
         page.until("model !== ''")
         for text in ("What is 12 squared?", "write quicksort"):
@@ -29,9 +30,9 @@ def main(url: str) -> None:
             page.until(f"running === null && messages.some(m => m.content === {text!r})")
         picture(page, "desktop")
         page.ask("$('view').click(), document.querySelectorAll('.tokens')[1].firstChild.focus()")
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        page.prefer("dark")
         picture(page, "dark")
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        page.prefer("light")
         page.resize(390, 760)
         picture(page, "phone")
         assert page.problems == [], page.problems

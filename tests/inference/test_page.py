@@ -10,29 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
 from server import Running, Serving
 from taught import ANSWER, CODE, REQUEST, TOK
 
 from codechat.inference import engine
 from codechat.text import chat
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+pytestmark = pytest.mark.slow
 SETTLED = "running === null && messages.length > 1"
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture
 def page(chromium: Browser, up: Running) -> Iterator[Browser]:
     """A fresh page, one function offered; nothing may be thrown or blocked while it is used."""
-    chromium.problems.clear()
-    chromium.resize(1280, 800)
+    chromium.fresh()
     chromium.open(up.url)
     chromium.until("model !== '' && document.querySelectorAll('#tools input').length > 20")
     chromium.ask("about.neutral = ''")  # tiny/sft was taught without a system message
@@ -68,7 +60,7 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
     assert roles == ["user", "assistant", "tool", "assistant"]
     for width in (1280, 390):
         page.resize(width, 800)
-        assert page.ask(OVERFLOW) == 0
+        assert page.overflow() == 0
         page.shot(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").stat().st_size > 5000
         assert page.ask("['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })")  # fmt: skip

@@ -235,15 +235,12 @@ def outputs_of(name: str) -> list[dict]:
     return [output for cell in committed(name)["cells"] for output in cell.get("outputs", [])]
 
 
-def test_the_links_form_one_chain_and_every_link_leads_somewhere() -> None:
-    link, chain = re.compile(r"\]\(((?!https?:)[^)#\s]+)"), []
+def test_every_link_leads_somewhere() -> None:
+    link = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
     for name in WALKS:
         cells = ["".join(cell["source"]) for cell in committed(name)["cells"] if cell["cell_type"] == "markdown"]
-        targets = [ROOT / "notebooks" / target for cell in cells for target in link.findall(cell)]
-        assert all(target.exists() for target in targets), (name, targets)
-        sides = dict(re.findall(r"(Previous|Next): \[[^\]]+\]\((\w+)\.ipynb\)", cells[0].splitlines()[-1]))
-        chain.append((sides.get("Previous"), name, sides.get("Next")))
-    assert chain == list(zip([None, *WALKS], WALKS, [*WALKS[1:], None]))
+        lost = [target for cell in cells for target in link.findall(cell) if not (ROOT / "notebooks" / target).exists()]
+        assert not lost, name
 
 
 def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import CHROMIUM, Browser
+from browser import Browser
 
 from codechat.core.errors import DataError
 from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
@@ -82,22 +82,13 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
 
 # --- in a browser
 
-browser_needed = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CHARTS = "document.querySelectorAll('.chart svg').length"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Browser]:
     """Nothing may be thrown, and nothing but files may be loaded."""
-    chromium.problems.clear()
-    chromium.resize(1280, 800)
+    chromium.fresh()
     yield chromium
     loaded = chromium.ask("performance.getEntriesByType('resource').map(e => e.name)")
     assert not [name for name in loaded if not name.startswith("file:")] and chromium.problems == []
@@ -113,19 +104,18 @@ def put(page: Browser, field: str, value: object) -> None:
 
 
 class TestInChromium:
-    pytestmark = browser_needed
+    pytestmark = pytest.mark.slow
 
     @pytest.mark.parametrize("name", ["index", *pages.ABOUT])
     def test_a_page_fits_a_phone_and_follows_the_dark_setting(self, page: Browser, name: str) -> None:
         colours = []
         for scheme in ("light", "dark"):
-            page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            page.prefer(scheme)
             show(page, COMMITTED / f"{name}.html")
             colours.append(page.ask("getComputedStyle(document.body).backgroundColor"))
             for width in (1280, 390):
                 page.resize(width, 800)
-                assert page.ask(OVERFLOW) == 0
-        page.call("Emulation.setEmulatedMedia", features=[])
+                assert page.overflow() == 0
         assert colours[0] == "rgb(255, 255, 255)" and colours[1] != colours[0]
         assert page.ask("$('missing').hidden")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.registry import COMMANDS
@@ -114,20 +114,19 @@ def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_th
     assert not (runs_root / "cut" / "cut.html").exists()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_a_page_fits_its_screen_and_opens_its_code_by_keyboard(tmp_path: Path, width: int, scheme: str) -> None:
-    page = html.write_page(article(tmp_path / "x.ipynb"))
-    with Browser(tmp_path / "profile", width) as browser:
-        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        browser.open(page.as_uri())
-        assert browser.ask("document.documentElement.scrollWidth") == width, "wide tables scroll by themselves"
-        assert browser.ask("document.querySelector('td:has(code)').clientWidth") > 200, "code is not a letter wide"
-        lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
-        assert (browser.ask(lightness) > 128) == (scheme == "light")
-        browser.ask("document.querySelector('summary').focus()")
-        browser.enter()
-        assert browser.ask("document.querySelector('details').open") and browser.problems == []
+def test_a_page_fits_its_screen_and_opens_its_code_by_keyboard(
+    chromium: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    chromium.fresh(width, scheme=scheme)
+    chromium.open(html.write_page(article(tmp_path / "x.ipynb")).as_uri())
+    assert chromium.overflow() == 0, "wide tables scroll by themselves"
+    assert chromium.ask("document.querySelector('td:has(code)').clientWidth") > 200, "code is not a letter wide"
+    lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert (chromium.ask(lightness) > 128) == (scheme == "light")
+    chromium.ask("document.querySelector('summary').focus()")
+    chromium.enter()
+    assert chromium.ask("document.querySelector('details').open") and chromium.problems == []
 
 
 @pytest.mark.slow
