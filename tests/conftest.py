@@ -55,6 +55,28 @@ def home(runs_root: Path) -> Path:
     return runs_root
 
 
+@pytest.fixture
+def make_run(runs_root: Path) -> Callable[..., Any]:
+    """make_run(name, ...): a run with checkpoints of untrained toy models, each of other weights."""
+    from codechat.models.config import GPTConfig
+    from codechat.models.gpt import GPT
+    from codechat.runs import checkpoint
+    from codechat.runs.run import Run
+    from codechat.tasks.toy import TOY_MODEL
+    from codechat.text import tokenizer
+
+    def make(name: str, spec: str = "bytes", steps: int = 1, lineage: Any = (), kind: str = "sft", **shape: int) -> Run:
+        tok = tokenizer.load(spec)
+        cfg = GPTConfig(**TOY_MODEL | shape, vocab_size=tok.n_vocab)
+        meta = {"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": list(lineage)}
+        with Run.create(name, {"seed": 4}, kind=kind) as run:
+            for step in range(1, steps + 1):
+                checkpoint.save(run.path, step, model=GPT(cfg, seed=step), meta=meta)
+        return run
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def quick() -> Callable[..., Any]:
     """`quick(limit_s, call, *args)` gives what `call` returns; one of five tries takes less processor time than limit_s.

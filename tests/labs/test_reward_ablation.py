@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.tasks.funcall import score_call
@@ -97,11 +97,10 @@ def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     assert all(p.grad is None for p in model.model.parameters())
 
 
-def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root: Path) -> None:
-    model = loaded()
-    meta = {"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
-    with Run.create("tiny", {"a": 1}, kind="sft") as run:
-        checkpoint.save(run.path, 1, model=model.model, meta=meta)
+def test_the_run_holds_all_rows_and_raises_before_anything_is_written(
+    runs_root: Path, make_run: Callable[..., Run]
+) -> None:
+    make_run("tiny", "gpt2:512", block_size=256)
     cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
     rows = reward_ablation.ablate_rewards(cfg).evals()
     assert (rows["what"] == "shape").sum() == 4

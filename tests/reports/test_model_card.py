@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import model_card
 import pytest
-import torch
 
 from codechat import cli
 from codechat.core.errors import ConfigError
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.text import tokenizer
 
 
 def share(name: str, value: float) -> dict[str, float]:
@@ -31,14 +27,9 @@ def evaluated(name: str, of: str, rows: list[dict]) -> str:
 
 
 @pytest.fixture
-def given(runs_root: Path, tmp_path: Path) -> str:
-    tok = tokenizer.load("gpt2:400")
-    run = Run.create("own/sft", {"lr": 1e-3, "seed": 4}, kind="sft")
-    model = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=32, vocab_size=tok.n_vocab))
+def given(make_run: Callable[..., Run], tmp_path: Path) -> str:
     lineage = [{"run": "own/sft", "kind": "sft", "data_dir": "data/own", "step": 3}]
-    checkpoint.save(run.path, 3, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage})
-    run.finish()
-    torch.manual_seed(0)
+    make_run("own/sft", "gpt2:400", lineage=lineage)
     cli.main(["export", "--ckpt", "own/sft", "--out", str(tmp_path / "given"), "--format", "run"])
     return str(tmp_path / "given")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from codechat.core.registry import COMMANDS
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 from codechat.text.token_view import LINE_END, XRay, visible
@@ -161,7 +161,7 @@ def test_looking_changes_nothing(model: GPT, rendered: chat.Rendered) -> None:
 
 
 @pytest.fixture
-def tuned(home: Path, tok: tokenizer.Tokenizer) -> Path:
+def tuned(home: Path, make_run: Callable[..., Run]) -> Path:
     """A run "b", fine-tuned on data/mine; returns that folder with its conversations."""
     folder = home / "data" / "mine"
     folder.mkdir(parents=True)
@@ -170,10 +170,7 @@ def tuned(home: Path, tok: tokenizer.Tokenizer) -> Path:
         (folder / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (folder / "funcall.select.jsonl").write_text(json.dumps({"messages": turns[:1], "gold": None}) + "\n")
     lineage = [dict(run="a", kind="sft", data_dir="data/mine"), dict(run="b", kind="grpo", data_dir="data/gone")]
-    with Run.create("b", {}, kind="grpo") as run:
-        model = GPT(GPTConfig(depth=1, n_embd=16, n_head=1, block_size=256, vocab_size=tok.n_vocab))
-        meta = {"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage}
-        checkpoint.save(run.path, 1, model=model, meta=meta)
+    make_run("b", "gpt2:512", lineage=lineage, kind="grpo", block_size=256)
     return folder
 
 

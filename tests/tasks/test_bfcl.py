@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,11 @@ from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError
 from codechat.data import public_rows
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
 from codechat.tasks.bfcl import task as bfcl
 from codechat.tasks.bfcl.task import TIERS, BfclTask
-from codechat.text import chat, tokenizer
+from codechat.text import chat
 
 TAG = "<functioncall> "
 TASK = BfclTask()
@@ -223,18 +221,11 @@ def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves
 # ------------------------------------------------------------------ the command
 
 
-@pytest.fixture
-def model(home: Path) -> str:
-    """The name of a run with a new model."""
-    tok = tokenizer.load("bytes")
-    policy = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
-    with Run.create("new", {}, kind="sft") as run:
-        checkpoint.save(run.path, 0, model=policy, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-    return "new"
-
-
-def test_the_command_gives_a_score_for_each_category(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"evaluate --ckpt {model} --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
+def test_the_command_gives_a_score_for_each_category(
+    make_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("new", block_size=256)
+    words = "evaluate --ckpt new --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
     assert cli.main(words) == 0
     shown, row = capsys.readouterr().out, Run.open("evaluate").evals().iloc[0]
     categories = {p.meta["category"] for p in PROBLEMS.values()}
