@@ -237,8 +237,7 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
         counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
         sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
-    bits = nats / math.log(2) / n_bytes
-    values = dict(val_loss=nats / symbols, val_bpb=bits, val_symbols=int(symbols), val_bound=not causal)
+    values = dict(val_loss=nats / symbols, val_bpb=nats / math.log(2) / n_bytes)
     return values | ({"val_accuracy": right / symbols} if causal else {})
 
 

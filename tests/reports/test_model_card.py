@@ -28,7 +28,7 @@ def evaluated(name: str, of: str, rows: list[dict]) -> str:
 
 @pytest.fixture
 def given(make_run: Callable[..., Run], tmp_path: Path) -> str:
-    lineage = [{"run": "own/sft", "kind": "sft", "data_dir": "data/own", "step": 3}]
+    lineage = [{"run": "own/sft", "kind": "sft", "data_dir": "data/own", "step": 1}]
     make_run("own/sft", "gpt2:400", lineage=lineage)
     cli.main(["export", "--ckpt", "own/sft", "--out", str(tmp_path / "given"), "--format", "run"])
     return str(tmp_path / "given")
@@ -51,7 +51,7 @@ def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: 
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     rows = {first: more for first, *more in cells}
     assert rows["known tools, new values"] == ["20", "0.62 [0.53, 0.72]", "0.88 [0.78, 0.97]"]
-    assert rows["own/sft"] == ["sft", "3", "`data/own`"]
+    assert rows["own/sft"] == ["sft", "1", "`data/own`"]
     lacking = [line for line in lines if line.startswith("- ") and "% right" in line]
     assert len(lacking) == 3 and any("unseen tools: 22%" in line for line in lacking)
     assert json.loads((Path(given) / "status.json").read_text())["status"] == "finished"
