@@ -15,7 +15,7 @@ from typing import Any
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.distributed import dist
 from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
-from codechat.evaluation.intervals import wilson_interval
+from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.evaluation.results import TaskResult
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
@@ -50,7 +50,6 @@ SHARES = (  # kind, metric, its words, whether a row counts
     ("code", "passed", "passes all hidden tests", lambda row: row["correct"]),
     ("code", "parses", "Python that parses", lambda row: row["tier"] in (*PARSEABLE, SHORTCUT)),
 )
-STRATA = {"": "", "new": ", not trained on", "trained": ", trained on"}
 
 
 def verdict(problem: Problem, tier: str, answer: str) -> str:
@@ -65,48 +64,25 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
     return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
 
 
-def answer_rows(
-    problems: Sequence[Problem], examples: Sequence[Row], trained: Mapping[str, Sequence[str]]
-) -> list[Row]:
-    """A row for each answer of an evaluation. trained: problem id -> how it was found in the training data."""
-    return [
-        dict(
-            id=problem.id,
-            kind=problem.meta["kind"],
-            trained=problem.meta["trained"] or problem.id in trained,
-            found=list(trained.get(problem.id, ())),
-            request=example["request"],
-            tools=problem.meta["tools"],
-            expected=example["gold"],
-            answer=example["completion"],
-            stop=example["stop"],
-            tier=example["tier"],
-            verdict=verdict(problem, example["tier"], example["completion"]),
-            correct=example["correct"],
-            **{k: example["parts"][k] for k in ("passed", "tests") if problem.meta["kind"] == "code"},
-        )
-        for problem, example in zip(problems, examples, strict=True)
-    ]
-
-
-def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, int]]:
-    """(metric, its words, count, n) of each share; where some rows of a kind were trained on, also of those and of the
-    others."""
+def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
+    """(metric, its words, n, interval) of each share; where some rows of a kind were trained on, also of those and of the others."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
-        trained = [row for row in of_kind if row["trained"]]
-        strata = {"": of_kind, "new": [row for row in of_kind if not row["trained"]], "trained": trained}
+        strata = {"": of_kind}
+        if trained := [row for row in of_kind if row["trained"]]:
+            strata |= {", not trained on": [row for row in of_kind if not row["trained"]], ", trained on": trained}
         for stratum, some in strata.items():
-            if some and (trained or not stratum):
-                name = f"natural/{kind}{stratum and '_'}{stratum}/{metric}"
-                yield name, f"{kind}{STRATA[stratum]}: {words}", sum(map(counts, some)), len(some)
+            if some:
+                suffix = {"": "", ", not trained on": "_new", ", trained on": "_trained"}[stratum]
+                share = wilson_interval(sum(map(counts, some)), len(some))
+                yield f"natural/{kind}{suffix}/{metric}", f"{kind}{stratum}: {words}", len(some), share
 
 
 def metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Each share with its interval, natural/KIND[_STRATUM]/METRIC, and the n of each."""
     row: dict[str, float] = {}
-    for name, _, count, n in summarize(rows):
-        row |= wilson_interval(count, n).row(name) | {f"{name.rpartition('/')[0]}/n": n}
+    for name, _, n, share in summarize(rows):
+        row |= share.row(name) | {f"{name.rpartition('/')[0]}/n": n}
     return row
 
 
@@ -114,8 +90,8 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     """A Markdown table: a share a line, a checkpoint a column. answers: checkpoint -> rows."""
     cells: dict[str, dict[str, str]] = {}
     for checkpoint, rows in answers.items():
-        for _, words, count, n in summarize(rows):
-            cells.setdefault(words, {})[checkpoint] = f"{count} of {n}, {wilson_interval(count, n)}"
+        for _, words, n, share in summarize(rows):
+            cells.setdefault(words, {})[checkpoint] = f"{round(share.value * n)} of {n}, {share}"
     lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
     return _table(["requests", *answers], lines)
 
@@ -167,13 +143,29 @@ def run_natural(cfg: NaturalConfig) -> Run:
 
     def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, float]:
         name = which["checkpoint"]
-        answers[name] = answer_rows(result.problems, result.examples, exposed)
+        answers[name] = [
+            dict(
+                id=problem.id,
+                kind=problem.meta["kind"],
+                trained=problem.meta["trained"] or problem.id in exposed,
+                found=list(exposed.get(problem.id, ())),
+                request=example["request"],
+                tools=problem.meta["tools"],
+                expected=example["gold"],
+                answer=example["completion"],
+                stop=example["stop"],
+                tier=example["tier"],
+                verdict=verdict(problem, example["tier"], example["completion"]),
+                correct=example["correct"],
+                **{k: example["parts"][k] for k in ("passed", "tests") if problem.meta["kind"] == "code"},
+            )
+            for problem, example in zip(result.problems, result.examples, strict=True)
+        ]
         if dist.is_main():
             print(*summary_lines({name: answers[name]}), sep="\n")
             rows = [dict(checkpoint=name, temperature=cfg.temperature) | r for name in answers for r in answers[name]]
             write_atomic(run.path / "natural.jsonl", json_lines(rows))
-            text = markdown(answers, f"{how} Shares with 95 % Wilson intervals.")
-            write_atomic(run.path / "natural.md", text)
+            write_atomic(run.path / "natural.md", markdown(answers, f"{how} Shares with 95 % Wilson intervals."))
         return metrics(answers[name])
 
     return run_evaluation(cfg, "natural", judge)

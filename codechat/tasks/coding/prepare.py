@@ -138,25 +138,21 @@ def _kept(
 ) -> Iterator[Row]:
     """The rows that pass the filters. Others are counted by reason or rule."""
     for row in rows:
+        code = "" if isinstance(row, str) else row["messages"][-1]["content"]
         if isinstance(row, str):
             (ledger.lose if row in REASONS else ledger.skip)(row)
-        elif rule := _rule(row, cfg, tok) or "duplicate" * (row["id"] in seen):
-            ledger.skip(rule)
+        elif len(code) > cfg.max_chars:
+            ledger.skip("too_long")
+        elif synthetic.parsed(code) is None:
+            ledger.skip("no_python")
+        elif getattr(conversations.encode(row, tok, "reserved", 1 << 30), "supervised", 0) < MIN_TOKENS:
+            ledger.skip("few_tokens")
+        elif row["id"] in seen:
+            ledger.skip("duplicate")
         else:
             seen.add(row["id"])
             ledger.kept += 1
             yield row
-
-
-def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str:
-    """The rule that skips a conversation; empty where none does."""
-    code = row["messages"][-1]["content"]
-    if len(code) > cfg.max_chars:
-        return "too_long"
-    if not code or synthetic.parsed(code) is None:
-        return "no_python"
-    example = conversations.encode(row, tok, "reserved", 1 << 30)
-    return "few_tokens" if isinstance(example, str) or example.supervised < MIN_TOKENS else ""
 
 
 def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
