@@ -103,12 +103,6 @@ def counted(n: int, clusters: int) -> list[results.Row]:
     return [dict(id=f"p{i}", n=1, c=i % 5 % 2, **of(i)) for i in range(n)]
 
 
-def test_requests_for_one_tool_are_not_independent() -> None:
-    alone, together = (results.pass_at_1(counted(100, clusters)) for clusters in (0, 5))
-    assert alone.value == together.value == 0.4
-    assert together.hi - together.lo > 3 * (alone.hi - alone.lo)
-
-
 def test_the_mean_of_equal_values_has_the_range_of_the_task() -> None:
     for clusters in (0, 25):
         problems, share = counted(50, clusters), wilson_interval(0, clusters or 50).hi

@@ -56,18 +56,6 @@ def test_solving_and_declining_is_not_success() -> None:
         assert not verdict.correct and verdict.reward <= 0.25
 
 
-def test_one_extra_change_is_named_and_costs_more_than_half() -> None:
-    tried = 0
-    for problem in SOLVABLE:
-        steps = [s for s in apps.gold_steps(problem) if "functioncall" in s]
-        extra = call("notes_add", title="more", text="of it")
-        if "notes_add" in problem.meta["tools"] and not any(name in steps[-1] for name in CLOSING):
-            verdict, tried = played(problem, *steps, extra), tried + 1
-            assert (verdict.tier, verdict.reward) == ("collateral", 0.25)
-            assert verdict.parts["collateral"] == ["notes added: title 'more', text 'of it'"]
-    assert tried
-
-
 def test_a_change_made_twice_is_collateral() -> None:
     """A second copy of a new row is collateral; setting the same value again changes nothing more."""
     problems = {p.gold["calls"][0]["name"]: p for p in EASY}
@@ -141,10 +129,3 @@ def test_random_answers_never_break_an_episode() -> None:
             assert 0 <= WORLD.score().reward <= 1 and all(m["role"] == "function" for m in told)
             if done:
                 WORLD.reset(problem, 0)
-
-
-def test_an_episode_leaves_no_state_for_the_next() -> None:
-    for problem in SOLVABLE[:10]:
-        assert played(problem, *apps.gold_steps(problem)).correct
-        WORLD.reset(problem, 1)
-        assert WORLD.state_diff() == [] and WORLD.score().reward == 0

@@ -38,8 +38,6 @@ FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type",
 KINDS: dict[str, type] = {"string": str, "any": str, "integer": int, "float": float, "number": float, "boolean": bool}
 KINDS |= {"array": list, "tuple": list, "dict": dict, "object": dict}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
-Answer = Mapping[str, Any]
-Arguments = Mapping[str, Any]
 NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
 LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance")
 CATEGORIES = (*NON_LIVE, *LIVE)
@@ -150,7 +148,7 @@ def _resolved(value: Any) -> Any:
 
 
 def fault_of_calls(
-    calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer], tools: Mapping[str, Mapping[str, Any]]
+    calls: Sequence[tuple[str, Row]], answers: Sequence[Row], tools: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
     """None if calls and possible answers match one to one; else "wrong_count" or the one of FAULTS that prevents it.
 
@@ -177,9 +175,7 @@ def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[in
     return False
 
 
-def fault_of_call(
-    name: str, arguments: Arguments, answer: Answer, tools: Mapping[str, Mapping[str, Any]]
-) -> str | None:
+def fault_of_call(name: str, arguments: Row, answer: Row, tools: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The first fault of a call, or None where it matches the answer."""
     if name != answer["name"]:
         return "wrong_name"
@@ -332,13 +328,13 @@ def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
 def _download(categories: Collection[str]) -> Path:
     """The folder of the hub's files, as they are: `datasets` cannot read columns that differ from row to row."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     probe_hub(HUB, remedy=REMEDY)
     names = [f"{folder}BFCL_v3_{category}.json" for category in categories for folder in ("", f"{ANSWERS}/")]
     try:
         return Path(huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=names))
-    except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (OSError, HfHubHTTPError) as error:
         raise UserError(f"{HUB} cannot be fetched ({str(error)[:200]}); {REMEDY}") from error
 
 
