@@ -234,28 +234,6 @@ def _solve(calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Ca
 # ---------------------------------------------------------------- problems and their experts
 
 
-def make(level: int, split: str, rng: random.Random) -> Problem:
-    """One problem with its expert's calls and changes."""
-    world, store = World(rng, split, SIZES[level]), Store()
-    request, needed, expert = draft(level, world)
-    store.reset(world.tables)
-    calls: list[dict[str, Any]] = []
-
-    def call(tool: str, arguments: dict[str, Any]) -> Any:
-        calls.append({"name": tool, "arguments": arguments})
-        return tools.call(store, tool, arguments)
-
-    expert(call)
-    offered = [*needed, *rng.sample([name for name in TOOLS if name not in (*needed, *CLOSING)], OFFERED[level])]
-    rng.shuffle(offered)
-    offered += CLOSING
-    system = chat.tools_prompt([TOOLS[name].schema for name in offered])
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
-    gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
-    number = digest(f"{request}{world.tables}")[:12]
-    return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
-
-
 def gold_steps(problem: Problem) -> list[str]:
     """The expert's messages."""
     calls = problem.gold["calls"]
@@ -295,7 +273,25 @@ class AppsTask(GeneratedTask):
         return f"{split} {'expert' if worked and split == 'train' else ''}"
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem:
-        return make(level, split, rng)
+        """One problem with its expert's calls and changes."""
+        world, store = World(rng, split, SIZES[level]), Store()
+        request, needed, expert = draft(level, world)
+        store.reset(world.tables)
+        calls: list[dict[str, Any]] = []
+
+        def call(tool: str, arguments: dict[str, Any]) -> Any:
+            calls.append({"name": tool, "arguments": arguments})
+            return tools.call(store, tool, arguments)
+
+        expert(call)
+        offered = [*needed, *rng.sample([name for name in TOOLS if name not in (*needed, *CLOSING)], OFFERED[level])]
+        rng.shuffle(offered)
+        offered += CLOSING
+        system = chat.tools_prompt([TOOLS[name].schema for name in offered])
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
+        number = digest(f"{request}{world.tables}")[:12]
+        return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment()

@@ -13,7 +13,6 @@ Below `resolved` it is multiplied by the share of passing tests that still pass.
 sandboxed process, so what they patch, exit from or override stays there.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +75,7 @@ class RepairTask(GeneratedTask, JudgedTask):
         self.set_levels(source, levels)
         self.timeout_s = float(timeout_s)
 
-    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
-        return generator.make(level, part, split, rng)
+    draw = staticmethod(generator.make)
 
     def gold(self, problem: Problem) -> str:
         """The expert's search/replace block."""
