@@ -32,10 +32,6 @@ KINDS = {
         "CurveBench",
         "a learning curve of GRPO: mean reward of each step over seeds, and the first step's gradient",
     ),
-    "ahead": (
-        "AheadBench",
-        "REINFORCE with a server that samples one batch ahead: steps/s, and whether it learns alike",
-    ),
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
     "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
     "constrain": ("ConstrainBench", "token masks of constrained calls: microseconds a token, beside free sampling"),

@@ -93,18 +93,6 @@ class CurveBench(Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AheadBench(Bench):
-    """What `python -m benchmarks ahead` runs."""
-
-    steps: int = opt(40, "steps of each training; the first five are not timed", least=6)
-    problems: int = opt(8, "problems per step", least=1)
-    group_size: int = opt(32, "completions per problem", least=2)
-    max_new_tokens: int = opt(8, "longest completion, tokens", least=1)
-    lr: float = opt(4e-3, "AdamW learning rate", least=0)
-    importance_cap: float = opt(2.0, "largest importance weight of a token; 0 = no weights", least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataBench(Bench):
     """What `python -m benchmarks data` runs."""
 

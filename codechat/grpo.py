@@ -81,8 +81,7 @@ def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     from codechat.rl import losses
     from codechat.rl.advantages import credit
-    from codechat.training.meters import CLIPPING
-    from codechat.training.rl_session import rl_session
+    from codechat.training.rl_session import CLIPPING, rl_session
 
     cfg = cfg.resolved()
     clip, kl_loss = (cfg.clip_eps_low, cfg.clip_eps_high), bool(cfg.kl_coef) and cfg.kl_in == "loss"

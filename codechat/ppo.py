@@ -40,8 +40,7 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     from codechat.rl import advantages, losses
-    from codechat.training.meters import CLIPPING
-    from codechat.training.rl_session import rl_session
+    from codechat.training.rl_session import CLIPPING, rl_session
 
     clip = (cfg.clip_eps_low, cfg.clip_eps_high)
     measures = (*CLIPPING, "value_loss", *(("kl_ref",) if cfg.kl_coef else ()))

@@ -68,8 +68,8 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat.distributed import dist, hardware
     from codechat.models import lora
     from codechat.training import opening
-    from codechat.training.meters import Meter
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
+    from codechat.training.rl_session import Meter
     from codechat.training.session import Session
 
     with dist.session(cfg) as world:

@@ -5,21 +5,21 @@
 
 Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to each other. Evaluations
 measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2 behaviour probes: request for code or for a
-tool, tools offered or not. --eval-task gsm8k also samples a task's validation problems, locally or on the server of --engine.
+tool, tools offered or not. --eval-task gsm8k also samples a task's validation problems.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
-from codechat.training.settings import ChatSettings, EngineSettings, SupervisedSettings, run_presets
+from codechat.training.settings import ChatSettings, SupervisedSettings, run_presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(EngineSettings, ChatSettings, SupervisedSettings):
+class SFTConfig(ChatSettings, SupervisedSettings):
     """Settings of one supervised fine-tuning run."""
 
     run_name: str = "sft"
@@ -81,14 +81,9 @@ def train(cfg: SFTConfig) -> Run:
         rows = conversations.PackedLoader(examples, shares, *shape)
         loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = opening.build_policy(cfg, parent)
-        sample_task = opening.open_eval_task(cfg, tok)
         style = prepared.tools_style(cfg.data_dir)
-
-        def evaluate(model: Any, step: int) -> dict[str, float]:
-            return held_out.evaluate(model, step) | sample_task(model, step)
-
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
-        how = dict(parent=parent, evaluate=evaluate, trained_on=trained_on)
+        how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
         session = Session("sft", cfg, model, tok, kept={"loader": loader, "history": held_out}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())

@@ -18,12 +18,12 @@ from codechat.core import config, registry
 from codechat.core.errors import RunError
 from codechat.data import corpus
 from codechat.models.config import GPTConfig
-from codechat.runs import checkpoint, metrics, paths, run
+from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
 # what another process measures differently
-TIMED = {"time", "mfu"} | {name for name, m in metrics.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
+TIMED = {"time", "mfu"} | {name for name, m in run.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
 Train = Callable[[Any], run.Run]
 
 

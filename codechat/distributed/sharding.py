@@ -118,14 +118,12 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
     where it is plain. A collective where the model is sharded."""
     with torch.device("meta"):
         copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
-    state = {name: dist.gathered(for_products(name, p.detach(), dtype)) for name, p in model.named_parameters()}
+    state = {}
+    for name, p in model.named_parameters():
+        product = p.ndim == 2 and name.startswith("blocks.")
+        state[name] = dist.gathered(p.detach().to(dtype) if product else p.detach())
     copy.load_state_dict(state, assign=True)
     return copy.requires_grad_(False).eval()
-
-
-def for_products(name: str, p: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrices of blocks in this dtype, others as they are."""
-    return p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p
 
 
 @contextmanager

@@ -198,14 +198,14 @@ def update_weights(path: str, served: protocol.ServedModel, engine: Engine) -> s
     if not checkpoint.is_relative_to(folder):
         raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
     try:
-        state, meta = loading.read_weights(checkpoint)
-        shape, tok, tags = loading.describe(checkpoint, meta)
-        if (shape, tok.to_dict(), tags) != (current.model.cfg, current.tokenizer.to_dict(), current.tags):
+        new = loading.load_model(checkpoint)
+        theirs, ours = ((m.model.cfg, m.tokenizer.to_dict(), m.tags) for m in (new, current))
+        if theirs != ours:
             raise CheckpointError("shape, tokenizer and tags must be those of the served model")
     except UserError as error:
         raise protocol.ApiError(409, str(error), "path") from None
-    version = meta.get("version") or fingerprint(meta)
-    engine.update_weights(state, version)
+    version = fingerprint(new.meta)
+    engine.update_weights(new.model.state_dict(), version)
     return version
 
 

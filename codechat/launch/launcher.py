@@ -37,8 +37,8 @@ from codechat.core.processes import alive, descendants, process_start
 from codechat.launch import planner, portable_scripts
 from codechat.launch.portable_scripts import SAVE_S
 from codechat.runs import paths
-from codechat.runs.metrics import metric
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
+from codechat.runs.run import metric
 
 LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
 SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line

@@ -21,7 +21,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from codechat.runs.metrics import metric
+from codechat.runs.run import metric
 
 LOOK = Path(__file__).with_name("codechat.mplstyle")  # in force while `new_figure` makes axes, never globally
 OKABE_ITO = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermilion": "#D55E00",

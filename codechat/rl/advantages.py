@@ -126,15 +126,16 @@ class ValueHead(nn.Linear):
 @torch.no_grad()
 def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
     """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is sharded."""
-    device, table = dist.device(), torch.zeros(batch.mask().shape, device=dist.device())
+    device = dist.device()
     with sharding.whole(model) as reader:
-        for packed in rollout.pack(batch, **rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device)):
-            packed = packed.to(device)
+
+        def values(packed: rollout.Packed) -> Tensor:
             at = packed.where()
             with dist.autocast():
                 hidden = reader.hidden(packed.ids, positions=at["positions"], mask=at["mask"])
-            table[packed.numbers, : packed.longest] = packed.unpack(head(hidden))
-    return table
+            return head(hidden)
+
+        return rollout.table_of(batch, values, device, rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device))
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float:

@@ -9,15 +9,13 @@ weights sampled it; completions of other weights, as after a restart, are discar
 again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
 which a loop saves and stops. docs/engines.md has the commands.
 
-`RolloutSampler` takes the rollouts of a step from an engine: when they are needed, or one batch ahead from a server. With --sample-ahead
-the batch of step s + 1 is drawn from the weights before update s, so it is one step off-policy (arXiv:2410.18252)."""
+`RolloutSampler` takes the rollouts of a step from an engine."""
 
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -30,13 +28,12 @@ from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import attention, exchange, generate, loading, lora
+from codechat.models import attention, exchange, generate, lora
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint
-from codechat.runs.checkpoint import fingerprint
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -57,25 +54,21 @@ class EngineLost(RunError):
 class Engine:
     """Samples in this process; the interface of the others."""
 
-    step: int | None = None  # of the weights that a server was sent last
-    sampled_from: int | None = None  # step of the weights behind a batch that was sampled ahead
-
     @contextmanager
     def policy(self, model: GPT) -> Iterator[Any]:
         """The policy to pass to `sample`. A UserError inside on one rank is raised on all. Collectives at both ends."""
         with sharding.whole(model) as policy, torch.no_grad(), dist.autocast():
             yield policy
 
-    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        """Send the weights of `step` if the server's would be more than `max_off_policy` steps old when its samples are
-        learned from, at `step` or later. A collective."""
+    def push(self, model: GPT, step: int) -> None:
+        """Send the weights of `step`. A collective."""
 
     def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Completion]:
         """Completions in the order of `generate.sample`, whose arguments it takes. No collective."""
         return generate.sample(policy, prompts, **sampling)
 
-    def metrics(self, step: int) -> dict[str, float]:
-        """What to log of the step; resets the counts."""
+    def metrics(self) -> dict[str, float]:
+        """What to log of a step; resets the counts."""
         return {}
 
 
@@ -90,9 +83,6 @@ class Http(Engine):
         self.cfg, self.shape = cfg, cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
         self.folder = Path(cfg.engine_dir)
-        self.live = cfg.engine_weights == "memory"
-        if self.live and dist.is_main():  # memory is given back; a checkpoint stays
-            weakref.finalize(self, loading.withdraw, self.folder / cfg.run_name)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
         self.version, self.path = "", Path()  # of the weights that were pushed last
         self.model = ""  # the server's name of the model
@@ -106,16 +96,10 @@ class Http(Engine):
         with dist.together():
             yield model
 
-    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
-        if self.step is not None and (learned_at or step) - self.step <= self.cfg.max_off_policy:
-            return
-        began, target = time.perf_counter(), self.folder / self.cfg.run_name
-        if self.live:
-            self.path, self.version = loading.publish(target, step, lora.merged(model), self.meta)
-        else:
-            self.path = checkpoint.save(target, step, model=lora.merged(model), meta=self.meta)
-            self.version = fingerprint(checkpoint.read_meta(self.path))
-        self.step = step
+    def push(self, model: GPT, step: int) -> None:
+        began = time.perf_counter()
+        self.path = checkpoint.save(self.folder / self.cfg.run_name, step, model=lora.merged(model), meta=self.meta)
+        self.version = checkpoint.fingerprint(checkpoint.read_meta(self.path))
         self._lost.clear()
         with dist.together():
             if dist.is_main():
@@ -158,11 +142,9 @@ class Http(Engine):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def metrics(self, step: int) -> dict[str, float]:
-        source = self.step if self.sampled_from is None else self.sampled_from
-        row = dict(off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s)
-        row |= dict(engine_retries=float(self.retries))
-        self.pushed_s, self.retries, self.sampled_from = 0.0, 0, None
+    def metrics(self) -> dict[str, float]:
+        row = dict(push_s=self.pushed_s, engine_retries=float(self.retries))
+        self.pushed_s, self.retries = 0.0, 0
         return row
 
     # ---- requests
@@ -270,20 +252,24 @@ class RolloutSampler:
     ) -> None:
         self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
         self.problems, self.tok = problems, tok
-        self.at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None  # problems sampled together; none = all
-        self._background = ThreadPoolExecutor(1, "sampling ahead")
-        self._begun: tuple[int | None, Future[RolloutBatch]] | None = None
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
-        """A batch, begun earlier or sampled now: n problems from number `at` on, wrapping around. key: the first group's number within its step
-        over all ranks. A collective."""
-        begun, self._begun = self._begun, None
-        with self.engine.policy(self.model) as policy:  # once, however many parts a rank samples
-            if begun is None:
-                batch = self._draw(policy, at, n, seed, key, group_size or self.cfg.group_size)
-            else:
-                self.engine.sampled_from, later = begun
-                batch = later.result()
+        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step over all ranks. Where the
+        task judges in other processes, it judges one part while the next one is sampled. A collective."""
+        cfg = self.cfg
+        how = {name: getattr(cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
+        how |= dict(group_size=group_size or cfg.group_size, sampler=self.engine.sample)
+        part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
+
+        def sample(numbers: range) -> RolloutBatch:
+            problems = [self.problems[(at + i) % len(self.problems)] for i in numbers]
+            keys = [key + i for i in numbers]
+            return rollout.draw(policy, self.task, problems, self.tok, cfg.tags, keys=keys, **how)
+
+        with self.engine.policy(self.model) as policy, ThreadPoolExecutor(1, "judging") as judging:
+            drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
+            waiting = [judging.submit(rollout.judged, self.task, batch) for batch in drawn]
+            batch = rollout.join([batch.result() for batch in waiting])
         return replace(batch, longest_row=self.longest_row)
 
     @cached_property
@@ -294,29 +280,3 @@ class RolloutSampler:
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)
-
-    def ahead(self, step: int, at: int, key: int) -> None:
-        """Begin the batch of `step`, the next one, where the run samples ahead. A collective."""
-        if not self.cfg.sample_ahead or step >= self.cfg.max_steps:
-            return
-        self.engine.push(self.model, step - 1, learned_at=step)
-        request = (at, self.cfg.problems_per_rank, step_seed(self.cfg, step), key, self.cfg.group_size)
-        self._begun = self.engine.step, self._background.submit(self._draw, self.model, *request)
-
-    def _draw(self, policy: GPT, at: int, n: int, seed: int, key: int, group_size: int) -> RolloutBatch:
-        """No collective. Where the task judges in other processes, it judges one part while the next one is sampled."""
-        how = {name: getattr(self.cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
-        how |= dict(group_size=group_size, sampler=self.engine.sample)
-
-        def sample(numbers: range) -> RolloutBatch:
-            problems = [self.problems[(at + i) % len(self.problems)] for i in numbers]
-            keys = [key + i for i in numbers]
-            return rollout.draw(policy, self.task, problems, self.tok, self.cfg.tags, keys=keys, **how)
-
-        part = self.at_once or max(n, 1)
-        drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
-        if n <= part or not hasattr(self.task, "scores"):
-            return rollout.join([rollout.judged(self.task, batch) for batch in drawn])
-        with ThreadPoolExecutor(1, "judging") as judging:
-            waiting = [judging.submit(rollout.judged, self.task, batch) for batch in drawn]
-            return rollout.join([batch.result() for batch in waiting])

@@ -8,7 +8,7 @@ Shapes: P problems, G completions each, N = P x G rollouts in problem-major orde
 rows of T tokens."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -314,14 +314,24 @@ def _pad(bins: list[dict[str, list]], length: int, rows: int) -> Packed:
     return Packed(**table, flat=flat, row=row, offset=offset, numbers=numbers, longest=longest, n_tokens=n_tokens)
 
 
+def table_of(
+    batch: RolloutBatch, value: Callable[[Packed], Tensor], device: torch.device, shapes: Mapping[str, Any]
+) -> Tensor:
+    """(N, C) what `value` gives at each token of the completions, from (R, T); 0 behind a completion's end. shapes: of `row_shapes`."""
+    table = torch.zeros(len(batch.completions), int(batch.lengths().max()), device=device)
+    for packed in pack(batch, **shapes):
+        packed = packed.to(device)
+        table[packed.numbers, : packed.longest] = packed.unpack(value(packed))
+    return table
+
+
 @torch.no_grad()
 def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_tokens: int, rows: int) -> Tensor:
     """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's
     autocast, on the model's device."""
     device = model.wte.weight.device
-    table = torch.zeros(batch.mask().shape, device=device)
-    for packed in pack(batch, **row_shapes(batch, row_tokens, rows, device)):
-        packed = packed.to(device)
-        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())
-        table[packed.numbers, : packed.longest] = packed.unpack(logprobs)
-    return table
+
+    def logprobs(packed: Packed) -> Tensor:
+        return model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())[0]
+
+    return table_of(batch, logprobs, device, row_shapes(batch, row_tokens, rows, device))

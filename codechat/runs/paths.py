@@ -203,10 +203,9 @@ def check_same(name: str, config: Any) -> None:
     """RunError where a run that is resumed would compute something else than its config.json says. Fields marked identity=False may
     differ, and so may the way in which ranks share the rows of a step."""
     path = runs_dir() / name
-    stored, now = read_json(path / "config.json"), config
-    if dataclasses.is_dataclass(config):
-        begun = configs.from_dict(type(config), stored, f"run {name}")
-        stored, now = (configs.identity(c.resolved() if hasattr(c, "resolved") else c) for c in (begun, config))
+    stored = read_json(path / "config.json")
+    now = configs.identity(config) if dataclasses.is_dataclass(config) else dict(config)
+    stored = {setting: stored[setting] for setting in now if setting in stored}
     if "device_batch_size" in now:
         for c, ranks in ((stored, read_json(path / "env.json")["world_size"]), (now, _ranks())):
             c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * ranks

@@ -15,7 +15,6 @@ from codechat.evaluation import evaluate
 from codechat.models import lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import engines
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks.base import Problem, Task
@@ -91,25 +90,6 @@ def evaluate_policy(
     return scores.row() | matrix
 
 
-def open_eval_task(cfg: Any, tok: Tokenizer) -> Callable[[GPT, int], dict[str, Any]]:
-    """evaluate(model, step): greedy scores on validation problems of --eval-task, sampled by the run's engine; {} where there is no such task.
-    A collective."""
-    if not cfg.eval_task:
-        return lambda model, step: {}
-    task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
-    held_out = task.problems("select", limit=cfg.eval_examples)
-    engine = engines.open_engine(cfg, tok)
-
-    def evaluate_now(model: GPT, step: int) -> dict[str, Any]:
-        engine.push(model, step)
-        how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed, sampler=engine.sample)
-        with engine.policy(model) as policy:
-            scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, held_out, **how)
-        return {**scores.row(), **engine.metrics(step), "task": cfg.eval_task, "split": "select"}
-
-    return evaluate_now
-
-
 def read_probes(cfg: Any) -> list[Any]:
     """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
     if not cfg.probe_examples:
@@ -131,7 +111,7 @@ def check_tags(cfg: Any, tok: Tokenizer, parent: Checkpoint | None) -> None:
 
 
 class HeldOut:
-    """Held-out loss of each domain and behaviour probes while SFT trains; its state is the losses so far."""
+    """What SFT is evaluated on: held-out loss of each domain, behaviour probes, and problems of --eval-task. Its state is the losses so far."""
 
     def __init__(self, cfg: Any, tok: Tokenizer) -> None:
         self.cfg, self.tok, self.history = cfg, tok, list[dict[str, float]]()
@@ -144,19 +124,28 @@ class HeldOut:
         rows = (cfg.device_batch_size, cfg.length)
         self.domains = {domain: conversations.held_out(examples, *rows) for domain, examples in read.items()}
         self.probes = read_probes(cfg)
+        self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data) if cfg.eval_task else None
+        self.problems = self.task.problems("select", limit=cfg.eval_examples) if self.task else []
 
-    def evaluate(self, model: GPT, step: int) -> dict[str, float]:
-        """The losses, and the behaviour matrix; says which losses have risen three times in a row."""
+    def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
+        """A row of eval.jsonl; says which losses have risen three times in a row."""
+        cfg = self.cfg
         with sharding.whole(model) as reader:
+            policy = (reader, self.tok, cfg.tags)
             losses = evaluate.held_out_losses(reader, self.domains)
-            how = (reader, self.tok, self.cfg.tags, self.probes)
-            probed = evaluate.behaviour_matrix(*how, seed=self.cfg.seed).metrics() if self.probes else {}
+            row = dict(losses)
+            if self.probes:
+                row |= evaluate.behaviour_matrix(*policy, self.probes, seed=cfg.seed).metrics()
+            if self.task:
+                how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed)
+                row |= evaluate.evaluate_task(*policy, self.task, self.problems, **how).row()
+                row |= dict(task=cfg.eval_task, split="select")
         self.history.append(losses)
         for name in regressed(self.history) if dist.is_main() else ():
             risen = f"{name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}"
             remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
-            print(f"{self.cfg.run_name}: {risen}; {remedy}", file=sys.stderr)
-        return losses | probed
+            print(f"{cfg.run_name}: {risen}; {remedy}", file=sys.stderr)
+        return row
 
     def state(self) -> list[dict[str, float]]:
         return list(self.history)

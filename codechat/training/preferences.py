@@ -30,7 +30,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
-from codechat.training.meters import Meter
+from codechat.training.rl_session import Meter
 from codechat.training.session import Session, totals
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
@@ -65,62 +65,44 @@ class PreferenceLoss:
         (packed,) = rollout.pack(longest, **shapes | dict(fixed=False))
         return len(packed.ids)
 
-    def summed(self, part: RolloutBatch) -> Tensor:
-        """(B, G) summed log-probabilities of the completions under the policy."""
-        device, sums, numbers = dist.device(), [], []
-        for packed in rollout.pack(part, **rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)):
-            packed = packed.to(device)
-            with dist.autocast():
-                logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **packed.where())
-            sums.append(packed.unpack(logprobs).sum(1))
-            numbers.append(packed.numbers)
-        in_order = sums[0] if len(sums) == 1 else torch.cat(sums)[torch.cat(numbers).argsort()]
-        return in_order.view(part.rewards.shape)
-
     def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
         """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads."""
-        part = batch.take(rows)
+        part, device = batch.take(rows), dist.device()
         with torch.set_grad_enabled(learns):
-            summed = self.summed(part)  # (B, G)
-        total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed)
+            how = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
+
+            def logprobs(packed: rollout.Packed) -> Tensor:
+                with dist.autocast():
+                    return self.model.token_logprobs(packed.ids, packed.targets, **packed.where())[0]
+
+            summed = rollout.table_of(part, logprobs, device, how).sum(1).view(part.rewards.shape)  # (B, G)
+        refs = picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
+        if self.cfg.loss == "kto":
+            losses, sums = self.kto(batch, rows, part, summed, refs)
+        else:
+            lengths = dist.send(part.lengths(), device).view(part.rewards.shape)
+            how = dict(zip(("chosen_lengths", "rejected_lengths"), lengths.T))
+            how |= dict(zip(("ref_chosen", "ref_rejected"), refs.T if refs is not None else (None, None)))
+            losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, beta=self.cfg.beta, **how)
+            sums = dict(chosen_rewards=chosen.sum(), rejected_rewards=rejected.sum(), liked=len(rows))
+            sums |= dict(accuracy=(chosen > rejected).sum(), chosen_logprob=summed.detach()[:, 0].sum())
+        total = losses.sum() / (part.group_size if self.cfg.loss == "kto" else 1)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
-    def kto(
-        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def kto(self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, refs: Tensor) -> Any:
+        """KTO's losses of the completions, and sums of what is logged. `where`: a selection by a mask would have to be waited for."""
         other = self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
         ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
-        kl = max(0.0, total / max(1.0, count))
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
-
-        def over(chosen: Tensor, x: Tensor) -> Tensor:
-            """Sum over these completions; a selection by a mask would have to be waited for."""
-            return torch.where(chosen, x, 0.0).sum()
-
-        refs = picked(self.refs[id(batch)], rows).flatten()
-        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, self.cfg.beta)
-        return losses.sum() / part.group_size, dict(
-            chosen_rewards=over(liked, reward),
-            rejected_rewards=over(~liked, reward),
+        how = dict(kl=max(0.0, total / max(1.0, count)), beta=self.cfg.beta)
+        losses, reward = preference_losses.kto_loss(summed.flatten(), refs.flatten(), liked, **how)
+        return losses, dict(
+            chosen_rewards=torch.where(liked, reward, 0.0).sum(),
+            rejected_rewards=torch.where(liked, 0.0, reward).sum(),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
-            chosen_logprob=over(liked, summed.detach().flatten()),
+            chosen_logprob=torch.where(liked, summed.detach().flatten(), 0.0).sum(),
             liked=liked.sum(),
-        )
-
-    def pairs(
-        self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor
-    ) -> tuple[Tensor, dict[str, Any]]:
-        lengths = dist.send(part.lengths(), summed.device).view(part.rewards.shape)
-        refs = picked(self.refs[id(batch)], rows).T if id(batch) in self.refs else (None, None)
-        how = dict(zip(("chosen_lengths", "rejected_lengths", "ref_chosen", "ref_rejected"), (*lengths.T, *refs)))
-        losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, beta=self.cfg.beta, **how)
-        return losses.sum(), dict(
-            chosen_rewards=chosen.sum(),
-            rejected_rewards=rejected.sum(),
-            accuracy=(chosen > rejected).sum(),
-            chosen_logprob=summed.detach()[:, 0].sum(),
-            liked=len(rows),
         )
 
 

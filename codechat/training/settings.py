@@ -99,44 +99,6 @@ class ChatSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(Settings):
-    """Who samples."""
-
-    max_off_policy, sample_ahead = 0, False  # no settings here: the newest weights sample
-    engine: Literal["local", "http", "vllm"] = opt(
-        "local", "what samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
-    )
-    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
-    engine_dir: Path | None = opt(
-        None,
-        "directory for sending weights to the server: its --reload-from; vLLM: the parent of its model hf",
-        **HERE,
-    )
-    engine_weights: Literal["checkpoint", "memory"] = opt(
-        "checkpoint",
-        "how weights are sent: a verified checkpoint, or memory = plain tensors, --engine-dir below /dev/shm",
-        **HERE,
-    )
-    engine_patience_s: float = opt(
-        600.0, "how long the server may be away before the run stops, seconds", least=0.01, **HERE
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        engine, lag = f"--engine {self.engine}", self.max_off_policy
-        if self.engine == "local" and lag:
-            raise ConfigError(f"max_off_policy {lag}, but {engine} samples from the newest weights; set 0")
-        if self.sample_ahead and not lag:
-            raise ConfigError(
-                f"sample_ahead with {engine} and max_off_policy 0; it needs a server and --max-off-policy 1"
-            )
-        if self.engine == "vllm" and self.engine_weights == "memory":
-            raise ConfigError("engine_weights memory: vLLM reads an export; set checkpoint, or --engine http")
-        if self.engine != "local" and self.engine_dir is None:
-            raise ConfigError(f"{engine} needs --engine-dir: its --reload-from, or the parent of vLLM's hf")
-
-
-@dataclass(frozen=True, kw_only=True)
 class SamplingSettings(ChatSettings):
     """Completions that a loop samples and trains on."""
 
@@ -149,18 +111,24 @@ class SamplingSettings(ChatSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
+class RLSettings(SamplingSettings, LearningSettings):
     """What every loop that learns from a task's reward has."""
 
     task: str = opt("funcall", f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS")
     device_batch_size: int = 16
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)
-    max_off_policy: int = opt(
-        0, "how many steps the engine's weights may be behind the policy; 0 = sent before every step", least=0
+    engine: Literal["local", "http", "vllm"] = opt(
+        "local", "what samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
     )
-    sample_ahead: bool = opt(
-        False, "the server samples the next batch while this process learns from the last; needs --max-off-policy 1"
+    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
+    engine_dir: Path | None = opt(
+        None,
+        "directory for sending weights to the server: its --reload-from; vLLM: the parent of its model hf",
+        **HERE,
+    )
+    engine_patience_s: float = opt(
+        600.0, "how long the server may be away before the run stops, seconds", least=0.01, **HERE
     )
     eval_every: int = 25
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
@@ -177,6 +145,10 @@ class RLSettings(EngineSettings, SamplingSettings, LearningSettings):
         super().__post_init__()
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient")
+        if self.engine != "local" and self.engine_dir is None:
+            raise ConfigError(
+                f"--engine {self.engine} needs --engine-dir: its --reload-from, or the parent of vLLM's hf"
+            )
 
     @property
     def problems_per_rank(self) -> int:

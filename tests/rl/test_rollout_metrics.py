@@ -11,7 +11,7 @@ from codechat.models.generate import Completion
 from codechat.rl.advantages import live_completions
 from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
-from codechat.training.meters import CLIPPING, Meter, Rank, combine_ranks, rollout_metrics
+from codechat.training.rl_session import CLIPPING, Meter, Rank, combine_ranks, rollout_metrics
 
 TIERS = ("none", "some", "all")
 

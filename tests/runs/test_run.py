@@ -20,9 +20,8 @@ from codechat.core import processes, provenance
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.runs import paths
-from codechat.runs.metrics import METRICS, metric
 from codechat.runs.paths import exists, find_checkpoint, find_run, runs_dir
-from codechat.runs.run import Run, list_runs
+from codechat.runs.run import METRICS, Run, list_runs, metric
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -242,8 +241,7 @@ def test_resume_requires_the_same_settings() -> None:
     Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
     stored = json.loads((runs_dir() / "r" / "config.json").read_text())
     (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
-    with pytest.raises(ConfigError, match="gone"):
-        new("r", resume=True)
+    new("r", resume=True)  # a setting that is no more
 
 
 @dataclass(frozen=True, kw_only=True)
