@@ -67,16 +67,15 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat import tasks
     from codechat.distributed import dist, hardware
     from codechat.models import lora
-    from codechat.training import opening
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.rl_session import Meter
-    from codechat.training.session import Session
+    from codechat.training.session import Session, build_model, evaluate_policy, load_parent
 
     with dist.session(cfg) as world:
-        cfg, parent, tok = opening.load_parent(cfg.resolved())
+        cfg, parent, tok = load_parent(cfg.resolved())
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
-        model = opening.build_model(cfg, parent)
+        model = build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
@@ -85,7 +84,7 @@ def train(cfg: PreferenceConfig) -> Run:
 
         def evaluate(model: Any, step: int) -> dict[str, Any]:
             row = held_out_means(cfg, loss_of, held_out) if held_out is not None else {}
-            return row | (opening.evaluate_policy(cfg, model, tok, task, problems) if task else {})
+            return row | (evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
         trained_on = dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data)
         session = Session("preference", cfg, model, tok, parent=parent, evaluate=evaluate, trained_on=trained_on)

@@ -66,8 +66,7 @@ def train(cfg: PretrainConfig) -> Run:
     from codechat.data import corpus, prefetch
     from codechat.distributed import dist, hardware
     from codechat.text import tokenizer
-    from codechat.training.opening import build_policy, load_parent
-    from codechat.training.session import Session
+    from codechat.training.session import Session, build_policy, load_parent
 
     manifest = corpus.read_manifest(cfg.data_dir)
     with dist.session(cfg) as world:

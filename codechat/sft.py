@@ -65,22 +65,21 @@ def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
     from codechat.data import conversations, prefetch, prepared
     from codechat.distributed import dist, hardware
-    from codechat.training import opening
-    from codechat.training.session import Session, totals
+    from codechat.training.session import HeldOut, Session, build_policy, check_tags, load_parent, totals
 
     with dist.session(cfg) as world:
-        cfg, parent, tok = opening.load_parent(cfg, keep_tags=True)
-        opening.check_tags(cfg, tok, parent)
+        cfg, parent, tok = load_parent(cfg, keep_tags=True)
+        check_tags(cfg, tok, parent)
         length = min(cfg.length, cfg.model.block_size)
         examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
-        held_out = opening.HeldOut(cfg, tok)
+        held_out = HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = conversations.token_weights(examples, shares)
         shape = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         rows = conversations.PackedLoader(examples, shares, *shape)
         loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
-        model = opening.build_policy(cfg, parent)
+        model = build_policy(cfg, parent)
         style = prepared.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)

@@ -63,13 +63,12 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: episodes.Sampler | None = None,
 ) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share
     the problems.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
-    the prompt offers. sampler: that of an engine, else `generate.sample`. A prompt that fills the model's block counts
+    the prompt offers. A prompt that fills the model's block counts
     as failed."""
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
@@ -89,7 +88,7 @@ def evaluate_task(
                     tokenizer,
                     tags,
                     keys=[p.id for p in chunk],
-                    sampler=partial(sample_those_that_fit, sampler or generate.sample, list(begin), held),
+                    sampler=partial(sample_those_that_fit, generate.sample, list(begin), held),
                     group_size=n,
                     temperature=temperature,
                     top_k=top_k,

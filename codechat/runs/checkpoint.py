@@ -38,13 +38,12 @@ from torch import Tensor, nn
 
 from codechat.core import config
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_atomic, write_json
-from codechat.core.errors import CheckpointError, RunError
+from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
-resolve = find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -165,15 +164,6 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
             shutil.rmtree(_temporary(path))
 
 
-def _advice(folder: Path) -> str:
-    """What to do about a damaged step."""
-    others = [step for step, path in checkpoint_paths(folder.parent.parent).items() if path != folder]
-    if not others:
-        return "the run has no other step: train it again with --overwrite"
-    instead = f"{name_of(folder.parent.parent.resolve())}@{others[-1]}"
-    return f"use {instead}; to continue the run from there, delete {folder}, then set --resume"
-
-
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
     """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
     with dist.together():
@@ -181,7 +171,8 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
             path, mine = folder / name, i % dist.world_size() == dist.rank()
             whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
             if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
-                raise CheckpointError(f"{path} is missing or damaged; {_advice(folder)}")
+                remedy = f"use another step, RUN@STEP; to continue from there, delete {folder}, then set --resume"
+                raise CheckpointError(f"{path} is missing or damaged; {remedy}")
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
@@ -294,15 +285,11 @@ def set_best(run_path: str | Path, step: int) -> None:
 
 
 def read_meta(ref: str | Path) -> dict[str, Any]:
-    """meta.json of a checkpoint; CheckpointError where it is foreign or damaged."""
-    path = resolve(ref) / "meta.json"
-    try:
-        meta = read_json(path)
-    except RunError as e:
-        raise CheckpointError(f"{e}; {_advice(path.parent)}") from e
+    """meta.json of a checkpoint; CheckpointError where it is foreign."""
+    path = find_checkpoint(ref) / "meta.json"
+    meta = read_json(path)
     if meta.get("format") != FORMAT or not {"step", "run", "files"} <= meta.keys():
-        got = f"{path} has format {meta.get('format')!r}; this version reads format {FORMAT}"
-        raise CheckpointError(f"{got}; {_advice(path.parent)}")
+        raise CheckpointError(f"{path} has format {meta.get('format')!r}; this version reads format {FORMAT}")
     return meta
 
 
@@ -312,7 +299,7 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     mmap leaves the weights in their file. The tensors of a sharded checkpoint are read when they are accessed.
     MissingFile names what exists; CheckpointError says what is wrong."""
     settle()
-    path = resolve(ref)
+    path = find_checkpoint(ref)
     meta = read_meta(path)
     files, step = meta["files"], meta["step"]
     _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])

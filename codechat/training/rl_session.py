@@ -48,8 +48,7 @@ from codechat.rl.engines import RolloutSampler, step_seed
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
 from codechat.tasks.base import Problem, Task, warn_of_shortcuts
-from codechat.training import opening
-from codechat.training.session import KEPT, Session, totals
+from codechat.training.session import KEPT, Session, build_model, build_policy, load_parent, load_task, totals
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
 MAXIMA = ("logprob_mismatch", "ratio_max")
@@ -96,11 +95,11 @@ class RLSession(Session):
     def __init__(
         self, cfg: Any, kind: str, world: dist.World, reference: bool, value_head: bool, measures: Sequence[str]
     ) -> None:  # fmt: skip
-        cfg, parent, tok = opening.load_parent(cfg)
+        cfg, parent, tok = load_parent(cfg)
         self.world, self.measures = world, measures
-        self.task, problems, evaluate = opening.load_task(cfg, tok)
-        model = opening.build_policy(cfg, parent)
-        self.reference = opening.build_model(cfg, parent) if reference else None
+        self.task, problems, evaluate = load_task(cfg, tok)
+        model = build_policy(cfg, parent)
+        self.reference = build_model(cfg, parent) if reference else None
         self.head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
         if world.device.type == "cuda":  # packed rows have one shape there
             hardware.compile_blocks(model)

@@ -20,7 +20,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.runs import paths, run
 from codechat.tasks import base, toy
 from codechat.text import chat, tokenizer
-from codechat.training import opening
+from codechat.training import session
 
 # ---------------------------------------------------------------- pretraining and SFT
 
@@ -40,8 +40,8 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
     falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
-    assert opening.regressed(falling) == ["heldout_loss/code"] and opening.regressed(falling[:3]) == []
-    assert opening.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
+    assert session.regressed(falling) == ["heldout_loss/code"] and session.regressed(falling[:3]) == []
+    assert session.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
 
 
 PROGRAM = (

@@ -16,7 +16,7 @@ from codechat.models.generate import Completion
 from codechat.rl.engines import Engine
 from codechat.tasks.base import Score
 from codechat.tasks.toy import ToyTask
-from codechat.training import opening
+from codechat.training import rl_session
 from codechat.training.rl_session import Microbatch
 from codechat.training.session import Session
 
@@ -35,10 +35,10 @@ def scored(self: ToyTask, problem: Any, text: str) -> Score:
 @pytest.fixture
 def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored weight would come from."""
-    load_task = opening.load_task
+    load_task = rl_session.load_task
     monkeypatch.setattr(Engine, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
-    monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model, step: {}))
+    monkeypatch.setattr(rl_session, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model, step: {}))
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(evaluate, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})

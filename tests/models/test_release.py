@@ -69,7 +69,7 @@ def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(tr
     with pytest.raises(CheckpointError):
         loading.load_model(tmp_path / "given")
     export(paths.runs_dir() / "released" / "nano")  # a run of the same name comes first
-    assert checkpoint.resolve("released/nano").is_relative_to(paths.runs_dir().resolve())
+    assert paths.find_checkpoint("released/nano").is_relative_to(paths.runs_dir().resolve())
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))

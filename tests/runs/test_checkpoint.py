@@ -125,7 +125,7 @@ def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(
     run.log(6, train_loss=6.0)
     run.stop("later")
     flip(folder / "model.pt")
-    with raising(CheckpointError, "r@3", folder, "--resume"):
+    with raising(CheckpointError, folder, "--resume"):
         checkpoint.load("r")
     shutil.rmtree(folder)
     with Run.create("r", run.config, kind=run.status["kind"], resume=True) as again:
