@@ -11,7 +11,7 @@ because the loss sees only differences.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
@@ -52,12 +52,6 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
         """Of evaluations on the task: one completion of each problem."""
         return (1,)
 
-    def resolved(self) -> Self:
-        """With what is none filled in from the paper."""
-        from codechat.rl.preference_losses import BETA
-
-        return replace(self, beta=BETA[self.loss] if self.beta is None else self.beta)
-
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})
 
@@ -67,12 +61,13 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat import tasks
     from codechat.distributed import dist, hardware
     from codechat.models import lora
+    from codechat.rl.preference_losses import BETA
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.rl_session import Meter
     from codechat.training.session import Session, build_model, evaluate_policy, load_parent
 
     with dist.session(cfg) as world:
-        cfg, parent, tok = load_parent(cfg.resolved())
+        cfg, parent, tok = load_parent(replace(cfg, beta=BETA[cfg.loss] if cfg.beta is None else cfg.beta))
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = build_model(cfg, parent)

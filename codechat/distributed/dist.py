@@ -5,7 +5,7 @@
 
 Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 
-Ranks that differ or diverge are named, with the rank and the line of code: `agree` compares code and settings of all ranks before anything
+Ranks that differ or diverge are named, with the rank and the line of code: a session compares code and settings of all ranks before anything
 else; `Watch` records every few seconds where each rank is; `explained` names ranks and lines when a collective fails. With
 TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose operation or shapes differ over ranks.
 """
@@ -135,12 +135,18 @@ def session(settings: Any = None) -> Iterator[World]:
 
 @contextmanager
 def _group(where: torch.device, settings: Any) -> Iterator[None]:
-    global _watch
+    global _watch, _sessions
     # Its functions keep the group of the moment of their import as a default argument: import it before there is one.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
-    store, me, size = join_store(TIMEOUT_S)
+    # Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the number of restarts
+    # differs: there torchrun's own rendezvous must be new (docs/distributed.md).
+    store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
+    _sessions += 1
+    store = td.PrefixStore(f"codechat/{attempt}/{_sessions}", store)
     gpu = where.type == "cuda"
     kinds = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # objects and agreements travel without the GPU
     how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=TIMEOUT_S))
@@ -149,7 +155,13 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
     _watch.start()
     try:
         mine = {"sources and torch": code_digest(), **plain(settings or {})}
-        agree(gather((platform.node(), mine)))
+        (first_host, first), *others = gather((platform.node(), mine))
+        for r, (host, other) in enumerate(others, 1):
+            if other != first:
+                listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
+                who = f"rank 0 on {first_host} and rank {r} on {host} have different code or settings"
+                remedy = "start all ranks from the same checkout and environment, with the same command and config file"
+                raise RunError(f"{who}: {listed}; {remedy}")
         yield
         td.barrier()  # without it a rank may tear down while another still reads from it
     except RuntimeError as e:
@@ -167,36 +179,12 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
 # ---- desync detection
 
 
-def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
-    """(store, rank, size) from torchrun's variables.
-
-    Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the
-    number of restarts differs: there torchrun's own rendezvous must be new (docs/distributed.md)."""
-    global _sessions
-    store, rank, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
-    _sessions += 1
-    return td.PrefixStore(f"codechat/{attempt}/{_sessions}", store), rank, size
-
-
 def code_digest() -> str:
     """12 hex digits of the library's sources and torch's version."""
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def agree(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    """RunError where the ranks' code and settings (of `dist.gather`) differ: the first rank that differs, its host, and
-    the values."""
-    (first_host, first), *others = rows
-    for r, (host, other) in enumerate(others, 1):
-        if other != first:
-            listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
-            raise RunError(f"rank 0 on {first_host} and rank {r} on {host} have different code or settings: {listed}; start all "
-                           "ranks from the same checkout and environment, with the same command and config file")  # fmt: skip
 
 
 def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -44,6 +44,7 @@ from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, poin
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
+resolve = find_checkpoint
 
 
 @dataclass(frozen=True)

@@ -301,9 +301,7 @@ class Run:
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """The run did all it was started for."""
-        bad: list[str] = []
-        more = {"summary": plain(summary or {}, "summary", bad)}
-        self._end("finished", None, more | ({"nonfinite": " ".join(bad)} if bad else {}))
+        self._end("finished", None, {"summary": plain(summary or {}, "summary", [])})
 
     def stop(self, reason: str) -> None:
         """The run ended early on purpose: an interruption, a rule."""

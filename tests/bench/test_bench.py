@@ -1,7 +1,5 @@
 """`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -10,19 +8,15 @@ import pytest
 import torch
 
 import benchmarks as bench
-from benchmarks import data, measure, peers, quality, rl
+from benchmarks import curve, data, measure, peers, quality, rl, sft
+from benchmarks.settings import CurveBench, SFTBench
 from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.data import conversations
+from codechat.models import export, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import paths
 
 TINY = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --model.block-size 64 --model.vocab-size 300".split()
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    return tmp_path
 
 
 def lines_of_python(folder: Path, n: int) -> Path:
@@ -66,24 +60,6 @@ def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturb
     assert found.mfu is None and found.disturbed and measure.rows([found])[0]["disturbed"]
 
 
-def test_by_default_no_round_would_end_after_the_limit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter((0.0, 0.0, 10.0, 16.0, 22.0))  # began; then the start of each: a warm-up of 10 s, rounds of 6
-    with monkeypatch.context() as patched:
-        patched.setattr(measure.time, "perf_counter", lambda: next(clock))
-        assert list(measure._until(6, 27.0, False)) == [0, 1, 2], "the third round would end at 28"
-    order: list[str] = []
-    (found,) = measure.race([sleeper("slow", 0.05, order)], rounds=None, limit_s=0.12)
-    assert found.rounds == 1 and len(order) == 1 + found.rounds
-    measure.show("a bench", "tokens", [found])
-    assert f"{found.rounds} round" in capsys.readouterr().out
-    for rounds, made in ((None, measure.ROUNDS), (7, 7)):
-        order.clear()
-        (found,) = measure.race([sleeper("fast", 0.0, order)], rounds, limit_s=0.0 if rounds else 60.0)
-        assert found.rounds == made == len(order) - 1, "rounds that were asked for are all run"
-
-
 def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     cfg = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=16, vocab_size=300)
     model, ids = peers.PlainGPT(cfg), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -118,8 +94,8 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = in_folder / "figures.json"
+def test_training_steps_with_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
     words = "--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2".split()
     bench.main(["train", *TINY, *words, "--json", str(out)])
     figures = json.loads(out.read_text())
@@ -148,35 +124,35 @@ def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_an_rl_step_end_to_end(in_folder: Path) -> None:
+def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
     model = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
     words = "--problems 2 --group-size 2 --max-new-tokens 8 --rounds 1 --vs".split()
     found = bench.run_kind("rl", [*model, *words])
     (own,) = found["timings"]
-    steps = [json.loads(line) for line in (in_folder / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
     assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
 
 
 @pytest.mark.slow
-def test_data_end_to_end(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "STEPS", 1)
     found = bench.run_kind(
-        "data", ["--path", str(lines_of_python(in_folder, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"]
+        "data", ["--path", str(lines_of_python(tmp_path, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"]
     )
     assert [t["name"] for t in found["timings"]] == ["codechat", "tiktoken's batch encoder"]
     assert 0 < found["loader_share"] < 0.5
 
 
-def test_quality_holds_out_some_documents(in_folder: Path) -> None:
-    text = lines_of_python(in_folder, 100)
-    manifest = quality.prepare(quality.QualityBench(path=str(text)), "gpt2:4096", in_folder / "corpus")
+def test_quality_holds_out_some_documents(tmp_path: Path) -> None:
+    text = lines_of_python(tmp_path, 100)
+    manifest = quality.prepare(quality.QualityBench(path=str(text)), "gpt2:4096", tmp_path / "corpus")
     assert 1 <= manifest["val_documents"] <= 6 and manifest["val_documents"] + manifest["train_documents"] == 100
 
 
 @pytest.mark.slow
-def test_quality_gives_each_its_seconds(in_folder: Path) -> None:
+def test_quality_gives_each_its_seconds(tmp_path: Path) -> None:
     words = "--seconds 0.4 --evaluations 2 --eval-tokens 512".split()
-    found = bench.run_kind("quality", ["--path", str(lines_of_python(in_folder, 100)), *words])
+    found = bench.run_kind("quality", ["--path", str(lines_of_python(tmp_path, 100)), *words])
     assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
     for name, rows in found["curves"].items():
         assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0
@@ -202,3 +178,78 @@ def test_constrained_sampling_is_timed(tmp_path: Path) -> None:
     assert 0 < figures["mask_us_per_token"] and 0 < figures["grammar_ms"]
     with pytest.raises(ConfigError, match="square"):
         bench.main(["constrain", "--tools", "squar"])
+
+
+# ---------------------------------------------------------------- learning curves
+
+CURVE = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
+
+
+def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [w for name, value in CURVE.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+    found = bench.run_kind("curve", [*words, "--vs"])
+    (rows,) = found["curves"].values()
+    assert len(rows) == 2 and all(len(row) == 2 and all(0 <= x <= 1 for x in row) for row in rows)
+    assert rows[0] != rows[1], "seeds sample different completions"
+    for step, interval in enumerate(found["intervals"]["codechat"]):
+        assert interval["lo"] <= interval["value"] == pytest.approx((rows[0][step] + rows[1][step]) / 2)
+    assert "codechat" in capsys.readouterr().out
+
+
+def test_overlap_and_difference() -> None:
+    rows = {"a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)], "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)]}
+    assert curve._overlap(rows) == 0.5
+    found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
+    assert found == {"value": pytest.approx(0.3), "p": pytest.approx(2 / 6)}  # the two extreme ones of six divisions
+
+
+def test_the_overlap_of_equal_learners() -> None:
+    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two values ends at them."""
+    assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(overlap=4 / 6, p=2 / 6)
+    assert curve._chance({"codechat": [[0.1], [0.9]], "trl": [[0.2], [0.8]]}) == dict(overlap=4 / 6, p=1.0)
+
+
+@pytest.mark.slow
+def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="the bench extra is not installed")
+    cfg = CurveBench(**CURVE)
+    curve.train_codechat(cfg, curve.START, cfg.start_steps, 0, None)
+    start = loading.load_model(curve.START)
+    export.export(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
+    rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
+    assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
+    assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4
+    assert {len(completion) for completion in first["completions"]} == {8}
+    # trl adds 1e-4 to a group's standard deviation, codechat 1e-6
+    assert curve.gradient_norm(cfg, start, first) == pytest.approx(first["grad_norm"], rel=5e-3)
+
+
+# ---------------------------------------------------------------- SFT steps
+
+
+def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
+    """The same summed loss from both: each conversation sees itself alone, from position 0."""
+    shape, made = sft.batches(
+        SFTBench(model=GPTConfig(depth=1, n_embd=32, n_head=1, block_size=512), device_batch_size=2)
+    )
+    assert len(made) == sft.STEPS
+    batch = made[0]
+    ids, targets, mask = sft.padded(batch)
+    n = int((batch.docs.max(1).values + 1).sum())
+    assert ids.shape == targets.shape == mask.shape == (n, ids.shape[1]) and n > 4 and ids.shape[1] % sft.LENGTHS == 0
+    assert int(mask.sum()) == int((batch.docs >= 0).sum())
+    assert int((targets != conversations.IGNORE).sum()) == batch.supervised
+    model = GPT(shape)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+        where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
+        packed = model.loss(batch.ids, batch.targets, reduction="sum", **where)
+        torch.testing.assert_close(model.loss(ids, targets, reduction="sum"), packed, rtol=1e-5, atol=0)
+
+
+def test_an_sft_step_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --device-batch-size 2".split()
+    figures = bench.run_kind("sft", [*model, "--rounds", "1", "--vs", "--modes", "eager"])
+    assert 0.8 < figures["full"] <= 1 and all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
+    assert "SFT step" in capsys.readouterr().out
