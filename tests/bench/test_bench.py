@@ -12,7 +12,7 @@ from benchmarks import curve, data, measure, peers, quality, rl, sft
 from benchmarks.settings import CurveBench, SFTBench
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.data import conversations
-from codechat.models import export, loading
+from codechat.models import exchange, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -215,7 +215,7 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
     cfg = CurveBench(**CURVE)
     curve.train_codechat(cfg, curve.START, cfg.start_steps, 0, None)
     start = loading.load_model(curve.START)
-    export.export(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
+    exchange.export(exchange.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
     rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
     assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
     assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4
