@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from contracts import TINY
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
@@ -17,8 +18,6 @@ from codechat.tasks.toolbox import prepare
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.training.settings import TOY_RUN
-
-TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 
 
 def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,6 @@ from codechat.runs import checkpoint
 from codechat.runs.paths import pointed_step
 from codechat.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("runs_root")
-
 TINY = GPTConfig(depth=2, n_embd=16, n_head=2, block_size=16, vocab_size=257)
 
 
