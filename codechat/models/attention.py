@@ -6,8 +6,6 @@ A dense mask keeps flash kernels from being taken, and every block reads (B, T, 
 Shapes: B rows, T new tokens, S tokens so far, H heads, K key-value heads, E head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -305,7 +303,7 @@ class SharedCache(KVCache):
         prefix = self.prefix.kv[layer, :, :, :, : self.prefix.extent]
         return attend_shared(q, k, v, mask, (*prefix, self.prefix_mask), self.members, self.place)
 
-    def select(self, rows: Tensor | slice) -> SharedCache:
+    def select(self, rows: Tensor | slice) -> Self:
         """The cache of `rows`, and of the prefixes that they still need."""
         out = super().select(rows)
         used, owner = self.owner[rows].unique(return_inverse=True)

@@ -261,10 +261,11 @@ def import_model(cfg: ImportConfig) -> Run:
     if gguf := gguf_format.file_in(source):
         about, weights, saved = gguf_format.read(gguf)
         tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
+    elif source.is_dir():
+        about, tok = read_json(source / "config.json"), tokenizer.load(cfg.tokenizer or f"hf:{source}")
+        weights = hf_format.read_weights(source).items()
     else:
-        tok = tokenizer.load(cfg.tokenizer or (f"hf:{source}" if source.is_dir() else "gpt2"))
-        if source.is_dir():
-            about, weights = read_json(source / "config.json"), hf_format.read_weights(source).items()
+        tok = tokenizer.load(cfg.tokenizer or "gpt2")
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     if weights is not None:

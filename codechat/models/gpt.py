@@ -7,8 +7,6 @@ The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused pa
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 from zlib import crc32

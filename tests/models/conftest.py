@@ -1,7 +1,5 @@
 """transformers, against which imports and exports are measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

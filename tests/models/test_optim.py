@@ -1,7 +1,5 @@
 """Schedules at their key steps, which parameter decays, and what Muon does to a matrix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run to give away: the weights alone, which every command reads; and those that come with the package."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib import resources
