@@ -1,6 +1,5 @@
 """Decoding with static shapes: the same tokens, few questions to the device, one compilation, predicted memory."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 from test_generate import ARCHITECTURES, PROMPTS, STOPS, assert_same, random_model
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.distributed import sharding
 from codechat.launch.step_memory import Tape
@@ -74,49 +72,22 @@ def compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class Count(TorchDispatchMode):
-    calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
-
-
-def dispatched(model: GPT, tokens: int) -> int:
-    with Count() as count:
-        sample(model, [[1, 2, 3]], max_new_tokens=tokens, seed=1, samples_per_prompt=6)
-    return count.calls
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_graphs_serve_all_batches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; the same draws."""
-    model = random_model(depth=12, block_size=160)
+    model, shapes = random_model(block_size=160), [(3, 5), (2, 6), (4, 4)]
 
-    def run(i: int) -> list[generate.Completion]:
-        n, samples = [(3, 5), (2, 6), (4, 4)][i]
-        prompts = [[*p, i] for p in PROMPTS[:n]]
-        return sample(model, prompts, max_new_tokens=64, seed=i, samples_per_prompt=samples, stop=((5, 6),))
+    def run(i: int, prompts: int, samples: int) -> list[generate.Completion]:
+        how = dict(max_new_tokens=64, seed=i, samples_per_prompt=samples, stop=((5, 6),))
+        return sample(model, [[*p, i] for p in PROMPTS[:prompts]], **how)
 
-    want = [run(i) for i in range(3)]
+    want = [run(i, *shape) for i, shape in enumerate(shapes)]
     with compiled(backend, monkeypatch):
         counters.clear()
-        for i in range(3):
-            if i == 0 and backend == "inductor":
-                from torch._inductor.utils import run_and_get_code
-
-                got, codes = run_and_get_code(run, i)
-            else:
-                got = run(i)
-            assert_same(got, want[i])
+        for i, shape in enumerate(shapes):
+            assert_same(run(i, *shape), want[i])
             assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
-    if backend == "inductor":
-        call = re.compile(r"^\s+(?:cpp_fused\w*|extern_kernels\.\w+|\w+ = torch\.ops\.aten\.[\w.]+)\(", re.M)
-        calls = [len(call.findall(code)) for code in codes]
-        per_token = calls[0] + 12 * calls[1] + calls[2]
-        today = (dispatched(model, 33) - dispatched(model, 1)) / 32
-        assert today >= 5 * per_token, (today, calls)
 
 
 @pytest.mark.slow
