@@ -70,7 +70,8 @@ def _names(about: Mapping[str, Any]) -> dict[str, str]:
 def _reordered(name: str, weight: Tensor, about: Mapping[str, Any], order: tuple[int, int]) -> Tensor:
     """A tensor of Hugging Face's name with the rows of a Llama's query and key heads in the other order: 2 x half in
     Hugging Face's files, half x 2 in llama.cpp's. order: the one that it has."""
-    heads = {"q_proj": about["num_attention_heads"], "k_proj": about["num_key_value_heads"]}.get(name.split(".")[-2])
+    queries = about["num_attention_heads"]
+    heads = {"q_proj": queries, "k_proj": about.get("num_key_value_heads", queries)}.get(name.split(".")[-2])
     if about["model_type"] != "llama" or heads is None:
         return weight
     return weight.view(heads, *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
@@ -99,7 +100,7 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict
         ):
             if unread := found - set(readable):
                 raise ConfigError(f"{path} has {what} {', '.join(unread)}; required: {', '.join(readable)}")
-        about = {ours: fields.get(f"{family}.{key}") for key, ours in KEYS.items()}
+        about = {ours: fields[name] for key, ours in KEYS.items() if (name := f"{family}.{key}") in fields}
         about |= dict(model_type=family, tie_word_embeddings="output.weight" not in tensors)
         about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
         # 1e-6, not 9.99999997e-07
