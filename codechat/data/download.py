@@ -5,7 +5,7 @@
     codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues, and a directory that is there stays as it is. Of a
 model it fetches the files that `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is
 sent to it, so it serves public names only.
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from codechat.core.atomic_files import atomic_directory
 from codechat.core.config import REQUIRED, opt
-from codechat.core.errors import ConfigError, UserError
+from codechat.core.errors import UserError
 from codechat.data import sources
 from codechat.runs import paths
 
@@ -43,10 +43,11 @@ class DownloadConfig:
 
 
 def download(cfg: DownloadConfig) -> Path:
-    """Fetch into the directory; returns its path. UserError within seconds where the hub does not answer."""
+    """Fetch into the directory, unless it is there; returns its path. UserError within seconds where the hub does not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     if out.exists():
-        raise ConfigError(f"{out} exists; a free name is required; remove it to fetch {cfg.name} again, or set --out")
+        print(f"{out} is there already; remove it to fetch {cfg.name} again")
+        return out
     if cfg.name != SMOLLM2:
         what = _from_hub(cfg, out)
     else:
