@@ -19,26 +19,20 @@ def now() -> str:
 
 
 def _git(root: Path, *args: str) -> str:
-    env = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    how = dict(capture_output=True, timeout=20, env=env, stdin=subprocess.DEVNULL, check=True)
-    return subprocess.run(["git", "-C", str(root), *args], **how).stdout.decode(errors="replace")
+    """What git prints in `root`; a repository around it does not count, as it may be that of another project."""
+    env = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_CEILING_DIRECTORIES": str(root.resolve().parent)}
+    how = dict(capture_output=True, timeout=20, env=os.environ | env, stdin=subprocess.DEVNULL, check=True)
+    return subprocess.run(["git", "-C", str(root), *args], **how, encoding="utf-8", errors="replace").stdout
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files. A package that is
-    installed inside another repository does not get that repository's commit."""
-    if not (root / "pyproject.toml").is_file():
-        return {"commit": "unknown", "reason": "not a source checkout"}
+    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files."""
     try:
-        top = Path(_git(root, "rev-parse", "--show-toplevel").rstrip("\n"))
-        if top.resolve() != root.resolve():
-            return {"commit": "unknown", "reason": f"the enclosing repository {top} is not this project's"}
         commit = _git(root, "rev-parse", "--verify", "HEAD").strip()
         changed = _git(root, "status", "--porcelain")
         dirty = changed + _git(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changed else ""
-    except (OSError, subprocess.SubprocessError) as e:  # no git, no answer, no commit
-        problem = getattr(e, "stderr", None) or str(e).encode()
-        return {"commit": "unknown", "reason": problem.decode(errors="replace").strip().partition("\n")[0]}
+    except (OSError, subprocess.SubprocessError) as e:  # no git, no answer, no repository, no commit
+        return {"commit": "unknown", "reason": str(getattr(e, "stderr", None) or e).strip().partition("\n")[0]}
     dirty_hash = hashlib.sha256(dirty.encode()).hexdigest()[:12] if dirty else None
     return {"commit": commit, "dirty": bool(dirty), "dirty_hash": dirty_hash}
 
@@ -50,11 +44,9 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory in GiB, and GPUs where torch is loaded and sees some."""
-    cpu, memory = platform.processor() or platform.machine(), None
-    if (info := Path("/proc/cpuinfo")).is_file():
-        lines = info.read_text(errors="replace").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     torch = sys.modules.get("torch")
     count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(count)]

@@ -45,10 +45,8 @@ def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> l
 
 
 def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) -> None:
-    committed = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir()}
-    assert committed == {path.name: path.read_text() for path in written.iterdir()}, (
-        "run `codechat export-scripts --out scripts` and commit what it changes"
-    )
+    committed, new = ({p.name: p.read_text() for p in folder.iterdir()} for folder in (ROOT / "scripts", written))
+    assert committed == new, "run `codechat export-scripts --out scripts` and commit what it changes"
     names = {f"{recipe}-{scale}" for recipe in ("v6", "ours") for scale in ("2b", "8b")}
     assert {f"{name}.sh" for name in (*LOOPS, *names)} <= set(committed)
     assert all(os.access(path, os.X_OK) for path in (ROOT / "scripts").glob("*.sh"))
@@ -70,9 +68,7 @@ def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path
 def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(written: Path, tmp_path: Path) -> None:
     for name, scale in itertools.product(("v6", "ours"), ("2b", "8b")):
         read = bound_stages(name, scale, settings=written / f"{name}-{scale}.json")
-        assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [
-            (b.name, b.cfg, b.hash, b.when) for b in bound_stages(name, scale)
-        ]
+        assert [(b.name, b.hash, b.when) for b in read] == [(b.name, b.hash, b.when) for b in bound_stages(name, scale)]
     settings = json.loads((written / "v6-8b.json").read_text())
     settings["v6-sft"] |= {"lr": 1e-5, "run_name": "mine/sft"}
     (tmp_path / "edited.json").write_text(json.dumps(settings))
@@ -111,7 +107,6 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
         ('{"v6-stf": {}}', "'v6-sft'"),
         ('{"v6-sft": 3}', "v6-sft"),
         ('{"v6-sft": {"lrr": 1}}', "'lr'"),
-        ("[", "json"),
     ):
         (tmp_path / "s.json").write_text(text)
         with pytest.raises(UserError, match=named):
