@@ -68,10 +68,9 @@ def changed_settings(cfg: Any) -> dict[str, Any]:
 def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Path:
     """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the run's."""
     entry = registry.entry_of(cfg, registry.ENTRIES)
+    settings, how = {"run_name": cfg.run_name, **changed_settings(cfg)}, dict(nproc=nproc, save_s=SAVE_S)
     name = name or cfg.run_name.replace("/", "-")
-    about = dict(command=entry.command, about=entry.about, nproc=nproc, save_s=SAVE_S)
-    settings = {"run_name": cfg.run_name, **changed_settings(cfg)}
-    return _write(Path(out), name, settings, fill("loop.sh", name=name, go=_go(out), **about))
+    return _write(out, name, settings, "loop.sh", name=name, command=entry.command, about=entry.about, **how)
 
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
@@ -82,43 +81,38 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
         settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
     gpus = max(size.ranks_of(b.stage) for b in bound)
     numbers, forced = (V6_NUMBERS, V6_FORCED) if recipe == "v6" else (settings, {})
-    script = fill(
-        "recipe.sh", recipe=recipe, scale=scale, go=_go(out), stages=" ".join(settings),
+    return _write(
+        out, f"{recipe}-{scale}", settings, "recipe.sh", recipe=recipe, scale=scale, stages=" ".join(settings),
         machine=f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU",
         cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
         forced="".join(f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n' for flag, name in forced.items()),
     )  # fmt: skip
-    return _write(Path(out), f"{recipe}-{scale}", settings, script)
 
 
-def _go(out: str | Path) -> str:
-    """The line by which a script in this folder goes to the project's root; empty where the folder lies elsewhere."""
-    inside = Path(os.path.abspath(out)).is_relative_to(paths.ROOT)
-    return f'cd "$here/{os.path.relpath(paths.ROOT, os.path.abspath(out))}" || exit 1\n' if inside else ""
-
-
-def _write(out: Path, name: str, settings: Mapping[str, Any], script: str) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / f"{name}.json", json.dumps(settings, indent=1) + "\n")
-    path = out / f"{name}.sh"
-    write_atomic(path, script)
+def _write(out: str | Path, file: str, settings: Mapping[str, Any], template: str, **values: Any) -> Path:
+    """FILE.json and FILE.sh, which goes to the project's root where it lies inside."""
+    folder = Path(os.path.abspath(out))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{file}.json", json.dumps(settings, indent=1) + "\n")
+    inside, path = folder.is_relative_to(paths.ROOT), Path(out) / f"{file}.sh"
+    go = f'cd "$here/{os.path.relpath(paths.ROOT, folder)}" || exit 1\n' if inside else ""
+    write_atomic(path, fill(template, go=go, **values))
     path.chmod(0o755)
     return path
 
 
 def export(cfg: ExportConfig) -> list[Path]:
     """Write all scripts; their paths. ConfigError before anything is written."""
-    for recipe, scale in product(cfg.recipes, cfg.scales):
+    chosen, written = list(product(cfg.recipes, cfg.scales)), []
+    for recipe, scale in chosen:
         bound_stages(recipe, scale)
-    written = []
     for id, words in LOOPS.items():
-        entry = registry.find(id, registry.LOOPS)
+        entry = registry.LOOPS[id]
         settings = config.parse(entry.config_class, words.split(), presets=entry.presets)
         written.append(write_loop(settings, cfg.out, name=id))
-    return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in product(cfg.recipes, cfg.scales)]
+    return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in chosen]
 
 
 def main(cfg: ExportConfig) -> None:
     """`codechat export-scripts`."""
-    for path in export(cfg):
-        print(path)
+    print(*export(cfg), sep="\n")

@@ -341,15 +341,13 @@ def results_table(cfg: RecipeConfig) -> Table:
 
 
 def result_of(b: Bound) -> str:
-    """The last evaluations of the stage's run in a few words."""
-    rows = Run.open(b.run_name).evals().to_dict("records")
-    return "\n".join(map(_summary, rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]))
-
-
-def _summary(row: Mapping[str, Any]) -> str:
-    words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
-    numbers = [k for k, v in row.items() if isinstance(v, float) and (k in SUMMARY or k.startswith("heldout_loss/"))]
-    return " ".join(words + [f"{k} {row[k]:.3f}" for k in numbers])
+    """The last evaluations of the stage's run, a line each."""
+    rows, lines = Run.open(b.run_name).evals().to_dict("records"), []
+    for row in rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]:
+        words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
+        shown = {k: v for k, v in row.items() if k in SUMMARY or k.startswith("heldout_loss/")}
+        lines.append(" ".join([*words, *(f"{k} {v:.3f}" for k, v in shown.items() if isinstance(v, float))]))
+    return "\n".join(lines)
 
 
 SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
