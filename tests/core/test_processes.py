@@ -20,10 +20,8 @@ time.sleep(60)
 
 def held_elsewhere(path: Path) -> tuple[subprocess.Popen[str], bool, int]:
     """A process that tries to lock `path`; whether it did, and a child of it."""
-    command = [sys.executable, "-c", HOLD, str(path)]
-    root = Path(codechat.__file__).parent.parent
+    command, root = [sys.executable, "-c", HOLD, str(path)], Path(codechat.__file__).parent.parent
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-    assert process.stdout is not None
     locked, child = process.stdout.readline().split()
     return process, locked == "True", int(child)
 
