@@ -41,13 +41,6 @@ examples:
   codechat sft --help                                 every setting of a command"""
 
 
-def format_help() -> str:
-    """The text of `codechat --help`."""
-    width = max(map(len, COMMANDS)) + 2
-    rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
-    return f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
@@ -83,15 +76,6 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _enter(words: list[str]) -> list[str]:
-    """Go to the folder of --root; the words after it. Everything else, and every process started later, then finds it as its own folder."""
-    folder = Path(words[1]).expanduser() if len(words) > 1 else None
-    if folder is None or not folder.is_dir():
-        raise ConfigError(f"--root {folder or ''}: required is a folder that exists, such as --root . for this one")
-    os.chdir(folder)
-    return words[2:]
-
-
 class _LazyFinder(importlib.abc.MetaPathFinder):
     """Modules of codechat run on the first use of an attribute: the help of a command loads no torch."""
 
@@ -105,9 +89,14 @@ class _LazyFinder(importlib.abc.MetaPathFinder):
 
 def _dispatch(words: list[str]) -> Any:
     if words[:1] == ["--root"]:
-        words = _enter(words)
+        if len(words) < 2 or not (folder := Path(words[1]).expanduser()).is_dir():
+            raise ConfigError(f"{' '.join(words[:2])}: required is a folder that exists, such as --root . for this one")
+        os.chdir(folder)  # everything else, and every process started later, then finds it as its own folder
+        words = words[2:]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(format_help())
+        width = max(map(len, COMMANDS)) + 2
+        rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
+        print(f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}")
         return 0 if words else 2
     if words[0] == "--version":
         print(f"codechat {__version__}")

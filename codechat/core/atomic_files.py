@@ -1,7 +1,6 @@
 """Files that are replaced as a whole, and row files (jsonl) that survive a kill."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -22,10 +21,8 @@ def write_atomic(path: Path, text: str) -> None:
             f.flush()
             os.fsync(f.fileno())
         os.replace(temp, path)
-    except OSError:
-        with contextlib.suppress(OSError):  # a read-only file system refuses this too
-            temp.unlink(missing_ok=True)
-        raise
+    finally:
+        temp.unlink(missing_ok=True)
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -104,15 +101,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they do not fit on the disk."""
-    data = json_lines(rows).encode()
-    with open(path, "ab+", buffering=0) as f:
+    with open(path, "ab+") as f:
         if f.tell():
             f.seek(-1, os.SEEK_END)
             if f.read(1) != b"\n":
                 f.seek(0)
                 f.truncate(sum(len(line) for line in f if line.endswith(b"\n")))
-        if f.write(data) != len(data):  # a full disk takes a part
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        f.write(json_lines(rows).encode())
 
 
 def drop_rows_after(path: Path, step: int) -> None:

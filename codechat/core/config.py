@@ -161,19 +161,13 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
 # ---- from mappings
 
 
-def _flat(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     """{dotted field: value} from nested, dotted and aliased keys; of two keys with one meaning the later wins."""
-    out, leaves = {}, leaves_of(cls)
-    for key, value in mapping.items():
+    out = {}
+    for key, value in _dotted(plain(mapping)).items():
         if (name := find_field(cls, key)) is None:
-            hint = nearest(key.replace("-", "_"), leaves_of(cls, prefix))
-            raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
-        nested = leaves[name].nested
-        if nested and isinstance(value, (Mapping, nested)):
-            below = _flat(nested, plain(value), where, f"{prefix}{name}.")
-            out |= {f"{name}.{k}": v for k, v in below.items()}
-        else:
-            out[name] = value
+            raise ConfigError(f"{where}: unknown setting {key!r}{nearest(key.replace('-', '_'), leaves_of(cls))}")
+        out[name] = value
     return out
 
 
@@ -213,12 +207,13 @@ def resolve(
     presets: Presets = {},
 ) -> T:
     """defaults < preset < file < overrides."""
-    values = read_json(Path(file)) if file else {}
     if preset:
         check_choice("preset", preset, presets)
-    chosen = _flat(cls, presets[preset] if preset else {}, f"preset {preset}")
-    over = _flat(cls, overrides or {}, "flags" if file or preset else cls.__name__)
-    return _build(cls, chosen | _flat(cls, values, str(file)) | over)
+    sources = {f"preset {preset}": presets[preset] if preset else {}, str(file): read_json(Path(file)) if file else {}}
+    given: dict[str, Any] = {}
+    for where, mapping in (sources | {cls.__name__: overrides or {}}).items():
+        given |= _flat(cls, mapping, where)
+    return _build(cls, given)
 
 
 # ---- to mappings

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import small
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, MissingFile, RunError
@@ -303,20 +302,3 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path) -> None:
     assert codechat("launch", "a/toy", "stop", "--now").strip() == "a/toy: killed"
     assert len(ranks) >= 2 and not any(map(process_start, ranks))
     assert steps_of(rows) == sorted(set(steps_of(rows))), "the curve is continuous"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id", LOOPS)
-def test_every_loop_starts_is_killed_and_finishes_by_launch(
-    id: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "ROOT", project)
-    length = dict(max_tokens=60 * 8 * 4 * 4) if id == "chars" else dict(max_steps=60)
-    launcher.start(launcher.write(small(id, project, run_name="x", save_every=1, **length)))
-    wait_for(lambda: paths.exists("x") and Run.open("x").checkpoints())
-    assert launcher.stop("x", now=True) == "killed"
-    saved = Run.open("x").checkpoints()[-1]
-    runner.launch(["x", "start"])
-    assert runner.launch(["x", "tail"]) == 0, (project / "runs/x/launch.log").read_text()
-    steps = list(Run.open("x").metrics()["step"])
-    assert Run.open("x").status["status"] == "finished" and saved < steps[-1] and steps == sorted(set(steps))

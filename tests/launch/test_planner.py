@@ -217,8 +217,8 @@ def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPat
         assert replace(BIG, mfu=None, gpu=gpu).share == share and replace(BIG, mfu=0.5, gpu=gpu).share == 0.5
 
 
-def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for batch in (1, 2, 3, 5, 40):
+def test_the_largest_microbatch_is_found_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in (1, 40):
         calls = fake_measure(monkeypatch)
         plan = planner.make(replace(BIG, device_batch_size=batch), search=True)
         rows = [LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"] for b in range(1, 100)]
@@ -231,9 +231,8 @@ def test_a_share_of_memory_stays_free_or_it_does_not_fit(monkeypatch: pytest.Mon
     fake_measure(monkeypatch)
     buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB  # the next block twice in bf16, gradients in float32
     plan = planner.make(replace(BIG, device_batch_size=13))
-    assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5) and plan.cfg.room_gib == pytest.approx(
-        0.92 * 79.2 - buffers
-    )
+    assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5)
+    assert plan.cfg.room_gib == pytest.approx(0.92 * 79.2 - buffers)
     assert plan.cfg.room_gib < plan.total_gib < plan.cfg.usable_gib and not plan.fits
     assert planner.make(replace(BIG, device_batch_size=12)).fits
     assert replace(BIG, gpus=1, shard=False).buffers_gib == 0
