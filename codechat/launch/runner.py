@@ -294,15 +294,17 @@ def launched(where: Path) -> RecipeConfig:
 
 
 def recipe_status(where: Path) -> dict[str, Any]:
-    """{recipe, status, reason, process, log, then the state of each stage}."""
+    """{recipe, status, reason, process, log, then the state of each stage}; what did not finish has the state of the stage where it ended."""
     process, cfg = launcher.process_of(where), launched(where)
     rows, state, reason = read_ledger(cfg.ledger), "running" if process else "finished", None
+    states = {b.name: _state(b, rows) for b in cfg.bound}
     todo, _ = pending(replace(cfg, from_stage=None, force=()))
     if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
         reason = launcher.error_line(where / "recipe.log") or ""
-        state = "failed" if reason.startswith("error: ") else "stopped"
+        ended = [state for state in (*launcher.FAILED, "stopped") if state in states.values()]
+        state = ended[0] if ended else "failed" if reason.startswith("error: ") else "stopped"
     about = {"recipe": cfg.recipe, "status": state, "reason": reason, "process": process["pid"] if process else None}
-    return about | {"log": where / "recipe.log"} | {b.name: _state(b, rows) for b in cfg.bound}
+    return about | {"log": where / "recipe.log"} | states
 
 
 def _state(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> str:

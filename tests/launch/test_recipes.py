@@ -460,7 +460,7 @@ def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
         while not (paths.exists("tiny/first") and max(Run.open("tiny/first").checkpoints(), default=0) > before):
             assert time.monotonic() < ends and state()["process"], state()["log"].read_text()
             time.sleep(0.1)
-        assert stop(*options) == "stopped" and state()["first"] == after
+        assert stop(*options) == after == state()["first"]
         before = Run.open("tiny/first").checkpoints()[-1]
     assert state()["process"] is None and (state()["corpus"], state()["second"]) == ("finished", "waiting")
 
