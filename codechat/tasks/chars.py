@@ -6,15 +6,13 @@ The last tenth of the text is held out. A sampled symbol is compared with the te
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import DataError
 from codechat.data import sources
 from codechat.text import tokenizer
 from codechat.text.tokenizer import Tokenizer
@@ -73,22 +71,16 @@ def load(source: str, symbols: str | Tokenizer) -> Text:
 
 def read_text(source: str) -> str:
     """embedded: the help topics of the running Python (0.5 MB, different in each version). hub: tiny-Shakespeare. Else
-    the path of a UTF-8 file, or of a parquet or jsonl file with a column `text`."""
+    the path of a UTF-8 file, or of parquet or jsonl files with a column `text`."""
     if source == "embedded":
         from pydoc_data.topics import topics
 
         return "\n\n".join(topics[name] for name in sorted(topics))
-    if source == "hub":
-        return _joined(sources.hub_rows(HUB[0], files=HUB[1]), HUB[0])
-    if Path(source).is_dir():
-        raise ConfigError(f"source {source} is a directory; one text file is required; name the file")
-    if sources.row_format(Path(source)):
-        return _joined(sources.local_rows(Path(source)), source)
-    return "".join(sources.open_text(Path(source)))
-
-
-def _joined(rows: Iterable[dict[str, Any]], origin: str) -> str:
-    return "\n\n".join(row["text"] for row in sources.require_columns(rows, [("text",)], origin))
+    path = Path(source)
+    if source != "hub" and not path.is_dir() and not sources.row_format(path):
+        return "".join(sources.open_text(path))
+    rows = sources.hub_rows(HUB[0], files=HUB[1]) if source == "hub" else sources.local_rows(path)
+    return "\n\n".join(row["text"] for row in sources.require_columns(rows, [("text",)], source))
 
 
 # ---------------------------------------------------------------- reward

@@ -13,24 +13,8 @@ from typing import Any, ClassVar
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import (
-    Ledger,
-    hub_rows,
-    names_hub_set,
-    read_jsonl,
-    require_columns,
-    row_format,
-    rows_of,
-)
-from codechat.tasks.base import (
-    SPLITS,
-    BaseTask,
-    Problem,
-    check_reference_solutions,
-    check_split,
-    problem_of,
-    row_of,
-)
+from codechat.data.sources import Ledger, hub_rows, names_hub_set, read_jsonl, require_columns, row_format, rows_of
+from codechat.tasks.base import SPLITS, BaseTask, Problem, check_reference_solutions, check_split, problem_of, row_of
 
 Row = dict[str, Any]
 HELD_OUT = ("select", "test")

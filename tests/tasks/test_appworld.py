@@ -29,12 +29,12 @@ INSTRUCTION = "How many songs are in my Spotify library?"
 SUPERVISOR = {"first_name": "Ann", "last_name": "Li", "email": "ann@x.org", "phone_number": "555"}
 LOOK, COUNT = "print(apis.api_docs.show_app_descriptions())", "n = 7\nprint(n)"
 DONE = "apis.supervisor.complete_task(answer=n)"
-CHECKS = {
-    "assert answers match.": "no_op_fail",
-    "assert no model changes.": "no_op_pass",
-    "assert one login.": "no_op_fail",
-}
-ENDPOINTS = {"initialize", "execute", "task_completed", "evaluate", "close"}
+CHECKS = dict(
+    zip(
+        ("assert answers match.", "assert no model changes.", "assert one login."),
+        ("no_op_fail", "no_op_pass", "no_op_fail"),
+    )
+)
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Stub(ThreadingHTTPServer):
         self.outputs: dict[str, str] = {LOOK: '[{"name": "spotify"}]', COUNT: "7"}
         self.tasks, self.broken = {TASK, "50e1ac9_2", "fac291d_1"}, {}
         self.judge: Callable[[Stub], dict[str, Any]] = lambda stub: evaluation(*([0, 1, 2] if stub.completed else [1]))
-        self.world, self.completed, self.title = "", False, "AppWorld"
+        self.world, self.completed = "", False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -68,13 +68,9 @@ class Stub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, endpoint: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and json, or text, of a POST."""
+        """Status and json, or text, of a POST; what the server would not accept is an AssertionError here."""
         if endpoint in self.broken:
             return self.broken[endpoint]
-        if endpoint not in ENDPOINTS:
-            return 404, {"detail": "Not Found"}
-        if missing := {"task_id", *(["code"] if endpoint == "execute" else [])} - body.keys():
-            return 422, {"detail": [{"loc": ["body", min(missing)], "msg": "field required"}]}
         task = body["task_id"]
         if endpoint == "initialize":
             if task not in self.tasks:
@@ -82,19 +78,12 @@ class Stub(ThreadingHTTPServer):
             self.world, self.completed = task, False
             world = {"task_id": task, "instruction": f"{INSTRUCTION} Task {task}.", "supervisor": SUPERVISOR}
             return 200, {"output": world | {"datetime": "2023-05-18T12:00:00"}}
-        if not self.world:
-            return 400, {"detail": "AppWorld has not been initialized."}
-        if self.world != task:
-            return 400, {
-                "detail": f"The active task world is {self.world}. But you have requested to operate on {task}"
-            }
-        return 200, {"output": self.carry_out(endpoint, body)}
-
-    def carry_out(self, endpoint: str, body: dict[str, Any]) -> Any:
+        assert self.world == task, "one world at a time"
         if endpoint == "execute":
             self.completed |= "complete_task" in body["code"]
-            return self.outputs.get(body["code"], "Execution successful.")
-        return {"task_completed": self.completed, "evaluate": self.judge(self), "close": None}[endpoint]
+            return 200, {"output": self.outputs.get(body["code"], "Execution successful.")}
+        output = {"task_completed": self.completed, "evaluate": self.judge(self), "close": None}[endpoint]
+        return 200, {"output": output}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -112,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        self.reply(200, {"message": f"Welcome to {self.server.title} Server! Checkout /redoc or /docs."})
+        self.reply(200, {"message": "Welcome to AppWorld Server! Checkout /redoc or /docs."})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

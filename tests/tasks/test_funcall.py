@@ -97,10 +97,8 @@ def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_matc
     ):
         assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct, text
     assert reward(mix('\'{"a": "You\'ve won"}\''), only("You've won")) == 1.0
-    deep = [
+    deep = [{"on": True, "tags": tags} for tags in (["b", "a"], ["a"])] + [
         {"on": 1, "tags": ["a", "b"]},
-        {"on": True, "tags": ["b", "a"]},
-        {"on": True, "tags": ["a"]},
         "{'on': True}",
     ]
     deep += [{"on": True, "tags": ["a", "b"], "more": 1}]
@@ -152,16 +150,7 @@ def test_extra_keys_never_raise_the_reward_and_every_corrected_argument_does():
             last = rewards
 
 
-JUNK = (
-    "}",
-    "}}}",
-    " That is the call.",
-    "\n<|end|>",
-    TAG + "{",
-    TAG + '{"name": "mix", "argum',
-    right(),
-    call("other"),
-)
+JUNK = ("}", " That is the call.", "\n<|end|>", TAG + "{", TAG + '{"name": "mix", "argum', right(), call("other"))
 # a call, its reward alone, and with something behind it
 MARKED_DOWN = [
     (right(), 1.0, 0.775),
@@ -275,24 +264,14 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
     assert check_reference_solutions(task, [late, two, none]).require().passed == 3
 
 
-def test_original_prompts_become_messages(tmp_path):
+def test_original_prompts_become_messages_and_equal_ones_meet_in_one_split(tmp_path):
     prompt = "<|system|>\nUse\ntools\n<|end|>\n<|user|>\nMix 1 < 2\n<|end|>\n<|assistant|>\n"
     rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
     task = FuncallTask(write(tmp_path / "o.jsonl", *rows))
     problems = [p for s in tasks.SPLITS for p in task.problems(s)]
-    assert problems[0].messages == [
-        {"role": "system", "content": "Use\ntools"},
-        {"role": "user", "content": "Mix 1 < 2"},
-    ]
-    assert len({p.split for p in problems}) == 1, "equal prompts must not meet across splits"
+    assert [tuple(m.values()) for m in problems[0].messages] == [("system", "Use\ntools"), ("user", "Mix 1 < 2")]
+    assert len({p.split for p in problems}) == 1
     assert check_reference_solutions(task, problems).require().n == 3
-
-
-def test_gold_is_read_as_calls_are(tmp_path):
-    told = {"a": [1]}
-    given = ({"args": told}, {"arguments": None, "input": told}, {"parameters": json.dumps(told)}, {"arguments": told})
-    read = FuncallTask(write(tmp_path / "g.jsonl", *({"messages": USER, "gold": {"name": "f", **g}} for g in given)))
-    assert [p.gold for s in tasks.SPLITS for p in read.problems(s)] == [{"name": "f", "arguments": told}] * len(given)
 
 
 def test_bad_files_are_user_errors(tmp_path):

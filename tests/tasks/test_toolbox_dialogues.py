@@ -6,16 +6,14 @@ import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.data import synthetic
 from codechat.tasks.funcall import FuncallTask
 from codechat.tasks.toolbox import catalogue, dialogues, prepare
-from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
+from codechat.tasks.toolbox.catalogue import PHRASES, SERVICES, TOOLS, family, say
 from codechat.tasks.toolbox.dialogues import Mix, informally
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
@@ -144,21 +142,6 @@ def test_values_that_training_has_are_counted() -> None:
     lookup = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
     more = prepare.values_seen(files | {"lookup_loose.train": lookup})["test"]
     assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), "drills are read in training too"
-
-
-def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
-    sizes = "--tokenizer bytes --max-examples 200 --copies 50 --problems 100 --eval-examples 50 --probes 0"
-    words = [*f"{sizes} --mix.renamed 0.5".split(), "--out", str(tmp_path)]
-    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, words))
-    task = FuncallTask(source=tmp_path)
-    assert task.grouped_by == "stratum" and manifest["values"]["test"]["calls"] == 30
-    splits = ("train", "test", "test_hard")
-    kinds = {split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in splits}
-    assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
-    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
-    unseen = {t.name for t in HELD_OUT}
-    asked = {p.meta["tool"] for p in task.problems("test_hard") if p.meta["stratum"] == "tool"}
-    assert asked <= unseen and not unseen & {p.meta.get("tool") for p in task.problems("train")}
 
 
 def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from codechat.core.config import parse
+from codechat.tasks.funcall import FuncallTask
 from codechat.tasks.toolbox import drills, prepare, values
-from codechat.tasks.toolbox.catalogue import PHRASES
+from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES
 from codechat.tasks.toolbox.values import NAMES, WORDS, allowed
 from codechat.text import chat
 from codechat.text.tokenizer import load
@@ -115,12 +117,14 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
         assert any(set(NAMES) & set(answer["content"].split()) for _, answer in rows) == bool(share)
 
 
-def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_path: Path) -> None:
-    words = ["--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "40", "--copies", "0", "--problems", "8"]
-    words += ["--eval-examples", "10", "--probes", "5", "--lookups", "20", "--lookups-missing", "0.2"]
-    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--tools-style", "described"]))
+def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_descriptions(tmp_path: Path) -> None:
+    words = (
+        "--tokenizer bytes --max-examples 200 --copies 0 --problems 100 --eval-examples 50 --probes 5 --mix.renamed 0.5"
+    )
+    words += " --lookups 20 --lookups-missing 0.2 --tools-style described --out"
+    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words.split(), str(tmp_path)]))
     assert {f"lookup_{step}" for step in drills.STEPS} < manifest["domains"].keys()
-    assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20
+    assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20 and manifest["values"]["test"]["calls"] == 30
     declined = 0
     for name in ("calls.train", "funcall.test", "probes.select"):
         rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
@@ -134,3 +138,10 @@ def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_pat
             if row.get("gold"):
                 assert row["gold"]["name"] in chat.offered_names(row["messages"][0]["content"])
     assert declined > 0
+    task, unseen = FuncallTask(source=tmp_path), {t.name for t in HELD_OUT}
+    problems = {split: task.problems(split) for split in ("train", "test", "test_hard")}
+    kinds = {split: Counter(p.meta["stratum"] for p in some) for split, some in problems.items()}
+    assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
+    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
+    assert {p.meta["tool"] for p in problems["test_hard"] if p.meta["stratum"] == "tool"} <= unseen
+    assert not unseen & {p.meta.get("tool") for p in problems["train"]} and task.grouped_by == "stratum"

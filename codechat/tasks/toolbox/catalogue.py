@@ -21,7 +21,7 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from string import Template
@@ -145,7 +145,7 @@ def say(value: Any) -> str:
 # ---------------------------------------------------------------- the catalogue
 
 
-def _drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
+def drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
     """One of the results, or a value of their kind: always the same one for the same arguments."""
     rng = random.Random(json.dumps(arguments, sort_keys=True))
     return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
@@ -159,7 +159,7 @@ def read(name: str) -> Any:
 def _tool(name: str, row: Mapping[str, Any]) -> Tool:
     """The tool of a row, which computes an expression over its arguments; the result of a service is drawn."""
     if "results" in row:
-        run: Callable[..., Any] = partial(_drawn_result, row["results"])
+        run: Callable[..., Any] = partial(drawn_result, row["results"])
     else:  # our own expression
         run = eval(f"lambda {', '.join(row['arguments'])}: {row['computes']}", _SCOPE)
     slots = {key: slot(kind) for key, kind in row["arguments"].items()}
@@ -186,19 +186,9 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
 
 
 @cache
-def _services_of(split: str) -> tuple[Tool, ...]:
+def services_of(split: str) -> tuple[Tool, ...]:
     """Those that have arguments of their own in a split: a few combinations of choices may all belong to training."""
     return tuple(t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values()))
-
-
-def draw_services(rng: random.Random, split: str, k: int) -> list[Tool]:
-    """k different services, each with one of its answers."""
-    return [replace(tool, answers=[rng.choice(tool.answers)]) for tool in rng.sample(_services_of(split), k)]
-
-
-def with_drawn_results(rng: random.Random, tool: Tool, answer: str) -> Tool:
-    """The tool with results of one kind, drawn as a service's are, and an answer that states them."""
-    return replace(tool, run=partial(_drawn_result, rng.choice(RESULTS)), answers=[answer])
 
 
 def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:

@@ -9,6 +9,7 @@ and seed is the same however many are drawn.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -190,7 +191,8 @@ class Sampler:
         if draw < self.mix.invented + self.mix.composed:
             return self.rng.sample(catalogue.composed(), k)
         if draw < self.mix.invented + self.mix.composed + self.mix.services:
-            return catalogue.draw_services(self.rng, self.split, k)
+            services = self.rng.sample(catalogue.services_of(self.split), k)
+            return [replace(tool, answers=[self.rng.choice(tool.answers)]) for tool in services]
         return []
 
     def scene(self, *, fits: bool = True) -> Scene:
@@ -200,8 +202,9 @@ class Sampler:
         if draw < mix.invented + mix.composed + mix.services:
             tool, *others = self.tools(draw, rng.randint(fewest, MAX_TOOLS))
             if draw < mix.invented:
-                if self.happens(mix.plain_answers):
-                    tool = catalogue.with_drawn_results(rng, tool, rng.choice(PHRASES["plain_answers"]))
+                if self.happens(mix.plain_answers):  # results of one kind, drawn as a service's are
+                    tool = replace(tool, answers=[rng.choice(PHRASES["plain_answers"])])
+                    tool = replace(tool, run=partial(catalogue.drawn_result, rng.choice(catalogue.RESULTS)))
             elif draw >= mix.invented + mix.composed and rng.random() < 0.5:
                 others = draw_others(rng, self.split, [], len(others))
             request = self.asked(tool)

@@ -4,9 +4,9 @@ An expression may use whatever is here and the tables of tables.json. An Arithme
 impossible (`Tool.call`).
 """
 
-import base64
-import calendar  # noqa: F401 (for expressions, as re, statistics, zlib and quote)
-import codecs
+import base64  # noqa: F401 (for expressions, as calendar, codecs, re, statistics, zlib and quote)
+import calendar  # noqa: F401
+import codecs  # noqa: F401
 import datetime
 import json
 import math
@@ -62,16 +62,6 @@ def _minutes(text: str) -> int:
 def twelve_hour(time: str) -> str:
     hour, minute = divmod(_minutes(time), 60)
     return f"{(hour - 1) % 12 + 1}:{minute:02d} {'am' if hour < 12 else 'pm'}"
-
-
-def add_minutes(time: str, minutes: int) -> str:
-    hour, minute = divmod((_minutes(time) + minutes) % 1440, 60)
-    return f"{hour:02d}:{minute:02d}"
-
-
-def is_palindrome(word: str) -> bool:
-    letters = [c for c in word.lower() if c.isalnum()]
-    return letters == letters[::-1]
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -131,19 +121,9 @@ def to_base(n: int, base: int) -> str:
     return "-" * (n < 0) + digits
 
 
-def encode(text: str, scheme: str) -> str:
-    data = text.encode(errors="replace")
-    return {"rot13": codecs.encode(text, "rot13"), "hex": data.hex()}.get(scheme, base64.b64encode(data).decode())
-
-
 def caesar(text: str, shift: int) -> str:
     turned = "".join(ascii_lowercase[(i + shift) % 26] for i in range(26))
     return text.translate(str.maketrans(ascii_lowercase + ascii_lowercase.upper(), turned + turned.upper()))
-
-
-def loan_payment(amount: int, rate: int, months: int) -> float:
-    monthly = rate / 1200
-    return neat(amount / months if not monthly else amount * monthly / (1 - (1 + monthly) ** -months), 2)
 
 
 def _plain(text: str) -> str:
@@ -153,17 +133,7 @@ def _plain(text: str) -> str:
     return letters
 
 
-def user_name(name: str) -> str:
-    plain = _plain(name)
-    return f"{plain}{sum(map(ord, plain)) % 100:02d}"
-
-
 # ---------------------------------------------------------------- held out of training
-
-
-def running_pace(kilometres: float, minutes: int) -> str:
-    whole, rest = divmod(round(minutes * 60 / kilometres), 60)
-    return f"{whole}:{rest:02d}"
 
 
 def knight_reach(field: str) -> int:
