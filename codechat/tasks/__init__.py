@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, UserError, check_choice
@@ -21,7 +22,8 @@ from codechat.tasks.base import (  # fmt: skip
     check_reward,
     score_all,
 )
-from codechat.tasks.custom import RowsTask, file_class, require_task
+from codechat.tasks.custom import RowsTask
+from codechat.text.tool_functions import run_file
 
 # name -> module:class, imported by `load`; a program may add a class of its own: tasks.TASKS["mine"] = MyTask
 TASKS: dict[str, str | Callable[..., Task]] = {
@@ -49,9 +51,16 @@ __all__ = [
 
 
 def find_class(name: str) -> tuple[Callable[..., Task], str]:
-    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options). ConfigError names the nearest known task."""
+    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of the file.
+
+    MissingFile, DataError (the file fails); ConfigError names the nearest known task."""
     if match := _FILE.fullmatch(name):
-        return file_class(match["path"], match["cls"]), match["options"] or ""
+        module = run_file(Path(match["path"]), "task", "--task takes a file and a class, such as my_task.py:MyTask")
+        classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
+        tasks = {k: v for k, v in classes.items() if isinstance(v, Task)}
+        cls = match["cls"] or (next(iter(tasks)) if len(tasks) == 1 else None)
+        check_choice(f"{match['path']}: task class", cls, tasks)
+        return tasks[cls], match["options"] or ""
     name, _, words = name.partition(":")
     check_choice("task", name, TASKS)
     if not isinstance(entry := TASKS[name], str):
@@ -82,7 +91,12 @@ def name_of(task: str | Task | type) -> str:
     ConfigError for what is no task, and for a name that this package uses."""
     if isinstance(task, str):
         return task
-    instance = require_task(task)
+    instance = task() if isinstance(task, type) else task
+    if not isinstance(instance, Task):
+        needed = (
+            "a task, its name, or FILE.py:CLASS; a task has name, tiers, max_reward, problems, prompt, score and gold"
+        )
+        raise ConfigError(f"{type(instance).__name__} is no task; give {needed}")
     if isinstance(TASKS.get(instance.name), str):
         raise ConfigError(f"task name {instance.name!r} is taken; set another `name` in {type(instance).__name__}")
     TASKS[instance.name] = lambda: instance

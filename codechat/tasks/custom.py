@@ -26,11 +26,10 @@ from typing import Any, ClassVar, Literal
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, check_choice
+from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import digest, local_rows
 from codechat.data.synthetic import split_of, spread
-from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, Task
-from codechat.text.tool_functions import run_file
+from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
 
 Row = Mapping[str, Any]
 
@@ -148,30 +147,6 @@ class RowsTask(BaseTask):
         bound = getattr(function, "keywords", {})  # of a partial
         (value,) = function(**{k: v for k, v in given.items() if k not in bound})
         return 0.0 if value is None else value
-
-
-# ---------------------------------------------------------------- files and objects
-
-
-def file_class(path: str, name: str | None) -> type:
-    """The task class of a Python file; without a name the only one. MissingFile, DataError (the file fails) or ConfigError."""
-    module = run_file(Path(path), "task", "--task takes a Python file and a class, such as my_task.py:MyTask")
-    classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
-    tasks = {k: v for k, v in classes.items() if isinstance(v, Task)}
-    name = next(iter(tasks)) if name is None and len(tasks) == 1 else name
-    check_choice(f"{path}: task class", name, tasks)
-    return tasks[name]
-
-
-def require_task(task: Any) -> Task:
-    """The task; a class is instantiated. ConfigError where it lacks a member."""
-    task = task() if isinstance(task, type) else task
-    if not isinstance(task, Task):
-        needed = (
-            "a task, its name, or FILE.py:CLASS; a task has name, tiers, max_reward, problems, prompt, score and gold"
-        )
-        raise ConfigError(f"{type(task).__name__} is no task; give {needed}")
-    return task
 
 
 # ---------------------------------------------------------------- codechat new task
