@@ -106,11 +106,11 @@ def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> 
         model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
         return {"object": "list", "data": [model | {"max_model_len": served.loaded.model.cfg.block_size}]}
 
-    if served.reload_from is not None:
+    if folder := served.reload_from:
 
         @router.post("/admin/weights")
         def weights(path: Annotated[protocol.Text, Body(embed=True)]) -> dict[str, str]:
-            return {"version": update_weights(path, served, engine)}
+            return {"version": update_weights(folder, path, served, engine)}
 
 
 # ---- one answer
@@ -189,11 +189,11 @@ def _events(values: Iterable[dict[str, Any]]) -> str:
 # ---- other weights
 
 
-def update_weights(path: str, served: protocol.ServedModel, engine: Engine) -> str:
-    """Let `engine` sample from the checkpoint at `path` below `served.reload_from`, whole or not at all; its version.
+def update_weights(folder: Path, path: str, served: protocol.ServedModel, engine: Engine) -> str:
+    """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all; its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
-    folder, current = served.reload_from.resolve(), served.loaded
+    folder, current = folder.resolve(), served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
         raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")

@@ -68,7 +68,7 @@ class Job:
     on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S."""
 
     request: Request
-    on_progress: Callable[[], None]
+    on_progress: Callable[[], object]
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
@@ -162,7 +162,7 @@ class Engine:
         return self._thread.is_alive() and not self._closing
 
     def submit(
-        self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
+        self, requests: Sequence[Request], *, on_progress: Callable[[], object] = lambda: None, streams: bool = False
     ) -> list[Job]:
         """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
         ids = [token for request in requests for token in request.prompt]
@@ -181,7 +181,7 @@ class Engine:
         """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks until they
         are in."""
         with self._changed_alive():
-            self._updates.append((state, version, done := Future()))
+            self._updates.append((state, version, done := Future[None]()))
         done.result()
 
     @contextmanager
@@ -259,7 +259,7 @@ class Engine:
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
-            job.state = job.request.grammar and job.request.grammar.begin()
+            job.state = job.request.grammar.begin() if job.request.grammar else None
         self._draw(jobs, last[prompt_of])
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
@@ -380,8 +380,10 @@ class Detokenizer:
         unreadable one. Without a readable call all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
-        readable = list(takewhile(lambda call: call.form in chat.READABLE and call.name.isprintable(), calls))
-        return text.split(chat.CALL_TAG)[0] if readable else text, [(call.name, call.arguments) for call in readable]
+        readable = list(takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls))
+        return text.split(chat.CALL_TAG)[0] if readable else text, [
+            (str(call.name), call.arguments or {}) for call in readable
+        ]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one id; a tag is spelled out."""

@@ -197,7 +197,7 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     ids = prompt_of(body.messages, [t.schema_ for t in tools], loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     top = (body.top_logprobs or 0) if body.logprobs else None
-    how = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar, top=top)
+    how: Json = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar, top=top)
     rows = requests_of(body, ids, served, detokenizer, **how)
     if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
@@ -290,10 +290,10 @@ class ResponseBuilder:
     """The answers to one request; it remembers what of a growing answer was sent."""
 
     def __init__(self, body: Common, jobs: list[Job], detokenizer: Detokenizer) -> None:
-        self.request, self.jobs, self.detokenizer = body, jobs, detokenizer
-        self.chat = isinstance(body, ChatRequest)
+        self.request: Any = body
+        self.jobs, self.detokenizer, self.chat = jobs, detokenizer, isinstance(body, ChatRequest)
         kind = f"chat.completion{'.chunk' if body.stream else ''}" if self.chat else "text_completion"
-        self.head = dict(
+        self.head: Json = dict(
             id=f"{kind[:4]}cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=body.model, object=kind
         )
         self.sent = [0] * len(jobs)  # characters
@@ -349,7 +349,7 @@ class ResponseBuilder:
         written = []
         for k, (name, arguments) in enumerate(calls):
             given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
-            call = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
+            call: Json = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
             call |= {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
             written.append(call)
         return text, written

@@ -92,6 +92,8 @@ def serve(
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
-        settings = dict(log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_S)
+        settings: dict[str, Any] = dict(
+            log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_S
+        )
         app = build_app(engine, served, key, hosts)
         Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()

@@ -190,6 +190,8 @@ def drop_oldest(
 class RemoteModel:
     """A server that speaks OpenAI's API, with the methods of `LocalModel`. The seed grows with each answer."""
 
+    loaded: Any = None  # only the server knows it
+
     def __init__(self, cfg: ChatConfig) -> None:
         self.link, self.seed = Link(cfg.server, cfg.api_key_file), cfg.seed
         settings = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
@@ -240,9 +242,9 @@ class Toolkit:
         if call.form not in chat.READABLE:
             return answer(error=f"this call cannot be read ({call.form})")
         if call.name not in self.names:
-            return answer(error=f"there is no function {call.name[:60]!r}")
+            return answer(error=f"there is no function {str(call.name)[:60]!r}")
         parameters = self.schemas[self.names.index(call.name)].get("parameters") or {}
-        if problem := misfit(call.arguments, parameters):
+        if problem := misfit(call.arguments or {}, parameters):
             return answer(error=problem)
         try:
             text = answer(result=self.functions[call.name](**tool_functions.whole(call.arguments)))
@@ -316,7 +318,8 @@ def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
     those offered `before` if it goes on ("and of 13?")."""
     index, names = _index()
     known = sorted(set(_words(request)) & index.vocab_dict.keys())
-    scores, chosen = index.get_scores(known) if known else [], []
+    scores: Any = index.get_scores(known) if known else []
+    chosen: list[str] = []
     for score, name in sorted(zip(scores, names), reverse=True):
         near = score >= NEAR * scores.max() and len(chosen) < OFFERED
         if near and not any(name in family(other) for other in chosen):
@@ -366,7 +369,7 @@ class ToolChat:
         self.cfg, self.given = cfg, (cfg.tools, cfg.tools_file, cfg.executors, functions)
         self.kit = gather(*self.given)
         self.chooses = cfg.chooses and not any(self.given)
-        self.model = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
+        self.model: Any = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
         # for functions that change with the request; of a server's model nothing is known
         self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
 
