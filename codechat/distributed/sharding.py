@@ -121,7 +121,7 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
     state = {}
     for name, p in model.named_parameters():
         product = p.ndim == 2 and name.startswith("blocks.")
-        state[name] = dist.gathered(p.detach().to(dtype) if product else p.detach())
+        state[name] = dist.gathered(p.to(dtype) if product else p).detach()
     copy.load_state_dict(state, assign=True)
     return copy.requires_grad_(False).eval()
 
