@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from on_gpu import as_on_a_gpu
-from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
@@ -232,22 +231,6 @@ def test_squared_relu_is_bit_for_bit_its_formula() -> None:
 
 
 SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=256, vocab_size=300)
-
-
-@pytest.mark.slow
-def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does
-    not have on a CPU."""
-    monkeypatch.setattr(attention, "DENSE", ())
-    torch._dynamo.reset()
-    model = GPT(SHAPE).requires_grad_(False)
-    hardware.compile_blocks(model, backend="eager", fullgraph=True)
-    counters.clear()
-    for i in range(4):
-        docs, branches = ((torch.arange(256) // n).expand(2, 256).contiguous() for n in (20 + i, 5 + i))
-        ids = torch.randint(300, (2, 256))
-        found = model.hidden(ids, mask=attention.flex_mask(docs, branches % 3))
-        assert found.shape == (2, 256, 32) and counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
