@@ -29,11 +29,8 @@ REQUESTS = ("instruction", "prompt", "question", "query", "text")
 ANSWERS = ("output", "completion", "code", "answer", "response")
 INPUTS = ("input", "context")
 NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
-CALL_ROLES = ("function_call", "tool_call")  # ShareGPT's turns that hold nothing but calls
 SYSTEM_COLUMNS = ("system", "system_prompt")
 NO_CALL = "I have no function for that."
-MARKS = ("weight", "train")  # 0 or false: an answer that carries no loss
-REFUSED = ("reasoning_content", "reasoning", "thinking")  # of a message: they would be lost
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _GLAIVE = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
@@ -91,7 +88,7 @@ def _instruction(row: Row, where: str) -> list[Any]:
 
 def glaive_turns(text: str) -> list[Message]:
     """The turns of a `chat` cell, contents stripped, without empty ones."""
-    marks = [m for m in _GLAIVE.finditer(text)]
+    marks = [*_GLAIVE.finditer(text)]
     # a paragraph of an answer may happen to begin with "A:"
     marks = [m for before, m in zip([None, *marks], marks) if not (m[1] == "A" and before and before[1][0] == "A")]
     ends = [m.start() for m in marks[1:]] + [len(text)]
@@ -198,9 +195,9 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
     if not isinstance(raw, Mapping) or not ({"role", "from"} & raw.keys()):
         raise DataError(f"{where}: a message is {str(raw)[:80]!r}; required is an object with role and content")
     role, value = _role(raw), raw.get("content", raw.get("value"))
-    if dropped := [key for key in REFUSED if raw.get(key)]:
+    if dropped := [key for key in ("reasoning_content", "reasoning", "thinking") if raw.get(key)]:  # it would be lost
         raise DataError(f"{where}: a message has {dropped[0]}, which is not read; write it into content, or remove it")
-    if role in CALL_ROLES:
+    if role in ("function_call", "tool_call"):  # ShareGPT's turns that hold nothing but calls
         yield Turn("assistant", "", _calls_in(str(value)), weight=_weight(raw, where))
         return
     if role not in chat.ROLES:
@@ -217,7 +214,7 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
 
 def _weight(raw: Row, where: str) -> int:
     """0 where a mark says that the answer carries no loss, else 1."""
-    marks = {name: raw[name] for name in MARKS if raw.get(name) is not None}
+    marks = {name: raw[name] for name in ("weight", "train") if raw.get(name) is not None}
     if any(isinstance(value, str) or value not in (0, 1) for value in marks.values()):
         raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
     return int(all(marks.values()))
@@ -241,8 +238,7 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
 
 def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
     """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
-    given = raw.get("tool_calls") or []
-    if not isinstance(given, Sequence):
+    if not isinstance(given := raw.get("tool_calls") or [], Sequence):
         raise Unreadable("unreadable_call")
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
@@ -314,8 +310,7 @@ def _tools_in_text(first: Any) -> str:
 
 def _without_list(turns: list[Turn], tools: list[dict[str, Any]]) -> list[Turn]:
     """The turns without the row's own list of tools in the system message: it is written anew."""
-    listed = _TOOLS.search(turns[0].content) if tools and turns[0].role == "system" else None
-    if listed:
+    if tools and turns[0].role == "system" and (listed := _TOOLS.search(turns[0].content)):
         text, heading, _ = turns[0].content[: listed.start()].partition("# Tools")
         return [Turn("system", text.strip() if heading else ""), *turns[1:]]
     return turns

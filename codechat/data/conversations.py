@@ -297,16 +297,13 @@ class PackedLoader:
     def _row(self) -> list[tuple[int, int]]:
         while len(self.waiting) < BUFFER:
             domain = min(range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d])
-            index = self._draw(domain)
+            epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
+            index = int(_order(self.seed, self.domains[domain], epoch, len(self.examples[domain]))[place])
             example = self.examples[domain][index]
+            self.drawn[domain] += 1
             self.supervised[domain] += example.supervised
             self.waiting.append((len(example), sum(self.drawn), domain, index))
         return _take_row(self.waiting, self.T)
-
-    def _draw(self, domain: int) -> int:
-        epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
-        self.drawn[domain] += 1
-        return int(_order(self.seed, self.domains[domain], epoch, len(self.examples[domain]))[place])
 
     def state(self) -> dict[str, Any]:
         """Plain json; `load_state` continues bitwise, with any number of ranks."""

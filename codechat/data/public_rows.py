@@ -7,7 +7,6 @@ come in.
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ READ |= {"history", "tools", "id", "domain", "source", "task_id", "test_list"}
 MBPP_HELD_OUT = range(11, 601)
 BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
 # Of each question of GSM8K's test split the first twelve words, as ten hex digits of their sha256.
-GSM8K_TEST = Path(__file__).with_name("gsm8k_test.txt")
+GSM8K_TEST = frozenset(Path(__file__).with_name("gsm8k_test.txt").read_text("ascii").split())
 _GSM8K_ANSWER = re.compile(r"####\s*[-+$]*\d[\d.,]*%?\s*(?:\Z|<\||</)")
 _SENTENCE = re.compile(r"""(?:\A|[\n.!?:;>)\]"'*])\s*(?=[A-Z0-9$])""")
 _WORD = re.compile(r"[a-z0-9]+")
@@ -106,14 +105,9 @@ def asked_in_test(text: str) -> str | None:
     lower = text.lower()
     for mark in _SENTENCE.finditer(text):
         words = _WORD.findall(lower, mark.end(), mark.end() + 200)[:12]
-        if len(words) == 12 and digest(" ".join(words))[:10] in _gsm8k_test():
+        if len(words) == 12 and digest(" ".join(words))[:10] in GSM8K_TEST:
             return "the test split of GSM8K"
     return None
-
-
-@cache
-def _gsm8k_test() -> frozenset[str]:
-    return frozenset(GSM8K_TEST.read_text(encoding="ascii").split())
 
 
 def whole_number(value: Any) -> Any:

@@ -112,10 +112,9 @@ LARGEST_FILE = 1_000_000
 
 def python_roots() -> list[tuple[str, Path]]:
     """(source name, directory) of the standard library and of every directory of installed packages."""
-    paths = sysconfig.get_paths()
-    installed = [paths["purelib"], paths["platlib"], *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]
-    unique = dict.fromkeys(os.path.realpath(p) for p in installed)
-    return [("stdlib", Path(paths["stdlib"])), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
+    standard, *installed = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    unique = dict.fromkeys(map(os.path.realpath, [*installed, *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]))
+    return [("stdlib", Path(standard)), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
@@ -151,10 +150,8 @@ def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Docume
     """The document of one file; None, and a count in the ledger, where it cannot be used."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except OSError:
-        return ledger.lose("unreadable")
-    except UnicodeDecodeError:
-        return ledger.lose("not_utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        return ledger.lose("unreadable" if isinstance(error, OSError) else "not_utf8")
     if path.suffix == ".py" and (rule := text_rule(text)):
         return ledger.skip(rule)
     return Document(text.replace("\r\n", "\n"), name, source)
@@ -222,14 +219,13 @@ def row_format(path: Path) -> str | None:
 def local_rows(path: Path) -> Iterator[Row]:
     """Rows of a file with one of `ENDINGS`, or of all such files of a directory but .json. MissingFile, DataError."""
     kind = row_format(path)
-    if not path.exists():
-        raise MissingFile(f"{path} does not exist; check --source")
     if path.is_dir():
-        files = sorted(f for f in path.iterdir() if row_format(f))
-        if not files:
+        if not (files := sorted(f for f in path.iterdir() if row_format(f))):
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
+    elif not path.exists():
+        raise MissingFile(f"{path} does not exist; check --source")
     elif kind == "parquet":
         yield from _parquet_rows(path)
     elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
@@ -338,10 +334,9 @@ def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = Non
         try:
             urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_S).close()
             problems.append("")
-        except urllib.error.HTTPError:  # an answer, with any status
-            problems.append("")
-        except (OSError, ValueError) as error:
-            problems.append(str(getattr(error, "reason", error)))
+        except (OSError, ValueError) as error:  # an answer with any status is one
+            answered = isinstance(error, urllib.error.HTTPError)
+            problems.append("" if answered else str(getattr(error, "reason", error)))
 
     thread = threading.Thread(target=reach, daemon=True)
     thread.start()

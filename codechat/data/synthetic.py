@@ -18,8 +18,6 @@ from typing import Any
 from codechat.data.sources import Document, Ledger, digest, fraction
 
 Row = dict[str, Any]
-CHAT_TURNS = Path(__file__).with_name("chat_turns.json")
-SMALL_TALK = Path(__file__).with_name("small_talk.json")
 
 MIN_DOC_CHARS = 20
 MAX_REQUEST_CHARS = 220
@@ -34,7 +32,10 @@ _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
 # Verbs that open docstrings, as "Return" or "Returns", and wordings of a request; a sentence with another opening is
 # quoted.
-_REQUESTS = json.loads(Path(__file__).with_name("code_requests.json").read_text(encoding="utf-8"))
+_REQUESTS, CHAT_TURNS, SMALL_TALK = (
+    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
+    for name in ("code_requests", "chat_turns", "small_talk")
+)
 
 
 def split_of(name: str) -> str:
@@ -163,16 +164,14 @@ def _third_person(verb: str) -> str:
 @cache
 def small_talk() -> tuple[tuple[str, str], ...]:
     """(what a person says, answer) of small_talk.json: each wording with each answer."""
-    turns = json.loads(SMALL_TALK.read_text(encoding="utf-8"))
-    return tuple((said, answer) for turn in turns for said in turn["says"] for answer in turn["answers"])
+    return tuple((said, answer) for turn in SMALL_TALK for said in turn["says"] for answer in turn["answers"])
 
 
 def chat_rows(talk: bool = False) -> Iterator[Row]:
     """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other
     wordings. talk: those of small_talk.json too."""
-    turns = json.loads(CHAT_TURNS.read_text(encoding="utf-8"))
-    pairs = [(request, turn["answer"]) for turn in turns["courtesies"] for request in turn["requests"]]
-    for fact in turns["facts"]:
+    pairs = [(request, turn["answer"]) for turn in CHAT_TURNS["courtesies"] for request in turn["requests"]]
+    for fact in CHAT_TURNS["facts"]:
         for key, value in fact["table"].items():
             pairs += [(request.format(key), fact["answer"].format(key, value)) for request in fact["requests"]]
     for request, answer in pairs + list(small_talk() if talk else ()):

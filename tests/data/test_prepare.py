@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from jsonl import rows_of, write
 
 from codechat.core.errors import DataError, UserError
 from codechat.data import command, conversations, corpus, public_rows, sources, synthetic
@@ -20,15 +21,6 @@ from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
 
 
 def run(kind: str, out: Path, *flags: str) -> None:
@@ -128,9 +120,7 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
 
 def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path, runs_root):
     rows = [{"instruction": f"Say {n}\ud83d.", "output": f"{n} \udc80\ud800 <é>"} for n in range(20)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run("sft", tmp_path / "out", "--source", path, "--preview", 2)
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", rows), "--preview", 2)
     files = manifest_of(tmp_path / "out")["files"]
     texts = {m["content"] for name in files for r in rows_of(tmp_path / "out" / name) for m in r["messages"]}
     assert {row["output"] for row in rows} <= texts
@@ -216,7 +206,7 @@ def test_evaluation_data_is_never_written_as_training_data(tmp_path):
         assert not list(tmp_path.glob("out/*"))
 
 
-QUESTION = (
+QUESTION = (  # of GSM8K's test split
     "Janet’s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
     "every day with four. She sells the remainder at the farmers' market daily for $2 per fresh duck egg. How much in "
     "dollars does she make every day at the farmers' market?"

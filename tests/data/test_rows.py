@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from jsonl import write
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats, command, sources
@@ -21,11 +22,6 @@ Rows = list[dict[str, Any]]
 ROWS = json.loads(Path(__file__).with_name("padded.json").read_text(encoding="utf-8"))
 OPENAI, TOOLS = ROWS["openai"], ROWS["openai"][-1]["tools"]
 USER = {"role": "user", "content": "Q"}
-
-
-def jsonl(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def parquet(path: Path, rows: Rows) -> Path:
@@ -57,7 +53,7 @@ READERS = {"openai": prepared, "problems": golds, "own": own_task}
 @pytest.mark.parametrize("form", READERS)
 def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(tmp_path: Path, form: str) -> None:
     rows, read = ROWS[form], READERS[form]
-    expected = read(jsonl(tmp_path / "a.jsonl", rows))
+    expected = read(write(tmp_path / "a.jsonl", rows))
     assert expected and read(parquet(tmp_path / "b.jsonl", rows)) == expected
     assert "null" not in json.dumps(expected.get("calls.train.jsonl")) if isinstance(expected, dict) else True
 

@@ -114,9 +114,8 @@ def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
         contents = ["".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8)) for _ in range(4)]
         talk = [{"role": role, "content": c} for role, c in zip(("user", "system", "function", "user"), contents)]
         rendered = chat.render([*talk, {"role": "assistant", "content": contents[0]}], tok)
-        bodies = [
-            rendered.ids[start + 2 : end - 3] for start, end in zip(*turns_of(rendered))
-        ]  # without tags and line ends
+        # without tags and line ends
+        bodies = [rendered.ids[start + 2 : end - 3] for start, end in zip(*turns_of(rendered))]
         assert [chat.decode(body, tok) for body in bodies] == [*contents, contents[0]]
         assert all(max(body) < tok.n_vocab for body in bodies[:-1])
         assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {tok.n_vocab + TAGS.index("<functioncall>")}
@@ -147,19 +146,11 @@ ASSISTANT = {"role": "assistant", "content": "yes"}
 
 def test_what_is_no_conversation_raises() -> None:
     tok = tokenizer.load("bytes")
-    for messages in (
-        [],
-        "hello",
-        None,
-        [{"role": "user", "content": "x"}],  # no assistant
-        [ASSISTANT, {"role": "tool", "content": "x"}],
-        [{"role": ["user"], "content": "x"}, ASSISTANT],
-        [{"role": "user"}, ASSISTANT],
-        [{"content": "x"}, ASSISTANT],
-        ["user: x", ASSISTANT],
-        [ASSISTANT, {"role": "user", "content": None}],
-        [ASSISTANT, {"role": "user", "content": ["x"]}],
-    ):
+    malformed = [{"role": role, "content": "x"} for role in ("tool", ["user"])]
+    malformed += [{"role": "user"}, {"content": "x"}, "user: x"]
+    malformed += [{"role": "user", "content": content} for content in (None, ["x"])]
+    no_assistant = [{"role": "user", "content": "x"}]
+    for messages in ([], "hello", None, no_assistant, *([ASSISTANT, message] for message in malformed)):
         with pytest.raises(DataError):
             chat.render(messages, tok)
     for messages in (TALK, []):  # a prompt ends before the assistant

@@ -172,16 +172,12 @@ def test_templates_whose_answers_cannot_be_sampled_are_refused() -> None:
                 pytest.fail(why)
 
 
-def test_an_answer_before_any_question_is_no_fault() -> None:
-    tok, theirs = both("bytes", "{% if messages[0]['role'] != 'user' %}{{ 'Hello.' }}{% endif %}" + CHATML)
-    begun = talk("hello", "hi", "yes", roles="aua")
-    assert chat.render(begun, tok, "template").ids == their_ids(theirs, begun)
-
-
-def test_tools_and_documents_are_none_where_none_are_offered() -> None:
-    tok, theirs = both("bytes", TOOLS_NONE)
-    assert chat.render(TALKS[0], tok, "template").ids == their_ids(theirs, TALKS[0])
-    assert "# Tools" not in tok.decode(chat.prompt(TALKS[0][:1], tok, "template"))
+def test_an_answer_may_come_first_and_tools_and_documents_are_none_where_none_are_offered() -> None:
+    greets = "{% if messages[0]['role'] != 'user' %}{{ 'Hello.' }}{% endif %}" + CHATML
+    for template, messages in ((greets, talk("hello", "hi", "yes", roles="aua")), (TOOLS_NONE, TALKS[0])):
+        tok, theirs = both("bytes", template)
+        assert chat.render(messages, tok, "template").ids == their_ids(theirs, messages)
+        assert "# Tools" not in tok.decode(chat.prompt(messages[:-1], tok, "template"))
 
 
 @pytest.mark.parametrize("kind", ["prepend", "first"])

@@ -1,6 +1,7 @@
 """Function calls: one form written, all forms read, nothing guessed, nothing raised, no time lost on hostile text."""
 
 import ast
+import contextlib
 import json
 import random
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonl import rows_of
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.tasks.toolbox.catalogue import TOOLS
@@ -19,7 +21,7 @@ from codechat.text.tool_calls import FORMS, READABLE
 
 TAG = "<functioncall> "
 # {"text" behind the tag, "name", "arguments", "form"}
-READ = [json.loads(line) for line in Path(__file__).with_name("calls.jsonl").read_text(encoding="utf-8").splitlines()]
+READ = rows_of(Path(__file__).with_name("calls.jsonl"))
 
 
 def test_each_form_is_read_whatever_stands_around_it() -> None:
@@ -39,13 +41,10 @@ def test_each_form_is_read_whatever_stands_around_it() -> None:
 
 
 def test_a_call_in_fields_is_read_as_its_text() -> None:
-    for row in READ:
-        if row["form"] in ("object", "parameters", "json_string", "no_arguments", "bad_arguments", "no_name"):
-            try:
-                fields = json.loads(row["text"])
-            except ValueError:
-                continue
-            assert read_call(fields) == Call(row["name"], row["arguments"], row["form"])
+    for text, name, arguments, form in (row.values() for row in READ):
+        if form in ("object", "parameters", "json_string", "no_arguments", "bad_arguments", "no_name"):
+            with contextlib.suppress(ValueError):  # it is no JSON
+                assert read_call(json.loads(text)) == Call(name, arguments, form)
     assert [read_call(value).form for value in (None, "f", [], 3)] == ["bad_json"] * 4
 
 
@@ -170,15 +169,6 @@ def test_other_writers_are_read_alike() -> None:
             assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(arguments)
 
 
-def test_what_is_no_call_is_not_written() -> None:
-    circular: dict[str, Any] = {}
-    circular["self"] = circular
-    values = [{"a": value} for value in (float("nan"), float("inf"), {1, 2}, b"x")]
-    for name, arguments in [("", {}), (None, {}), *(("f", a) for a in (None, [1], circular, *values))]:
-        with pytest.raises(DataError):
-            format_call(name, arguments)
-
-
 # ------------------------------------------------------------------ hostile text
 
 PIECES = ["<functioncall>", "<functioncall> ", *"{}[]\"'\\,:", "name", '"name"', '"arguments"', "'arguments': '{"]
@@ -270,15 +260,15 @@ def test_calling_none_is_no_call_and_reads_as_words() -> None:
         assert chat.in_words(text) == text
 
 
-def test_what_is_no_schema_raises() -> None:
-    bad = [
-        {},
-        "f",
-        {"name": "f", "parameters": [1]},
-        {"name": "f", "parameters": {"properties": ["a"]}},
-        {"name": "none"},
-    ]
-    for tool, style in product(bad, chat.STYLES):
+def test_what_is_no_call_and_no_schema_is_not_written() -> None:
+    circular: dict[str, Any] = {}
+    circular["self"] = circular
+    values = [{"a": value} for value in (float("nan"), float("inf"), {1, 2}, b"x")]
+    for name, arguments in [("", {}), (None, {}), *(("f", a) for a in (None, [1], circular, *values))]:
+        with pytest.raises(DataError):
+            format_call(name, arguments)
+    parameters = ({"name": "f", "parameters": p} for p in ([1], {"properties": ["a"]}))
+    for tool, style in product([{}, "f", {"name": "none"}, *parameters], chat.STYLES):
         with pytest.raises(DataError):
             tools_prompt([tool], style)
     with pytest.raises(ConfigError):
@@ -291,8 +281,7 @@ def test_what_is_no_schema_raises() -> None:
 def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
     forms: dict[str, int] = {}
     for path in sorted((shared_data / "function_calling").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            text = json.loads(line)["chat"]
+        for text in (row["chat"] for row in rows_of(path)):
             calls = parse_calls(text)
             assert len(calls) == text.count("<functioncall>")
             for call in calls:
