@@ -63,7 +63,7 @@ def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
 
 def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.data import corpus, prefetch
+    from codechat.data import conversations, corpus
     from codechat.distributed import dist, hardware
     from codechat.text import tokenizer
     from codechat.training.session import Session, build_policy, load_parent
@@ -72,7 +72,7 @@ def train(cfg: PretrainConfig) -> Run:
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
-        loader = prefetch.Prefetched(corpus.WindowLoader(*batches), world.device)
+        loader = conversations.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)
         how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))

@@ -63,7 +63,7 @@ RUN_PRESETS = run_presets()
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.data import conversations, prefetch, prepared
+    from codechat.data import conversations, prepared
     from codechat.distributed import dist, hardware
     from codechat.training.session import HeldOut, Session, build_policy, check_tags, load_parent, totals
 
@@ -78,7 +78,7 @@ def train(cfg: SFTConfig) -> Run:
             shares = conversations.token_weights(examples, shares)
         shape = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         rows = conversations.PackedLoader(examples, shares, *shape)
-        loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
+        loader = conversations.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = build_policy(cfg, parent)
         style = prepared.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -34,7 +36,6 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 Row = dict[str, Any]
 IGNORE = -100
-PAD_DOC = -1
 BUFFER = 256
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
@@ -79,9 +80,8 @@ class Batch(NamedTuple):
         from codechat.distributed import dist
         from codechat.models import attention
 
-        if attention.dense(device):
-            return None
-        return dist.send((self.targets != IGNORE).flatten().nonzero()[:, 0], device)
+        found = (self.targets != IGNORE).flatten()
+        return None if attention.dense(device) else dist.send(found.nonzero()[:, 0], device)
 
     @property
     def supervised(self) -> int:
@@ -170,8 +170,7 @@ def load_domains(
 
     Rows that cannot be used are counted on stderr; above the largest share (`LIMITS`) DataError is raised, as for a
     wanted domain that no file has."""
-    domains: dict[str, list[Example]] = {}
-    seen: set[str] = set()
+    domains, seen = dict[str, list[Example]](), set[str]()
     for path in domain_files(directory, split):
         rows, ledger = list(read(path)), Ledger(path.name, limits=LIMITS)
         seen.update(row["domain"] for row in rows)
@@ -201,13 +200,12 @@ Waiting = list[tuple[int, int, int, int]]  # conversations before they have a ro
 def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
     """Take (domain, index) of conversations whose lengths add up to at most T. The oldest opens the row, so that none
     waits for ever; then the largest that still fits is added."""
-    row: list[tuple[int, int]] = []
-    taken: tuple[int, int, int, int] | None = waiting[0]
-    while taken:
-        waiting.remove(taken)
+    row, fitting = [], waiting[:1]
+    while fitting:
+        waiting.remove(taken := max(fitting))
         row.append(taken[2:])
         T -= taken[0]
-        taken = max((one for one in waiting if one[0] <= T), default=None)
+        fitting = [one for one in waiting if one[0] <= T]
     return row
 
 
@@ -215,7 +213,7 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
     """Rows of (domain index, conversation) as a Batch of (len(rows), T)."""
     import torch
 
-    fill = (0, IGNORE, PAD_DOC, 0, PAD_DOC)
+    fill = (0, IGNORE, -1, 0, -1)
     ids, targets, docs, positions, domains = (np.full((len(rows), T), value, dtype=np.int64) for value in fill)
     for b, row in enumerate(rows):
         start = 0
@@ -242,9 +240,7 @@ def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     conversation. `domains` is 0 throughout."""
     T = max([T, *map(len, examples)])
     waiting: Waiting = [(len(example), i, 0, i) for i, example in enumerate(examples)]
-    rows = []
-    while waiting:
-        rows.append([(0, examples[index]) for _, index in _take_row(waiting, T)])
+    rows = list(iter(lambda: [(0, examples[index]) for _, index in _take_row(waiting, T)], []))
     return [_pack_rows(rows[i : i + batch], T) for i in range(0, len(rows), batch)]
 
 
@@ -325,6 +321,33 @@ class PackedLoader:
         self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
         waiting = [(self.domains.index(name), index) for name, index in state["waiting"]]
         self.waiting = [(len(self.examples[d][i]), number, d, i) for number, (d, i) in enumerate(waiting)]
+
+
+class Prefetched:
+    """A loader (next, state, load_state) whose batches are ready when a step asks for them: on a GPU a thread prepares
+    `ahead` batches in pinned memory while a step runs; elsewhere it would take its time from the step. beside: whether
+    to have the thread; None = on a GPU. `state()` is that of the batches handed out."""
+
+    def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
+        self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
+        self.load_state, self.state = loader.load_state, loader.state  # the former before the first batch
+        self._waiting: deque[Future[tuple[Any, Any]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "batches") if (self.pins if beside is None else beside) else None
+
+    def next(self) -> Any:
+        if self._thread is None:
+            return self.loader.next()
+        while len(self._waiting) <= self.ahead:
+            self._waiting.append(self._thread.submit(self._prepare))
+        batch, state = self._waiting.popleft().result()
+        self.state = lambda: state
+        return batch
+
+    def _prepare(self) -> tuple[Any, Any]:
+        batch = self.loader.next()
+        if self.pins:
+            batch = getattr(batch, "_make", tuple)(part.pin_memory() for part in batch)
+        return batch, self.loader.state()
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:

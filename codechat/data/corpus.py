@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -46,7 +46,7 @@ VAL_SHARE = 0.02
 FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
 AGAIN = "prepare the corpus again with codechat data corpus"
-CORPUS_HUB = ("codeparrot/github-code-clean", "data/train-*.parquet", ["code", "path", "language"])
+CORPUS_HUB = "codeparrot/github-code-clean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     if cfg.source == "embedded":
         documents = sources.embedded_python(ledger)
     elif cfg.source == "hub":
-        name, files, columns = CORPUS_HUB
-        documents = public_rows.row_documents(sources.hub_rows(name, files=files, columns=columns), name, ledger)
+        rows = sources.hub_rows(CORPUS_HUB, files="data/train-*.parquet", columns=["code", "path", "language"])
+        documents = public_rows.row_documents(rows, CORPUS_HUB, ledger)
     else:
         documents = public_rows.path_documents(path, ledger)
     texts, tok = islice(documents, cfg.max_examples), tokenizers.load(cfg.tokenizer)
@@ -120,9 +120,28 @@ def write_corpus(
             if full and (shards["val"].files or not val_share):
                 break
         ledger.check()
-        manifest = _manifest(tokenizer, shards, origins, ledger)
+        files = [file | file_record(fresh / file["name"]) for split in shards.values() for file in split.files]
+        manifest = {
+            "hash": digest("".join(file["sha256"] for file in files)),
+            "tokenizer": tokenizer.spec,
+            "tokenizer_state": tokenizer.to_dict(),
+            "n_vocab": tokenizer.n_vocab,
+            "eot_id": tokenizer.eot_id,
+            **{f"{s}_{n}": shards[s].counts[n] for n in ("documents", "tokens", "bytes") for s in shards},
+            "kept": ledger.kept,
+            "dropped": dict(sorted(ledger.lost.items())),
+            "skipped": dict(sorted(ledger.skipped.items())),
+            "sources": {name: dict(counts) for name, counts in sorted(origins.items())},
+            "files": files,
+        }
         np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
-        _publish(out, fresh, manifest)
+        # The manifest goes first: a kill between the renames leaves sizes or files that do not match, so reading raises.
+        old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
+        write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        for path in fresh.iterdir():
+            os.replace(path, out / path.name)
+        for name in old - {file["name"] for file in files}:
+            (out / name).unlink()
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return manifest
@@ -151,11 +170,10 @@ def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator
         yield replace(document, text=document.text[:at]), "train"
         yield replace(document, text=document.text[at:]), "val"
         return
-    limit = share
     if head and len(head) < FEW_DOCUMENTS:
-        limit = max(share, min(fraction(name) for _, name in head) + 2**-33)
+        share = max(share, min(fraction(name) for _, name in head) + 2**-33)
     for document, name in chain(head, documents):
-        yield document, "val" if fraction(name) < limit else "train"
+        yield document, "val" if fraction(name) < share else "train"
 
 
 def _encoded(
@@ -193,36 +211,6 @@ class Shards:
             ids = ids[room:]
 
 
-def _manifest(
-    tokenizer: tokenizers.Tokenizer, shards: dict[str, Shards], origins: dict[str, Counter[str]], ledger: Ledger
-) -> dict[str, Any]:
-    files = [file | file_record(split.directory / file["name"]) for split in shards.values() for file in split.files]
-    return {
-        "hash": digest("".join(file["sha256"] for file in files)),
-        "tokenizer": tokenizer.spec,
-        "tokenizer_state": tokenizer.to_dict(),
-        "n_vocab": tokenizer.n_vocab,
-        "eot_id": tokenizer.eot_id,
-        **{f"{s}_{n}": shards[s].counts[n] for n in ("documents", "tokens", "bytes") for s in shards},
-        "kept": ledger.kept,
-        "dropped": dict(sorted(ledger.lost.items())),
-        "skipped": dict(sorted(ledger.skipped.items())),
-        "sources": {name: dict(counts) for name, counts in sorted(origins.items())},
-        "files": files,
-    }
-
-
-def _publish(out: Path, fresh: Path, manifest: dict[str, Any]) -> None:
-    """Move the files of `fresh` to `out`. The manifest goes first: a kill between the renames leaves a corpus whose
-    sizes or files do not match, so `open_corpus` raises."""
-    old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
-    write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    for path in fresh.iterdir():
-        os.replace(path, out / path.name)
-    for name in old - {file["name"] for file in manifest["files"]}:
-        (out / name).unlink()
-
-
 def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """(n_vocab,) int64: bytes of text that each id stands for; the end-of-text id stands for none."""
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
@@ -231,13 +219,6 @@ def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
 
 
 # ------------------------------------------------------------------ reading
-
-
-class Corpus(NamedTuple):
-    """An opened corpus: one memory-mapped array of ids per shard of one split."""
-
-    manifest: dict[str, Any]
-    shards: tuple[np.ndarray, ...]
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
@@ -264,8 +245,9 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
     return {"tokenizer": "gpt2", "n_vocab": 50257, "eot_id": 50256, **totals, "files": files, "note": note}
 
 
-def open_corpus(directory: Path | str, split: str) -> Corpus:
-    """Map the shards of a split. DataError for a shard that is missing or has another size."""
+def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The manifest and one memory-mapped array of ids per shard of a split. DataError for a shard that is missing or has
+    another size."""
     directory, manifest, shards = Path(directory), read_manifest(directory), []
     for file in (file for file in manifest["files"] if file["split"] == split):
         path = directory / file["name"]
@@ -275,7 +257,7 @@ def open_corpus(directory: Path | str, split: str) -> Corpus:
         shards.append(np.memmap(path, dtype="<u2", mode="r"))
     if not shards:
         raise DataError(f"corpus {directory} has no split {split!r}")
-    return Corpus(manifest, tuple(shards))
+    return manifest, shards
 
 
 def verify(directory: Path | str) -> None:
@@ -295,16 +277,16 @@ class WindowLoader:
     def __init__(
         self, directory: Path | str, split: str, batch: int, T: int, seed: int = 0, rank: int = 0, world: int = 1
     ) -> None:
-        self.corpus = open_corpus(directory, split)
-        if rank == 0 and "note" in self.corpus.manifest:
-            print(self.corpus.manifest["note"], file=sys.stderr)
-        starts = np.array([max(0, len(shard) - T) for shard in self.corpus.shards], dtype=np.int64)
+        manifest, self.shards = open_corpus(directory, split)
+        if rank == 0 and "note" in manifest:
+            print(manifest["note"], file=sys.stderr)
+        starts = np.array([max(0, len(shard) - T) for shard in self.shards], dtype=np.int64)
         if not starts.any():
-            held = f"corpus {directory} holds {sum(map(len, self.corpus.shards))} {split} tokens"
+            held = f"corpus {directory} holds {sum(map(len, self.shards))} {split} tokens"
             raise DataError(f"{held}; a block of {T} needs {T + 1} in one shard; prepare more text or lower block_size")
         self.ends = np.cumsum(starts)  # window numbers below ends[i] start in shard i or before
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
-        self.windows = 0
+        self.windows, self.hash = 0, manifest.get("hash")
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -318,10 +300,10 @@ class WindowLoader:
     def _window(self, number: int) -> np.ndarray:
         shard = int(np.searchsorted(self.ends, number, side="right"))
         start = number - (int(self.ends[shard - 1]) if shard else 0)
-        return self.corpus.shards[shard][start : start + self.T + 1]
+        return self.shards[shard][start : start + self.T + 1]
 
     def state(self) -> dict[str, Any]:
-        return {"windows": self.windows, "seed": self.seed, "corpus": self.corpus.manifest.get("hash")}
+        return {"windows": self.windows, "seed": self.seed, "corpus": self.hash}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus."""
@@ -349,15 +331,14 @@ def val_windows(
     once. limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100."""
     import torch
 
-    corpus = open_corpus(directory, "val")
-    stream, table = np.concatenate(corpus.shards), Path(directory) / TOKEN_BYTES
-    lengths = np.load(table) if table.exists() else _lengths(tokenizers.load(corpus.manifest["tokenizer"]))
-    count = -(-(len(stream) - 1) // T)
-    count = count if limit is None else min(limit, count)
+    manifest, shards = open_corpus(directory, "val")
+    stream, table = np.concatenate(shards), Path(directory) / TOKEN_BYTES
+    lengths = np.load(table) if table.exists() else _lengths(tokenizers.load(manifest["tokenizer"]))
+    count = min(-(-(len(stream) - 1) // T), sys.maxsize if limit is None else limit)
     for first in range(rank * batch, count, batch * world):
         rows = min(batch, count - first)
         part = stream[first * T : (first + rows) * T + 1].astype(np.int64)
-        ids = np.full(rows * T, corpus.manifest["eot_id"], dtype=np.int64)
+        ids = np.full(rows * T, manifest["eot_id"], dtype=np.int64)
         targets = np.full(rows * T, IGNORE, dtype=np.int64)
         ids[: len(part) - 1], targets[: len(part) - 1] = part[:-1], part[1:]
         ids, targets = (torch.from_numpy(array.reshape(rows, T)) for array in (ids, targets))

@@ -194,12 +194,12 @@ def _directory(name: str) -> Path:
 
 
 def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, bool]]:
-    opened = corpus.open_corpus(directory, "train")
-    if recorded not in (None, opened.manifest.get("hash")):
+    manifest, shards = corpus.open_corpus(directory, "train")
+    if recorded not in (None, manifest.get("hash")):
         raise UserError(f"{directory} holds another corpus than the one that was trained on")
-    state = opened.manifest.get("tokenizer_state")
-    known = tokenizer.from_dict(state) if state else tokenizer.load(opened.manifest["tokenizer"])
-    for shard in opened.shards:
+    state = manifest.get("tokenizer_state")
+    known = tokenizer.from_dict(state) if state else tokenizer.load(manifest["tokenizer"])
+    for shard in shards:
         for at in range(0, len(shard), PIECE):
             yield known.decode(shard[at : at + PIECE + OVERLAP].tolist()), False
 

@@ -12,8 +12,7 @@ from jsonl import write
 
 from codechat.core.errors import DataError
 from codechat.data import conversations
-from codechat.data.conversations import Example, PackedLoader
-from codechat.data.prefetch import Prefetched
+from codechat.data.conversations import Example, PackedLoader, Prefetched
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")

@@ -25,7 +25,7 @@ def write(out: Path, documents=None, **options) -> dict:
 
 
 def stream(out: Path, split: str) -> np.ndarray:
-    return np.concatenate(corpus.open_corpus(out, split).shards)
+    return np.concatenate(corpus.open_corpus(out, split)[1])
 
 
 def split_texts(out: Path, split: str) -> list[str]:
@@ -145,7 +145,7 @@ def test_state_resumes_exactly_and_belongs_to_its_seed_and_corpus(tmp_path):
 def test_every_start_is_drawn_about_equally_often(tmp_path):
     corpus.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
-    starts = sum(max(0, len(s) - 8) for s in loader.corpus.shards)
+    starts = sum(max(0, len(s) - 8) for s in loader.shards)
     draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
     counts = np.bincount(draws.astype(np.int64), minlength=starts)
     expected = 100_000 / starts

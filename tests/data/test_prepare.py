@@ -138,7 +138,7 @@ def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(t
     assert 300_000 <= manifest["train_tokens"] + manifest["val_tokens"] and manifest["tokenizer"] == "bytes"
     assert set(manifest["sources"]) <= {"stdlib", "packages"} and manifest["skipped"]["tests"] > 0
     assert "kept and dropped" in capsys.readouterr().out
-    assert "class WindowLoader" not in BYTES.decode(corpus.open_corpus(tmp_path, "train").shards[0].tolist())
+    assert "class WindowLoader" not in BYTES.decode(corpus.open_corpus(tmp_path, "train")[1][0].tolist())
     with pytest.raises(DataError, match="--out"):
         run("calls", tmp_path, "--max-examples", 5)
 

@@ -21,7 +21,7 @@ from on_gpu import CFG, CUDA, DEVICE, Trainer, as_on_a_gpu, deep, packed_docs, r
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from codechat.data.prefetch import Prefetched
+from codechat.data.conversations import Prefetched
 from codechat.distributed import dist, hardware, sharding
 from codechat.models import attention, generate, optim
 from codechat.models.gpt import GPT
