@@ -5,24 +5,33 @@ A message is {"role": "system" | "user" | "assistant" | "function", "content": s
     {tag}\n{content}\n<|end|>\n
 
 with the tags of `TAGS`. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn.
-"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own chat
-template (hf_chat_template). "raw", for base models: no turns; the begin-of-text token if there is one, then the
+"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own jinja
+chat template. "raw", for base models: no turns; the begin-of-text token if there is one, then the
 contents, with an empty line before one that follows another person's, and the end of text after the assistant's. The
 inline <functioncall> is a tag too, in assistant turns only.
 
 Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole
 conversation. A stop is a sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries
 loss: content, the line end after it and <|end|>. The names of `tool_calls` are available here too.
+
+In the mode "template" each answer is rendered behind its own generation prompt, where it is sampled: what the template
+writes between prompt and content belongs to the answer, text that it adds to the last answer only (an empty <think>) is
+left out. A template or a conversation where the next prompt does not go on from there raises: its loss would be on other
+ids than are sampled. Contents may be trimmed or written as json strings, but not changed otherwise. Each answer is
+tokenised behind its prompt, and each prompt behind the answer before, as in transformers, except for tokens that would
+cross the border. Content that holds a special token raises, since it forges a turn; the assistant may write special
+tokens that the layout does not use. The role "function" is called "tool" there.
 """
 
+import json
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import hf_chat_template
-from codechat.text.hf_chat_template import Turn
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     CALL_TAG,
@@ -74,6 +83,17 @@ class Rendered(NamedTuple):
     roles: list[str]
 
 
+class Turn(NamedTuple):
+    """A message in five parts, as texts or as ids: what stands before it, what an answer begins with before its
+    content, the content, what ends it, what follows. The assistant writes the three in the middle."""
+
+    head: Any
+    opening: Any
+    body: Any
+    closing: Any
+    after: Any
+
+
 class Layout(NamedTuple):
     """How a mode lays out answers. opening, closing: the texts with which one begins before its content, and ends
     before the ids of `stop`; call: the ids with which a call begins; ids: those of each tag and of a line end."""
@@ -89,7 +109,7 @@ class Layout(NamedTuple):
 def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     """The layout of a mode. ConfigError for an unknown one."""
     if tags == TEMPLATE:
-        form = hf_chat_template.form(tokenizer)
+        form = _template_form(tokenizer)
         call = tokenizer.encode_behind(form.before, form.opening + CALL_TAG)[0]
         closing = form.closing.removesuffix(decode([form.stop], tokenizer))
         return Layout(form.blank + form.opening, closing, (form.stop,), call, {})
@@ -146,11 +166,10 @@ def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str =
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """The ids that a policy would sample for this assistant content: `prompt` + these + what follows = `render`."""
+    _check([message := {"role": "assistant", "content": content}], tokenizer, tags)
     if tags == TEMPLATE:
-        hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
-        return sum(hf_chat_template.encode_answer(hf_chat_template.answer(content, tokenizer), tokenizer), [])
-    _check(messages := [{"role": "assistant", "content": content}], tags)
-    turn = _turn(messages[0], tokenizer, tags)
+        return sum(_answer_ids(_answer(content, tokenizer), tokenizer), [])
+    turn = _turn(message, tokenizer, tags)
     return turn.body + turn.closing
 
 
@@ -201,9 +220,9 @@ def _turns(
     is asked for."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
-    _check(messages, tags)
+    _check(messages, tokenizer, tags)
     if tags == TEMPLATE:
-        return hf_chat_template.encode(messages, tokenizer, prompt=prompt)
+        return _template_turns(messages, tokenizer, prompt)
     before = [{"role": "assistant"}, *messages]  # as if an answer stood before raw text
     turns = [_turn(m, tokenizer, tags, last["role"]) for last, m in zip(before, messages)]
     if tags == RAW:
@@ -231,13 +250,176 @@ def _joined(turns: Sequence[Turn]) -> list[int]:
     return [i for turn in turns for part in turn for i in part]
 
 
-def _check(messages: Sequence[Message], tags: str) -> None:
+def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None:
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), str):
             raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
         if (role := message.get("role")) not in ROLES:
             raise DataError(f"message {number} has the role {role!r}; required is one of {', '.join(ROLES)}")
         forged = [tag for tag in TAGS if tag in content and (tag != CALL_TAG or role != "assistant")]
-        if tags == "text" and forged:
-            remedy = 'which forges a turn; remove it or use tags="reserved"'
-            raise DataError(f"message {number} ({role}) holds {forged[0]}, {remedy}")
+        if tags == TEMPLATE:
+            forged = _specials(tokenizer, structural=role == "assistant").findall(content)
+        if tags in ("text", TEMPLATE) and forged:
+            remedy = "remove it" if tags == TEMPLATE else 'remove it or use tags="reserved"'
+            raise DataError(f"message {number} ({role}) holds {forged[0]}, which forges a turn; {remedy}")
+
+
+# ------------------------------------------------------------------ the chat template of an imported model
+
+
+class Form(NamedTuple):
+    """What a template writes around each answer. asked: the generation prompt of `USER`; before: its end. closing ends
+    with the special token `stop`; next: it and what follows before a question; after: what follows at the end of a
+    conversation. blank: what the tokenizer adds to the beginning of an answer."""
+
+    asked: str
+    before: str
+    opening: str
+    closing: str
+    next: str
+    after: str
+    stop: int
+    blank: str
+
+
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")  # transformers' marks for masks; nothing for the text
+_CHANGED = "changes contents of this conversation; remove what it treats specially, such as reasoning"
+USER, ANSWER = {"role": "user", "content": "\ue0000\ue001"}, {"role": "assistant", "content": "\ue0001\ue001"}
+
+
+@lru_cache(maxsize=16)
+def _template_form(tokenizer: Any) -> Form:
+    """The form of answers. DataError for a template in which they cannot be trained as they are sampled."""
+    asked, last = _fill([USER], tokenizer, True), _fill([USER, ANSWER], tokenizer, False)
+    among = _fill([USER, ANSWER, USER], tokenizer, True)
+    opening, content, rest = among.removeprefix(asked).partition(ANSWER["content"])
+    tail = last.rpartition(ANSWER["content"])[2]
+    if not content or not among.startswith(asked):
+        raise _fault(tokenizer, "writes no answer behind its generation prompt, where it is sampled; use --tags text")
+    if not (stop := _specials(tokenizer).search(tail)):
+        raise _fault(tokenizer, "ends an answer without special token; use --tags text")
+    closing = tail[: stop.end()]
+    if not rest.startswith(closing):
+        raise _fault(tokenizer, f"ends the last answer with {closing!r}, others with {rest[:40]!r}; use --tags text")
+    before = asked.rpartition(USER["content"])[2]
+    before = before[max((special.start() for special in _specials(tokenizer).finditer(before)), default=0) :]
+    sample = f"{opening}x{closing}"
+    blank = tokenizer.decode_inside(tokenizer.encode_behind(before, sample)[0]).removesuffix(sample)
+    blank = blank if blank.isspace() else ""
+    return Form(asked, before, opening, closing, rest, tail[stop.end() :], tokenizer.special_tokens[stop[0]], blank)
+
+
+def _template_turns(messages: Sequence[Message], tokenizer: Any, prompt: bool) -> tuple[list[Turn], list[int]]:
+    """`_turns` of this mode: each answer behind its prompt, and what stands between answers behind the one before."""
+    turns, tail = _template_texts(messages, tokenizer, prompt)
+    ids, pieces, before = [], [], ""
+    for message, turn in zip(messages, turns):
+        if message["role"] == "assistant":
+            ids += _encoded([*pieces, turn.head], tokenizer, before) + _answer_ids(turn, tokenizer)
+            pieces, before = [turn.after], turn.closing
+        else:
+            pieces += turn
+    ids += _encoded([*pieces, tail], tokenizer, before)
+    return [Turn(*ids[at : at + 5]) for at in range(0, len(ids) - 1, 5)], ids[-1]
+
+
+def _answer_ids(answer: Turn, tokenizer: Any) -> list[list[int]]:
+    """The ids of opening, content and closing of an answer."""
+    return _encoded(answer[1:4], tokenizer, _template_form(tokenizer).before, loses=False)
+
+
+def _encoded(pieces: Sequence[str], tokenizer: Any, before: str, loses: bool = True) -> list[list[int]]:
+    """The ids of pieces of a text that stands behind `before`; a token belongs to the piece in which it begins."""
+    ids, starts = tokenizer.encode_behind(before, "".join(pieces), loses=loses)
+    inner = [bisect_left(starts, at) for at in accumulate(map(len, pieces[:-1]))]
+    return [ids[start:end] for start, end in zip([0, *inner], [*inner, len(ids)])]
+
+
+def _answer(content: str, tokenizer: Any) -> Turn:
+    """The texts of an answer as the template writes it: among others, else as the last one (with its reasoning)."""
+    form, message = _template_form(tokenizer), {"role": "assistant", "content": content}
+    for more, rest in (([USER], form.next), ([], form.closing + form.after)):
+        text = _fill([USER, message, *more], tokenizer, bool(more))
+        for written in _ways(content):
+            if text == form.asked + form.opening + written + rest:
+                return Turn("", form.opening, written, form.closing, form.after)
+    raise _fault(tokenizer, _CHANGED)
+
+
+def _template_texts(messages: Sequence[Message], tokenizer: Any, prompt: bool) -> tuple[list[Turn], str]:
+    """The texts of each message, and the text after the last; prompt: up to where the assistant begins to write."""
+    answered = messages[-1]["role"] == "assistant" and not prompt
+    known, turns, at = messages[:-1] if answered else messages, [], 0
+    text = _fill(known, tokenizer, prompt or answered)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            turn = _answer(message["content"], tokenizer)
+            sampled, wholes = turn.opening + turn.body + turn.closing, iter([text])
+            if number == len(known):  # the last answer, as the last one or among others
+                asked, ways = text, ((messages, False), ([*messages, USER], True))
+                wholes = (_fill(some, tokenizer, goes_on) for some, goes_on in ways)
+            else:  # nothing is sampled before the first message
+                asked = _fill(known[:number], tokenizer, True) if number else text.partition(sampled)[0]
+            if len(asked) < at or not any(whole.startswith(asked + sampled) for whole in wholes):
+                raise _fault(tokenizer, f"writes answer {number} elsewhere than it is sampled")
+            turns.append(turn._replace(head=text[at : len(asked)], after=""))
+            at = len(asked + sampled)
+        else:
+            written = next((way for way in _ways(message["content"]) if text.find(way, at) >= 0), None)
+            if written is None:
+                raise _fault(tokenizer, _CHANGED)
+            start = text.index(written, at)
+            end = _specials(tokenizer).match(text, start + len(written))
+            turns.append(Turn(text[at:start], "", written, "", end[0] if end else ""))
+            at = start + len(written + turns[-1].after)
+    return turns, turn.after if answered else text[at:]
+
+
+def _ways(content: str) -> tuple[str, ...]:
+    """A content as templates write it: as it is, trimmed, or as the inside of a json string."""
+    quoted = json.dumps(content, ensure_ascii=False)[1:-1]
+    return content, content.strip(), content.strip("\n"), content.lstrip("\n"), quoted
+
+
+def _fault(tokenizer: Tokenizer, fault: str) -> DataError:
+    return DataError(f"the chat template of {tokenizer.spec} {fault}")
+
+
+@lru_cache(maxsize=16)
+def _specials(tokenizer: Any, structural: bool = False) -> re.Pattern[str]:
+    """Any special token; structural: those that the layout uses, or that begin and end a text."""
+    tokens = [*tokenizer.special_tokens]
+    if structural:
+        used = _specials(tokenizer).findall(_fill([USER, ANSWER, USER], tokenizer, True))
+        tokens = [*used, *tokenizer.saved["special"].values()]
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+@lru_cache(maxsize=16)
+def _compiled(tokenizer: Any) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # a template is somebody else's program
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **({"ensure_ascii": False} | how))
+    environment.globals["raise_exception"] = _raise
+    text = _GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", tokenizer.template)
+    return environment.from_string(text)
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def _fill(messages: Sequence[Message], tokenizer: Any, prompt: bool) -> str:
+    """The text of messages; no tools or documents, which transformers passes as None, and no `strftime_now`: a prompt
+    must not depend on the day."""
+    if not getattr(tokenizer, "template", None):
+        raise ConfigError(f'tags "template" with {tokenizer.spec}, which has none; use tags "reserved" or "text"')
+    renamed = [{**m, "role": "tool" if m["role"] == "function" else m["role"]} for m in messages]
+    given = dict(tokenizer.saved["special"], tools=None, documents=None)
+    try:
+        return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **given)
+    except Exception as error:  # a template is somebody else's program and may raise anything
+        raise _fault(tokenizer, f"cannot render the conversation ({error}); use --tags text") from None
