@@ -44,7 +44,7 @@ LONGEST_SPACE = 50_000
 _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{LONGEST_SPACE},}}+")
 
 
-ORDINARY = ("\n", "a", "0", ".")  # before a text inside another, if they stay tokens of their own
+ORDINARY = ("\n", "a", "0", ".", "")  # before a text inside another, the first that stays a token of its own
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -61,11 +61,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text. Lone surrogates become U+FFFD."""
-        return self.encode_arrays([text])[0].tolist()
+        return self._array(replace_surrogates(text)).tolist()
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text as integer arrays."""
-        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
+        """`encode` of each text as (n,) uint32: no Python number is made, and tiktoken works outside the interpreter's
+        lock."""
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(self._array, map(replace_surrogates, texts)))
+
+    def _array(self, text: str) -> np.ndarray:
+        raise NotImplementedError
 
     def encode_inside(self, text: str) -> list[int]:
         """`encode` for text within another."""
@@ -111,15 +116,7 @@ class BpeTokenizer(Tokenizer):
             self.spec, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot_id}
         )
 
-    def encode(self, text: str) -> list[int]:
-        return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
-
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        # no Python number is made, and tiktoken works outside the interpreter's lock
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(self._encode_array, map(replace_surrogates, texts)))
-
-    def _encode_array(self, text: str) -> np.ndarray:
+    def _array(self, text: str) -> np.ndarray:
         return np.concatenate([self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _pieces(text)])
 
 
@@ -127,16 +124,14 @@ class TableTokenizer(Tokenizer):
     """An id per character of an alphabet, or per byte."""
 
     def __init__(self, spec: str, alphabet: str | None) -> None:
-        table = [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)]
-        super().__init__(spec, table)
+        super().__init__(spec, [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)])
         self.alphabet, self._ids = alphabet, {char: i for i, char in enumerate(alphabet or "")}
 
-    def encode(self, text: str) -> list[int]:
-        text = replace_surrogates(text)
+    def _array(self, text: str) -> np.ndarray:
         if self.alphabet is None:
-            return list(text.encode())
+            return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
         try:
-            return [self._ids[char] for char in text]
+            return np.array([self._ids[char] for char in text], np.uint32)
         except KeyError as error:
             raise DataError(f"character {error.args[0]!r} is not in {self.spec}; use --tokenizer bytes") from None
 
@@ -149,8 +144,13 @@ class ImportedTokenizer(Tokenizer):
     and template or None."""
 
     def __init__(self, saved: dict[str, Any]) -> None:
-        self.saved, self.spec = saved, saved["spec"]
-        self._plain, self._special = self._make(), self._make()
+        import tokenizers  # here: only imported models need it
+
+        self.saved, self.spec, self.template = saved, saved["spec"], saved.get("template")  # a jinja chat template
+        try:
+            self._plain, self._special = (tokenizers.Tokenizer.from_str(saved["json"]) for _ in range(2))
+        except Exception as error:  # the package raises nothing more precise
+            raise DataError(f"{self.spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
         self._plain.encode_special_tokens = True
         self._ids: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
         self.n_vocab = max(self._ids.values()) + 1
@@ -162,19 +162,6 @@ class ImportedTokenizer(Tokenizer):
             raise DataError(f"{self.spec}: eos_token {eos!r} is no token; set it in tokenizer_config.json")
         self.eot_id = self._ids[eos]
 
-    def _make(self) -> Any:
-        import tokenizers  # here: only imported models need it
-
-        try:
-            return tokenizers.Tokenizer.from_str(self.saved["json"])
-        except Exception as error:  # the package raises nothing more precise
-            raise DataError(f"{self.spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
-
-    @property
-    def template(self) -> str | None:
-        """The model's jinja chat template."""
-        return self.saved.get("template")
-
     @cached_property
     def beginning(self) -> tuple[int, ...]:  # type: ignore[override]
         """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen).
@@ -182,13 +169,13 @@ class ImportedTokenizer(Tokenizer):
         plain, whole = (self._special.encode("a", add_special_tokens=specials).ids for specials in (False, True))
         return tuple(whole[: next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)])
 
-    def encode(self, text: str) -> list[int]:
-        return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids
+    def _array(self, text: str) -> np.ndarray:
+        return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def encode_inside(self, text: str) -> list[int]:
         """`encode` for text within another: without the blank that some tokenizers write before a text."""
-        starts = ORDINARY if self._leads else ()
-        return next(ids for start in (*starts, "") if (ids := self._behind(self._plain, start, text)))[0]
+        starts = ORDINARY if self._leads else [""]
+        return next(ids for start in starts if (ids := self._behind(self._plain, start, text)))[0]
 
     def encode_behind(self, before: str, text: str, *, loses: bool = False) -> tuple[list[int], list[int]]:
         """Ids of `text` as it is tokenised behind `before`, and the character where each begins; apart from it where a
@@ -197,8 +184,8 @@ class ImportedTokenizer(Tokenizer):
         if together := self._behind(self._special, before, text, loses):
             return together
         begins = self._behind(self._special, before, "x") == self._behind(self._special, "", "x")
-        starts = () if begins or not self._leads else ORDINARY
-        return next(ids for start in (*starts, "") if (ids := self._behind(self._special, start, text)))
+        starts = ORDINARY if self._leads and not begins else [""]
+        return next(ids for start in starts if (ids := self._behind(self._special, start, text)))
 
     def _behind(
         self, tokenizer: Any, before: str, text: str, loses: bool = False
@@ -231,11 +218,9 @@ class ImportedTokenizer(Tokenizer):
         if token in self._added:
             return self._added[token].content.encode()
         text = self._plain.id_to_token(token)
-        if text is None:  # a gap in the vocabulary
-            return b""
-        if self._byte_level:
+        if self._byte_level and text:
             return bytes(map(byte_letters().index, text))
-        match = _BYTE.fullmatch(text)
+        match = _BYTE.fullmatch(text := text or "")  # none: a gap in the vocabulary
         return bytes.fromhex(match[1]) if match else text.replace("\u2581", " ").encode()
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,24 +232,22 @@ def read_imported(place: Path) -> dict[str, Any]:
     path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
         raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
-    config, text = _object(path.parent / "tokenizer_config.json"), path.read_text(encoding="utf-8")
-    names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    special = {name: t.get("content") if isinstance(t := config.get(name), dict) else t for name in names}
-    if special["eos_token"] is None:
-        ids = _object(path.parent / "config.json") | _object(path.parent / "generation_config.json")
-        first = (*e, None)[0] if isinstance(e := ids.get("eos_token_id"), list) else e
+    names = ("tokenizer_config.json", "config.json", "generation_config.json")
+    config, model, how = (read_json(p) if (p := path.with_name(name)).is_file() else {} for name in names)
+    tokens = {key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
+    text = path.read_text(encoding="utf-8")
+    if tokens["eos_token"] is None:
+        first = (model | how).get("eos_token_id")
+        first = (*first, None)[0] if isinstance(first, list) else first
         added = json.loads(text).get("added_tokens") or []
-        special["eos_token"] = next((entry["content"] for entry in added if entry["id"] == first), None)
-    jinja = path.parent / "chat_template.jinja"
+        tokens["eos_token"] = next((entry["content"] for entry in added if entry["id"] == first), None)
+    jinja = path.with_name("chat_template.jinja")
     template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    special = {name: token for name, token in special.items() if token}
+    special = {key: token for key, token in tokens.items() if token}
     return {"spec": f"hf:{place.name}", "json": text, "special": special, "template": template}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def replace_surrogates(text: str) -> str:
