@@ -116,6 +116,9 @@ class BpeTokenizer(Tokenizer):
             self.spec, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot_id}
         )
 
+    def encode(self, text: str) -> list[int]:  # a third faster than by an array
+        return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
+
     def _array(self, text: str) -> np.ndarray:
         return np.concatenate([self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _pieces(text)])
 
