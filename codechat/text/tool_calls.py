@@ -9,7 +9,6 @@ off or holds unescaped quotes is not repaired (`bad_json`): a reward must not gu
 import json
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -41,15 +40,10 @@ NOTHING = "none"
 NOTHING_FITS = f"Nothing fits: {NOTHING}()"
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-_QUOTED_KEYS = tuple(f'"{key}"' for key in ARGUMENT_KEYS)
 DEEPEST = 64
-_TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
-_COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
 _NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\(|([^(]+)\(")  # compact, described, a name with spaces
-_NEXT_ARGUMENT = re.compile(r", (?=[^\s,:]+: )")
-_JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
 _TOKEN = re.compile(
     r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""", re.DOTALL
@@ -82,14 +76,13 @@ def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
     try:
         body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        needed = "give strings, finite numbers, booleans, None, lists and dicts with string keys"
-        raise DataError(f"arguments of {name} are not JSON ({error}); {needed}") from None
+        raise DataError(f"arguments of {name} are not JSON ({error}); give what JSON holds") from None
     return f"{CALL_TAG} {escape_tags(body)}"
 
 
 def escape_tags(text: str) -> str:
     """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads as the same value."""
-    return _TAG_IN_JSON.sub(r"\\u003c", escape_surrogates(text))
+    return re.sub("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")", r"\\u003c", escape_surrogates(text))
 
 
 def escape_surrogates(text: str) -> str:
@@ -124,7 +117,8 @@ def described(prompt: str) -> str:
     if not (listed := _LISTED.search(prompt)):
         return prompt
     lines, rest = _split_list(prompt, listed)
-    return prompt[: listed.end()] + "\n".join([*(_COMPACT_LINE.sub(r"\2: \1", x) for x in lines), NOTHING_FITS]) + rest
+    turned = [re.sub(r"^([^\s(]+\(.*?\)) - (.+)$", r"\2: \1", line) for line in lines]
+    return prompt[: listed.end()] + "\n".join([*turned, NOTHING_FITS]) + rest
 
 
 def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
@@ -157,7 +151,7 @@ def offered_schemas(prompt: str) -> list[dict[str, Any]]:
 def _parameters(rest: str) -> dict[str, Any]:
     """The schema of what stands after the bracket of a line: `a: type, b?: x|y) - description`."""
     properties, required = {}, []
-    for argument in _NEXT_ARGUMENT.split(rest.partition(") - ")[0].removesuffix(")")):
+    for argument in re.split(r", (?=[^\s,:]+: )", rest.partition(") - ")[0].removesuffix(")")):
         name, _, kind = argument.partition(": ")
         if name:
             properties[name.removesuffix("?")] = _schema_of(kind)
@@ -169,10 +163,10 @@ def _schema_of(kind: str) -> dict[str, Any]:
     """The schema that `_type` wrote as this."""
     if kind.endswith("[]"):
         return {"type": "array", "items": _schema_of(kind.removesuffix("[]"))}
-    parts = kind.split("|")
     if kind == "any":
         return {}
-    if _JSON_TYPES.issuperset(parts):
+    parts = kind.split("|")
+    if {"string", "number", "integer", "boolean", "array", "object", "null"}.issuperset(parts):
         return {"type": parts if len(parts) > 1 else kind}
     return {"enum": [*parts, *(int(part) for part in parts if re.fullmatch("-?[0-9]{1,15}", part))]}
 
@@ -209,14 +203,13 @@ def _type(schema: Any) -> str:
 def parse_calls(text: str) -> list[Call]:
     """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never
     raises."""
-    tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
-    calls, n = [], 0
-    while n < len(tags) - 1:
-        value, end, form = _value_after(text, tags, n)
+    calls, at = [], _next_tag(text, 0)
+    while at < len(text):
+        value, end, form = _value_at(text, _after_space(text, at + len(CALL_TAG)))
         calls += [read_call(item, form) for item in (value if isinstance(value, list) and value else [value])]
-        n = max(n + 1, bisect_left(tags, end))
+        at = _next_tag(text, end)
         if calls[-1].form != "bad_json":
-            calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
+            calls[-1] = calls[-1]._replace(after=text[end:at].strip())
     return [call for call in calls if call.name != NOTHING]
 
 
@@ -226,23 +219,18 @@ def in_words(text: str) -> str:
     return DECLINED if tagged and not parse_calls(text) else text
 
 
-def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
-    """(value after tag n or None, its end, form of its JSON). tags: where they begin, and the end of the text."""
-    start = _after_space(text, tags[n] + len(CALL_TAG))
+def _next_tag(text: str, start: int) -> int:
+    """Where the next tag begins, or the text ends."""
+    at = text.find(CALL_TAG, start)
+    return at if at >= 0 else len(text)
+
+
+def _value_at(text: str, start: int) -> tuple[Any, int, str]:
+    """(value or None, its end, form): JSON, whose strings may hold tags, or a literal that ends before the next tag."""
     if not text.startswith(("{", "["), start):
         return None, start, "bad_json"
-    stop = n + 1
-    while True:
-        try:
-            value, used = _JSON.raw_decode(text[start : tags[stop]])
-            return value, start + used, "object"
-        except json.JSONDecodeError as error:
-            # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
-            if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
-                return _literal(text, start, tags[n + 1])
-            stop = min(n + 2 * (stop - n), len(tags) - 1)
-        except (ValueError, RecursionError):
-            return _literal(text, start, tags[n + 1])
+    value = _strict(text, start)
+    return (*value, "object") if value else _literal(text, start, _next_tag(text, start))
 
 
 def read_call(item: Any, form: str = "object") -> Call:
@@ -320,7 +308,13 @@ def _literal(text: str, start: int, stop: int, quoted: bool = True) -> tuple[Any
         if string:
             form = "python_literal" if form == "trailing_comma" and string[0] == "'" else form
             value = _unescaped(string[1:-1])
-            if quoted and string[0] == "'" and nesting in ("{", "[{") and out[-1] == ":" and out[-2] in _QUOTED_KEYS:
+            if (
+                quoted
+                and string[0] == "'"
+                and nesting in ("{", "[{")
+                and out[-1] == ":"
+                and out[-2][1:-1] in ARGUMENT_KEYS
+            ):
                 value, at, quoted = _quoted_object(text, token.start(2), at, value)
                 form = "single_quoted" if quoted else form
             if value is None:
@@ -354,7 +348,7 @@ def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[
 def _unescaped(body: str) -> str | None:
     """The value of a Python string between its quotes; None for what is no string, or half a character."""
     try:
-        return _ESCAPE.sub(_escaped, body) if "\\" in body else body
+        return _ESCAPE.sub(_escaped, body)
     except ValueError:
         return None
 
@@ -363,10 +357,12 @@ def _escaped(match: re.Match[str]) -> str:
     code = match[1]
     if code in _ESCAPED:
         return _ESCAPED[code]
-    number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16) if len(code) > 1 else 0
-    if code in "xuUN\r" or number in range(0xD800, 0xE000):
+    if code[0] not in "01234567xuUN\r":
+        return match[0]
+    number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16)  # ValueError for what lacks its digits
+    if number in range(0xD800, 0xE000):
         raise ValueError(code)
-    return chr(number) if code[0] in "01234567xuU" else match[0]
+    return chr(number)
 
 
 def _after_space(text: str, start: int) -> int:
@@ -406,12 +402,12 @@ class Unreadable(DataError):
 
 def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], style: str) -> list[dict[str, Any]]:
     """Messages, results in the order of their calls, tools listed after the system's own words. Unreadable."""
-    turns, at = list(turns), 0
-    while at < len(turns):
-        results = list(takewhile(lambda turn: turn.role == "function", turns[at + 1 :]))
-        end = at + 1 + len(results)
-        turns[at + 1 : end] = _in_call_order(turns[at], results, goes_on=end < len(turns))
-        at = end
+    turns = list(turns)
+    for at, turn in enumerate(turns):
+        if turn.role != "function" or at == 0:
+            results = list(takewhile(lambda turn: turn.role == "function", turns[at + 1 :]))
+            end = at + 1 + len(results)
+            turns[at + 1 : end] = _in_call_order(turn, results, goes_on=end < len(turns))
     if tools:
         system, rest = (turns[0].content, turns[1:]) if turns[0].role == "system" else ("", turns)
         try:
