@@ -46,7 +46,9 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         row = _glaive(row) if row.get("chat") is not None else row
         row = _tool_set(row) if row.get("ground_truth") is not None else row
         raw = _raw_turns(row, where)
-        tools = schemas(row.get("tools") or _tools_in_text(raw[0]))
+        first = raw[0].get("content", raw[0].get("value")) if isinstance(raw[0], Mapping) else None
+        listed = _TOOLS.search(first) if isinstance(first, str) else None  # in the system message
+        tools = schemas(row.get("tools") or (listed[1] if listed else ""))
         turns = [turn for each in raw for turn in _turns_of(each, where, tools)]
         if system := system_text(row, where):
             if turns[0].role != "system":
@@ -63,27 +65,24 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
 
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row as it has them."""
-    turns, text = row.get("messages") if row.get("messages") is not None else row.get("conversations"), row.get("text")
+    turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
+    text, prompt = row.get("text"), row.get("prompt")
     if turns is None and isinstance(text, str) and "<|im_start|>" in text:
         turns = [{"role": role, "content": content.strip("\n")} for role, content in _CHATML.findall(text)]
         if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():
             turns.pop()  # the beginning of an answer that a prompt ends with
-    if turns is None:
-        return _instruction(row, where)
+    elif turns is None and isinstance(prompt, list):
+        turns = continued(prompt, row.get("completion"), where)
+    elif turns is None:
+        user, answer = request_text(row), cleaned(_text_column(row, ANSWERS))
+        if not user or not answer:
+            raise Unreadable("no_answer" if user else "no_instruction")
+        turns = [*turns_before(row, where), {"role": "user", "content": user}, {"role": "assistant", "content": answer}]
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
     if not turns:
         raise Unreadable("no_turns")
     return list(turns)
-
-
-def _instruction(row: Row, where: str) -> list[Any]:
-    if isinstance(row.get("prompt"), list):
-        return continued(row["prompt"], row.get("completion"), where)
-    user, answer = request_text(row), cleaned(_text_column(row, ANSWERS))
-    if not user or not answer:
-        raise Unreadable("no_answer" if user else "no_instruction")
-    return [*turns_before(row, where), {"role": "user", "content": user}, {"role": "assistant", "content": answer}]
 
 
 def glaive_turns(text: str) -> list[Message]:
@@ -104,10 +103,8 @@ def _glaive(row: Row) -> Row:
     for turn in turns:
         if turn["role"] == "assistant":
             turn["content"] = turn["content"].replace(chat.CALL_TAG, "<tool_call>")
-    if not turns:
-        raise Unreadable("no_turns")
-    if not isinstance(system, str):
-        raise Unreadable("unreadable_tools")
+    if not turns or not isinstance(system, str):
+        raise Unreadable("unreadable_tools" if turns else "no_turns")
     tools = schemas(system)
     return {"messages": turns, "tools": tools, "system": "" if tools else system.removeprefix("SYSTEM:").strip()}
 
@@ -194,30 +191,27 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
     """One turn, or one for each of several results."""
     if not isinstance(raw, Mapping) or not ({"role", "from"} & raw.keys()):
         raise DataError(f"{where}: a message is {str(raw)[:80]!r}; required is an object with role and content")
-    role, value = _role(raw), raw.get("content", raw.get("value"))
+    role, value, weight = _role(raw), raw.get("content", raw.get("value")), 1
     if dropped := [key for key in ("reasoning_content", "reasoning", "thinking") if raw.get(key)]:  # it would be lost
         raise DataError(f"{where}: a message has {dropped[0]}, which is not read; write it into content, or remove it")
+    if role in ("assistant", "function_call", "tool_call"):
+        marks = {name: raw[name] for name in ("weight", "train") if raw.get(name) is not None}
+        if any(isinstance(value, str) or value not in (0, 1) for value in marks.values()):
+            raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
+        weight = int(all(marks.values()))
     if role in ("function_call", "tool_call"):  # ShareGPT's turns that hold nothing but calls
-        yield Turn("assistant", "", _calls_in(str(value)), weight=_weight(raw, where))
+        yield Turn("assistant", "", _calls_in(str(value)), weight=weight)
         return
     if role not in chat.ROLES:
         raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLE_OF)}")
     text = _text(value, role, raw, where)
     results = _RESULT.findall(text)
     if role == "assistant":
-        yield _answer(text, raw, tools, _weight(raw, where))
+        yield _answer(text, raw, tools, weight)
     elif results and role in ("function", "user") and not _RESULT.sub("", text).strip():
         yield from (Turn("function", result) for result in results)
     else:
         yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
-
-
-def _weight(raw: Row, where: str) -> int:
-    """0 where a mark says that the answer carries no loss, else 1."""
-    marks = {name: raw[name] for name in ("weight", "train") if raw.get(name) is not None}
-    if any(isinstance(value, str) or value not in (0, 1) for value in marks.values()):
-        raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
-    return int(all(marks.values()))
 
 
 def _text(value: Any, role: str, raw: Row, where: str) -> str:
@@ -229,10 +223,10 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
         return "".join(str(part.get("text", "")) for part in value)
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
-    if role == "assistant" and value is None:
-        if not raw.get("tool_calls"):
-            raise Unreadable("empty_turn")
+    if role == "assistant" and value is None and raw.get("tool_calls"):
         return ""
+    if role == "assistant" and value is None:
+        raise Unreadable("empty_turn")
     raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
 
 
@@ -243,10 +237,9 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     text, tag, tagged = text.partition("<tool_call>")
-    if tag and _CALL.sub("", tag + tagged).strip():
+    if _CALL.sub("", tag + tagged).strip():
         raise Unreadable("text_after_call")
-    calls += _calls_in(tag + tagged) if tag else []
-    if tag and not calls:
+    if tag and not (calls := calls + _calls_in(tag + tagged)):
         raise Unreadable("unreadable_call")
     ids = ids if len(ids) == len(calls) else []
     return Turn("assistant", text.strip() if calls else text, calls, ids, None, weight)
@@ -260,9 +253,8 @@ def _calls_in(text: str) -> list[str]:
 def _call(function: Any, tools: Sequence[Row]) -> str:
     """The canonical call of a field. A null argument that the tool does not have is padding (`sources.without_nulls`)."""
     call = chat.read_call(function)
-    tool = next((tool for tool in tools if tool["name"] == call.name), None)
-    if tool and call.form in ("object", "parameters"):
-        known = tool["parameters"]["properties"]
+    known = next((tool["parameters"]["properties"] for tool in tools if tool["name"] == call.name), None)
+    if known is not None and call.form in ("object", "parameters"):
         kept = {k: without_nulls(v) for k, v in call.arguments.items() if v is not None or k in known}
         call = call._replace(arguments=kept)
     return _written([call])[0]
@@ -299,13 +291,6 @@ def schemas(value: Any) -> list[dict[str, Any]]:
     """Tool schemas of a column or of a text that holds them, without the object around a function."""
     items = _objects(value) if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
     return [_schema(item) for item in items if item is not None]
-
-
-def _tools_in_text(first: Any) -> str:
-    """What stands between <tools> and </tools> in the system message."""
-    text = first.get("content", first.get("value")) if isinstance(first, Mapping) else None
-    listed = _TOOLS.search(text) if isinstance(text, str) else None
-    return listed[1] if listed else ""
 
 
 def _without_list(turns: list[Turn], tools: list[dict[str, Any]]) -> list[Turn]:

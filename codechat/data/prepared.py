@@ -65,7 +65,10 @@ def write(
     for name in earlier - manifest["files"].keys():
         (out / name).unlink(missing_ok=True)
     tok = tokenizer.load(cfg.tokenizer)
-    preview((row for rows in files.values() for row in rows), getattr(cfg, "preview", 0), tok)
+    talks = (row for rows in files.values() for row in rows if "domain" in row)
+    for row in islice(talks, getattr(cfg, "preview", 0)):  # as training sees them: the tokens with the loss mask
+        view = token_view.xray_mask(row["messages"], tok)
+        print(f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n")
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
@@ -76,7 +79,12 @@ def write(
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    print_files(manifest["files"], counted, cfg.tokenizer)
+    table = Table("file", "rows", f"tokens ({cfg.tokenizer})", "supervised tokens")
+    for name, entry in sorted(manifest["files"].items()):
+        counts = counted.get(name.removesuffix(".train.jsonl"), {})
+        tokens = [f"{counts[k]:,}" if counts else "" for k in ("tokens", "supervised_tokens")]
+        table.add_row(name, f"{entry['rows']:,}", *tokens)
+    Console().print(table)
     return manifest
 
 
@@ -93,19 +101,12 @@ def described(row: Row) -> Row:
     return row | ({"messages": turns} if turns else {})
 
 
-def preview(rows: Iterable[Row], n: int, tok: tokenizer.Tokenizer) -> None:
-    """Print the first n conversations as training sees them: their tokens with the loss mask."""
-    for row in islice((row for row in rows if "domain" in row), n):
-        view = token_view.xray_mask(row["messages"], tok)
-        print(f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n")
-
-
 def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:
     """Conversations, tokens and supervised tokens of each training domain, for mixing."""
     counted: dict[str, dict[str, int]] = {}
     for name, rows in files.items():
-        domain, split, _ = name.split(".")
-        if split == "train" and any(row.get("domain") == domain for row in rows):
+        domain = name.removesuffix(".train.jsonl")
+        if any(row.get("domain") == domain for row in rows):
             encoded = [conversations.encode(row, tok, "reserved", 1 << 30) for row in rows]
             kept = [example for example in encoded if not isinstance(example, str)]
             tokens, supervised = sum(map(len, kept)), sum(example.supervised for example in kept)
@@ -121,14 +122,3 @@ def print_ledgers(ledgers: Iterable[Ledger]) -> None:
         table.add_row(row["source"], row["what"], row["reason"], f"{row['rows']:,}", *shares)
     if table.row_count:
         Console().print(table)
-
-
-def print_files(files: Mapping[str, Row], domains: Mapping[str, Row], spec: str) -> None:
-    """Print the files of a directory, and the tokens of each training domain."""
-    table = Table("file", "rows", f"tokens ({spec})", "supervised tokens")
-    for name, entry in sorted(files.items()):
-        domain, split, _ = name.split(".")
-        counts = domains.get(domain, {}) if split == "train" else {}
-        tokens = [f"{counts[k]:,}" if counts else "" for k in ("tokens", "supervised_tokens")]
-        table.add_row(name, f"{entry['rows']:,}", *tokens)
-    Console().print(table)

@@ -7,6 +7,7 @@ come in.
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ INSTRUCTION_COLUMNS = (
     ("query", "response"),
     *CALL_COLUMNS,
 )
-READ = {*chat_formats.REQUESTS, *chat_formats.ANSWERS, *chat_formats.INPUTS, *chat_formats.SYSTEM_COLUMNS}
-READ |= {column for columns in CALL_COLUMNS for column in columns}
-READ |= {"history", "tools", "id", "domain", "source", "task_id", "test_list"}
+READ = {"history", "tools", "id", "domain", "source", "task_id", "test_list"}.union(
+    chat_formats.REQUESTS, chat_formats.ANSWERS, chat_formats.INPUTS, chat_formats.SYSTEM_COLUMNS, *CALL_COLUMNS
+)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
 MBPP_HELD_OUT = range(11, 601)
 BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
@@ -75,20 +76,18 @@ _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 def evaluation_set(row: Row) -> str | None:
     """The benchmark that a row belongs to, or None."""
     keys, name = row.keys(), str(row.get("id", row.get("task_id", "")))
-    if "question" in keys and keys & {"ground_truth", "function"} and "source" not in keys and BFCL_ID.match(name):
-        return "the Berkeley Function Calling Leaderboard"
-    if name.startswith("HumanEval/"):
-        return "HumanEval"
-    if {"task_id", "test_list"} <= keys and whole_number(row["task_id"]) in MBPP_HELD_OUT:
-        return "the test and validation splits of MBPP"
-    if {"question", "choices", "answer"} <= keys:
-        return "MMLU"
-    for text in _texts(row):
-        if benchmark := asked_in_test(text):
-            return benchmark
-        if _GSM8K_ANSWER.search(text):
-            return "GSM8K, whose test split cannot be told from its training split by an answer"
-    return None
+    calls = "question" in keys and keys & {"ground_truth", "function"} and "source" not in keys
+    signs = {
+        "the Berkeley Function Calling Leaderboard": calls and BFCL_ID.match(name),
+        "HumanEval": name.startswith("HumanEval/"),
+        "the test and validation splits of MBPP": {"task_id", "test_list"} <= keys
+        and whole_number(row["task_id"]) in MBPP_HELD_OUT,
+        "MMLU": {"question", "choices", "answer"} <= keys,
+    }
+    either = "GSM8K, whose test split cannot be told from its training split by an answer"
+    known = (benchmark for benchmark, sign in signs.items() if sign)
+    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in _texts(row))
+    return next(chain(known, filter(None, asked)), None)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -106,22 +107,17 @@ TEST_DIRS = frozenset({"test", "tests", "testing", "idle_test", "_tests"})
 VENDOR_DIRS = frozenset(
     {"_vendor", "_vendored", "vendor", "vendored", "extern", "externals", "third_party", "_distutils"}
 )
-PROJECT = __name__.partition(".")[0]
-LARGEST_FILE = 1_000_000
-
-
-def python_roots() -> list[tuple[str, Path]]:
-    """(source name, directory) of the standard library and of every directory of installed packages."""
-    standard, *installed = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
-    unique = dict.fromkeys(map(os.path.realpath, [*installed, *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]))
-    return [("stdlib", Path(standard)), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
     """Documents of the interpreter's Python files, without tests and vendored copies, in the order of the hashes of
-    their relative paths, so any prefix is a fair sample of all packages."""
+    their relative paths, so any prefix is a fair sample of all packages. roots: (source name, directory); None = those
+    of the standard library and of installed packages."""
     files: dict[str, tuple[str, Path]] = {}
-    for source, root in python_roots() if roots is None else roots:
+    standard, *installed = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    unique = dict.fromkeys(map(os.path.realpath, [*installed, *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]))
+    own = [("stdlib", Path(standard)), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
+    for source, root in own if roots is None else roots:
         for directory, folders, names in os.walk(root):
             folders[:] = [f for f in folders if f not in (*PACKAGE_DIRS, "__pycache__")]
             for path in (Path(directory, name) for name in names if name.endswith(".py")):
@@ -138,7 +134,7 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
 
 def _path_rule(relative: str) -> str | None:
     *folders, name = PurePosixPath(relative).parts
-    if folders and folders[0] == PROJECT:
+    if folders[:1] == ["codechat"]:
         return "this_project"
     tests = name.startswith("test_") or name.endswith(("_test.py", "conftest.py"))
     if tests or TEST_DIRS.intersection(folders):
@@ -162,7 +158,7 @@ def text_rule(text: str) -> str | None:
     and minified code teach digits, not programs."""
     if not text.strip():
         return "empty"
-    if len(text) > LARGEST_FILE:
+    if len(text) > 1_000_000:
         return "too_large"
     lines = text.splitlines()
     if max(map(len, lines)) > 1000 or len(text) / len(lines) > 100:
@@ -218,19 +214,16 @@ def row_format(path: Path) -> str | None:
 
 def local_rows(path: Path) -> Iterator[Row]:
     """Rows of a file with one of `ENDINGS`, or of all such files of a directory but .json. MissingFile, DataError."""
-    kind = row_format(path)
     if path.is_dir():
-        if not (files := sorted(f for f in path.iterdir() if row_format(f))):
+        files = sorted(filter(row_format, path.iterdir()))
+        if not files:
             raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
-        for file in files:
-            yield from local_rows(file)
-    elif not path.exists():
-        raise MissingFile(f"{path} does not exist; check --source")
-    elif kind == "parquet":
+        yield from chain.from_iterable(map(local_rows, files))
+    elif path.suffix == ".parquet" and path.exists():
         yield from _parquet_rows(path)
     elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
         yield from _objects(_decoded(text, str(path)), str(path))
-    elif kind == "jsonl" or path.suffix == ".json":
+    elif path.suffix in (".jsonl", ".json") or not path.exists():
         yield from (row for _, row in read_jsonl(path))
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
@@ -268,8 +261,11 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS.
-    DataError for a row without one of them."""
-    names, rows = check_columns(columns), hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
+    ConfigError for other words, DataError for a row without one of them."""
+    names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
+    if len(names) < len(columns):
+        raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
+    rows = hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
     for number, row in enumerate(rows, 1):
         if missing := [theirs for theirs in names.values() if theirs not in row]:
             has = f"it has {', '.join(map(str, row))}"
@@ -282,14 +278,6 @@ def names_hub_set(source: str) -> bool:
     """True for OWNER/NAME where no such path exists."""
     path = Path(source)
     return not path.exists() and not path.suffix and HUB_NAME.fullmatch(source) is not None
-
-
-def check_columns(columns: Sequence[str]) -> dict[str, str]:
-    """{ours: theirs} of words such as "question=query". ConfigError for another form."""
-    names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
-    if len(names) < len(columns):
-        raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
-    return names
 
 
 def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str) -> Iterator[Row]:

@@ -19,12 +19,8 @@ from codechat.data.sources import Document, Ledger, digest, fraction
 
 Row = dict[str, Any]
 
-MIN_DOC_CHARS = 20
-MAX_REQUEST_CHARS = 220
 MAX_CODE_CHARS = 450
 SPLITS = ("train", "select", "test")
-SMALLEST_SPREAD = 10  # requests below which no row leaves training
-SPLIT_SHARES = (("train", 0.9), ("select", 0.95), ("test", 1.0))
 
 _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]?(?:\"\"\"|''')", re.MULTILINE)
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
@@ -40,7 +36,7 @@ _REQUESTS, CHAT_TURNS, SMALL_TALK = (
 
 def split_of(name: str) -> str:
     """train, select or test, 90 : 5 : 5, by a hash in hex."""
-    return next(split for split, below in SPLIT_SHARES if fraction(name) < below)
+    return next(split for split, below in zip(SPLITS, (0.9, 0.95, 1.0)) if fraction(name) < below)
 
 
 def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
@@ -50,11 +46,10 @@ def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
     parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
     for split in SPLITS[1:]:
         names = sorted({key(row) for row in parts["train"]}, key=digest)
-        if parts[split] or len(names) < SMALLEST_SPREAD:
-            continue
-        moved = set(names[-max(1, len(names) // 10) :])
-        parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in parts["train"] if key(row) in moved]
-        parts["train"] = [row for row in parts["train"] if key(row) not in moved]
+        if not parts[split] and len(names) >= 10:  # of fewer requests no row leaves training
+            moved, rows = set(names[-(len(names) // 10) :]), parts["train"]
+            parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in rows if key(row) in moved]
+            parts["train"] = [row for row in rows if key(row) not in moved]
     return parts
 
 
@@ -117,14 +112,14 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
     first = re.split(r"\n\s*\n", (ast.get_docstring(node) or "").strip(), maxsplit=1)[0]
     match = _SENTENCE.match(" ".join(first.split()))
     sentence = (match[1] or match[2]).replace("``", "`").strip() if match else ""
-    if len(sentence) < MIN_DOC_CHARS or _MARKUP.search(sentence) or not sentence.isascii():
+    if len(sentence) < 20 or _MARKUP.search(sentence) or not sentence.isascii():
         return "unclear_docstring"
     trivial = (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom, ast.Constant)
     code, body = _without_docstring(source, node), [s.value if isinstance(s, ast.Expr) else s for s in node.body[1:]]
     if code is None or all(isinstance(statement, trivial) for statement in body):
         return "no_body"
     user = _request(f"{node.name}({ast.unparse(node.args)})", sentence)
-    fits = len(code) <= max_chars and len(user) <= MAX_REQUEST_CHARS
+    fits = len(code) <= max_chars and len(user) <= 220
     return row(user, code, "code") if fits else "too_long"
 
 
@@ -147,15 +142,10 @@ def _request(signature: str, sentence: str) -> str:
     wordings = _REQUESTS["requests" if verb and rest else "quoted"]
     words = {"signature": signature, "sentence": sentence}
     if verb and rest:
-        rest = rest.rstrip(".!")
-        words |= {"verb": f"{verb} {rest}", "thirds": f"{_third_person(verb)} {rest}"}
+        third = verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z")) else "s")
+        third, rest = re.sub("([^aeiou])ys$", r"\1ies", third), rest.rstrip(".!")
+        words |= {"verb": f"{verb} {rest}", "thirds": f"{third} {rest}"}
     return wordings[int(digest(signature)[:4], 16) % len(wordings)].format(**words)
-
-
-def _third_person(verb: str) -> str:
-    if verb.endswith(("s", "sh", "ch", "x", "z")):
-        return verb + "es"
-    return verb[:-1] + "ies" if verb.endswith("y") and verb[-2] not in "aeiou" else verb + "s"
 
 
 # ------------------------------------------------------------------ plain chat

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from jsonl import rows_of, write
+from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, command, conversations, public_rows, synthetic
+from codechat.data import chat_formats, conversations, public_rows, synthetic
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
@@ -30,10 +30,6 @@ EXPECTED = [
     {"role": "function", "content": "20"},
     {"role": "assistant", "content": "Oslo 3, Rome 20."},
 ]
-
-
-def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:
-    command.main([kind, "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
 def test_every_form_becomes_the_same_conversation():
@@ -94,7 +90,8 @@ def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(
     list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
     assert capsys.readouterr().err == "x: columns that are not read: category\n"
     row = {"output": "if x:\n    x = 3\n    print(x, 3, '3')", "system": "Be brief.", "history": [["One?", "1"]]}
-    prepare("code", write(tmp_path / "x.jsonl", [row | {"instruction": f"{n}"} for n in range(30)]), tmp_path / "out")
+    source = write(tmp_path / "x.jsonl", [row | {"instruction": f"{n}"} for n in range(30)])
+    prepare("code", tmp_path / "out", "--source", source)
     for made in rows_of(tmp_path / "out/programs.train.jsonl"):
         assert [m["content"] for m in made["messages"][:3]] == ["Be brief.", "One?", "1"]
         assert made["messages"][4]["content"] == row["output"]
@@ -110,7 +107,7 @@ def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
     for name, messages in (("raw", turns), ("train", foreign)):
         write(tmp_path / f"{name}.train.jsonl", [{"messages": messages}] * 30)
     unique = [{"messages": [USER | {"content": f"{i}?"}, *turns[1:]]} for i in range(30)]
-    prepare("sft", write(tmp_path / "mine.jsonl", unique), tmp_path, "--neutral-share", 0)
+    prepare("sft", tmp_path, "--source", write(tmp_path / "mine.jsonl", unique), "--neutral-share", 0)
     for tags in ("reserved", "text"):
         domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
         assert {*domains} == {"raw", "train", "chat"}
@@ -126,7 +123,7 @@ def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, cap
     text = json.dumps(FORMS[form])
     rows = [json.loads(text.replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
     source = write(tmp_path / "mine.jsonl", rows)
-    prepare(kind, source, tmp_path, *(["--probes", 0, "--preview", 3] if kind == "calls" else []))
+    prepare(kind, tmp_path, "--source", source, *(["--probes", 0, "--preview", 3] if kind == "calls" else []))
     parts = {split: rows_of(tmp_path / f"calls.{split}.jsonl") for split in ("train", "select", "test")}
     assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
     for split, rows in parts.items():
@@ -152,7 +149,7 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):
     source = write(tmp_path / "g.jsonl", [glaive(called("Oslo")), glaive("I cannot.")])
-    prepare("calls", source, tmp_path / "out", "--probes", 0)
+    prepare("calls", tmp_path / "out", "--source", source, "--probes", 0)
     problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
     golds = sorted((p["gold"] for p in problems), key=str)
     assert golds == [None, {"arguments": {"city": "Oslo"}, "name": "get_weather"}]
@@ -162,15 +159,17 @@ def test_problems_hold_what_comes_before_the_first_call(tmp_path):
 def test_columns_under_other_names(tmp_path):
     rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
     source = write(tmp_path / "mine.jsonl", rows)
-    prepare("sft", source, tmp_path / "out", "--columns", "question=query,answer=response", "--neutral-share", 0)
+    prepare(
+        "sft", tmp_path / "out", "--source", source, "--columns", "question=query,answer=response", "--neutral-share", 0
+    )
     made = [row for split in ("train", "select", "test") for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")]
     texts = sorted(text for row in rows for text in (row["query"], row["response"]))
     assert sorted(m["content"] for row in made for m in row["messages"]) == texts
     with pytest.raises(DataError, match="row 1 has no column 'reply'.*query, response, extra"):
-        prepare("sft", source, tmp_path / "other", "--columns", "answer=reply")
+        prepare("sft", tmp_path / "other", "--source", source, "--columns", "answer=reply")
     with pytest.raises(ConfigError, match="OURS=THEIRS"):
-        prepare("sft", source, tmp_path / "other", "--columns", "query")
+        prepare("sft", tmp_path / "other", "--source", source, "--columns", "query")
     hidden = write(tmp_path / "hidden.jsonl", [{"query": "How many?", "response": "2 and 1.\n#### 3"}])
     for flags in ((), ("--columns", "question=query,answer=response")):
         with pytest.raises(DataError, match="GSM8K"):
-            prepare("sft", hidden, tmp_path / "other", *flags)
+            prepare("sft", tmp_path / "other", "--source", hidden, *flags)

@@ -10,21 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from jsonl import prepare as run
 from jsonl import rows_of, write
 
 from codechat.core.errors import DataError, UserError
-from codechat.data import command, conversations, corpus, public_rows, sources, synthetic
+from codechat.data import conversations, corpus, public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
-from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
-
-
-def run(kind: str, out: Path, *flags: str) -> None:
-    command.main([kind, "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
 SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)
@@ -118,7 +114,7 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path, runs_root):
+def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path):
     rows = [{"instruction": f"Say {n}\ud83d.", "output": f"{n} \udc80\ud800 <é>"} for n in range(20)]
     run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", rows), "--preview", 2)
     files = manifest_of(tmp_path / "out")["files"]
@@ -127,9 +123,6 @@ def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp
     for name, entry in files.items():
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == entry["sha256"]
     assert conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)
-    with Run.create("odd", {}, kind="evaluate") as made:  # so may rows of a run
-        made.log_samples(1, [{"completion": "a \ud83d b"}, {"completion": "é"}])
-    assert [row["completion"] for row in Run.open("odd").samples()] == ["a \ud83d b", "é"]
 
 
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):

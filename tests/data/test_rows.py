@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from jsonl import write
+from jsonl import prepare, write
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, command, sources
+from codechat.data import chat_formats, sources
 from codechat.tasks.base import SPLITS
 from codechat.tasks.custom import RowsTask
 from codechat.tasks.funcall import FuncallTask
@@ -31,7 +31,7 @@ def parquet(path: Path, rows: Rows) -> Path:
 
 def prepared(source: Path) -> dict[str, str]:
     out = source.with_suffix(".out")
-    command.main(["calls", "--source", str(source), "--out", str(out), "--probes", "0", "--tokenizer", "bytes"])
+    prepare("calls", out, "--source", source, "--probes", 0)
     return {file.name: file.read_text() for file in out.glob("*.jsonl")}
 
 
