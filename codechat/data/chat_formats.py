@@ -196,7 +196,7 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row]) -> Iterator[Turn]:
         raise DataError(f"{where}: a message has {dropped[0]}, which is not read; write it into content, or remove it")
     if role in ("assistant", "function_call", "tool_call"):
         marks = {name: raw[name] for name in ("weight", "train") if raw.get(name) is not None}
-        if any(isinstance(value, str) or value not in (0, 1) for value in marks.values()):
+        if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
             raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
         weight = int(all(marks.values()))
     if role in ("function_call", "tool_call"):  # ShareGPT's turns that hold nothing but calls

@@ -27,14 +27,13 @@ import numpy as np
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import Ledger, read_jsonl
+from codechat.data.sources import Ledger, Row, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
-Row = dict[str, Any]
 IGNORE = -100
 BUFFER = 256
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.

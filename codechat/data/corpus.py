@@ -104,30 +104,31 @@ def write_corpus(
     fresh = out / ".new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    shards = {split: Shards(fresh, split, shard_tokens) for split in ("train", "val")}
+    shards: dict[str, list[dict[str, Any]]] = {"train": [], "val": []}
+    totals: dict[str, Counter[str]] = {split: Counter() for split in shards}
     origins: dict[str, Counter[str]] = defaultdict(Counter)
     full, parts = False, _encoded(_assign(_unique(documents, ledger), val_share), tokenizer)
     try:
         for document, split, ids in tqdm(parts, "corpus", unit=" documents", disable=None):
             if full and split == "train":
                 continue  # a small limit may come before the first held-out document, and there must be one
-            shards[split].append(ids)
             size = len(document.text.encode("utf-8", "replace"))
-            for counts in (shards[split].counts, origins[document.source]):
+            for counts in (totals[split], origins[document.source]):
                 counts.update(documents=1, bytes=size, tokens=len(ids))
+            _append(ids, fresh, split, shards[split], shard_tokens)
             ledger.kept += 1
-            full = max_tokens is not None and sum(shard.counts["tokens"] for shard in shards.values()) >= max_tokens
-            if full and (shards["val"].files or not val_share):
+            full = max_tokens is not None and sum(n["tokens"] for n in totals.values()) >= max_tokens
+            if full and (shards["val"] or not val_share):
                 break
         ledger.check()
-        files = [file | file_record(fresh / file["name"]) for split in shards.values() for file in split.files]
+        files = [file | file_record(fresh / file["name"]) for split in shards.values() for file in split]
         manifest = {
             "hash": digest("".join(file["sha256"] for file in files)),
             "tokenizer": tokenizer.spec,
             "tokenizer_state": tokenizer.to_dict(),
             "n_vocab": tokenizer.n_vocab,
             "eot_id": tokenizer.eot_id,
-            **{f"{s}_{n}": shards[s].counts[n] for n in ("documents", "tokens", "bytes") for s in shards},
+            **{f"{s}_{n}": totals[s][n] for n in ("documents", "tokens", "bytes") for s in shards},
             "kept": ledger.kept,
             "dropped": dict(sorted(ledger.lost.items())),
             "skipped": dict(sorted(ledger.skipped.items())),
@@ -192,23 +193,16 @@ def _encoded(
             yield document, split, np.append(ids, tokenizer.eot_id).astype("<u2")
 
 
-class Shards:
-    """Appends ids to `{split}_{number}.bin` in a directory."""
-
-    def __init__(self, directory: Path, split: str, shard_tokens: int) -> None:
-        self.directory, self.split, self.shard_tokens = directory, split, shard_tokens
-        self.counts: Counter[str] = Counter()
-        self.files: list[dict[str, Any]] = []
-
-    def append(self, ids: np.ndarray) -> None:
-        while len(ids):
-            if not self.files or self.files[-1]["tokens"] == self.shard_tokens:
-                self.files.append({"name": f"{self.split}_{len(self.files):06d}.bin", "split": self.split, "tokens": 0})
-            room = self.shard_tokens - self.files[-1]["tokens"]
-            with open(self.directory / self.files[-1]["name"], "ab") as file:
-                file.write(ids[:room].tobytes())
-            self.files[-1]["tokens"] += len(ids[:room])
-            ids = ids[room:]
+def _append(ids: np.ndarray, directory: Path, split: str, files: list[dict[str, Any]], shard_tokens: int) -> None:
+    """Append ids to the shards `{split}_{number}.bin` of a directory, of which `files` is the list."""
+    while len(ids):
+        if not files or files[-1]["tokens"] == shard_tokens:
+            files.append({"name": f"{split}_{len(files):06d}.bin", "split": split, "tokens": 0})
+        part = ids[: shard_tokens - files[-1]["tokens"]]
+        with open(directory / files[-1]["name"], "ab") as file:
+            file.write(part.tobytes())
+        files[-1]["tokens"] += len(part)
+        ids = ids[len(part) :]
 
 
 def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:

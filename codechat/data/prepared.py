@@ -20,11 +20,10 @@ from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.errors import DataError
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
-from codechat.data.sources import Ledger, digest
+from codechat.data.sources import Ledger, Row, digest
 from codechat.data.synthetic import SPLITS as SPLITS
 from codechat.text import chat, token_view, tokenizer
 
-Row = dict[str, Any]
 MANIFEST = "manifest.json"
 
 
@@ -96,9 +95,8 @@ def tools_style(directory: Path | str) -> str:
 
 def described(row: Row) -> Row:
     """The row with the compact list of its system message, if it has one, in the style `described`."""
-    style = {"system": chat.described}
-    turns = [m | {"content": style.get(m["role"], str)(m["content"])} for m in row.get("messages", ())]
-    return row | ({"messages": turns} if turns else {})
+    turns = [m | {"content": chat.described(m["content"])} if m["role"] == "system" else m for m in row["messages"]]
+    return row | {"messages": turns}
 
 
 def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:

@@ -18,6 +18,7 @@ from codechat.data.sources import (
     ENDINGS,
     Document,
     Ledger,
+    Row,
     digest,
     embedded_python,
     local_rows,
@@ -28,9 +29,6 @@ from codechat.data.sources import (
 )
 from codechat.data.synthetic import parsed, split_of
 from codechat.text import chat
-
-Row = dict[str, Any]
-Messages = list[dict[str, Any]]
 
 DOCUMENT_COLUMNS = ("code", "content", "text")
 CALL_COLUMNS = (
@@ -218,11 +216,11 @@ def domain_of(answer: str) -> str:
     return "other" if _OTHER_CODE.search(code) or "```" in answer else "chat"
 
 
-def _offers_tools(messages: Messages) -> bool:
+def _offers_tools(messages: list[Row]) -> bool:
     return messages[0]["role"] == "system" and bool(chat.offered_names(messages[0]["content"]))
 
 
-def _has_tools(messages: Messages) -> bool:
+def _has_tools(messages: list[Row]) -> bool:
     called = any(chat.CALL_TAG in m["content"] for m in messages if m["role"] == "assistant")
     return called or _offers_tools(messages)
 
@@ -236,7 +234,7 @@ def split_key(row: Row) -> str:
     return "\n".join(m["content"] for m in messages if m["role"] == "assistant")
 
 
-def answer_at(messages: Messages) -> int:
+def answer_at(messages: list[Row]) -> int:
     """Index of the assistant turn to predict: the first that calls a function, else the first; one that is taught."""
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
     return next((i for i in answers if chat.CALL_TAG in messages[i]["content"]), answers[0])

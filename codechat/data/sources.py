@@ -256,8 +256,6 @@ def without_nulls(value: Any) -> Any:
 
 # ------------------------------------------------------------------ any source, and its columns
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS.
@@ -277,7 +275,7 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
 def names_hub_set(source: str) -> bool:
     """True for OWNER/NAME where no such path exists."""
     path = Path(source)
-    return not path.exists() and not path.suffix and HUB_NAME.fullmatch(source) is not None
+    return not path.exists() and not path.suffix and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source) is not None
 
 
 def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str) -> Iterator[Row]:

@@ -15,9 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from codechat.data.sources import Document, Ledger, digest, fraction
-
-Row = dict[str, Any]
+from codechat.data.sources import Document, Ledger, Row, digest, fraction
 
 MAX_CODE_CHARS = 450
 SPLITS = ("train", "select", "test")
@@ -82,8 +80,10 @@ def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MA
     """A row for each documented function of at most `max_chars`, each function once. The split follows the hash of the
     answer, so that a function that two packages share cannot be in two splits."""
     seen: set[str] = set()
-    for block in (block for document in documents for block in _blocks(document.text)):
-        asked = question(block, max_chars)
+    heads = ((document.text, match) for document in documents for match in _FUNCTION.finditer(document.text))
+    for text, head in heads:  # ten times faster than parsing the module
+        end = _BLOCK_END.search(text, head.end())
+        asked = question(text[head.start() : end.start() if end else len(text)].rstrip(), max_chars)
         if isinstance(asked, str):
             ledger.skip(asked)
         elif (answer := asked["messages"][1]["content"]) in seen:
@@ -92,13 +92,6 @@ def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MA
             seen.add(answer)
             ledger.kept += 1
             yield asked
-
-
-def _blocks(text: str) -> Iterator[str]:
-    """Source of each top-level function that opens with a docstring; ten times faster than parsing the module."""
-    for match in _FUNCTION.finditer(text):
-        end = _BLOCK_END.search(text, match.end())
-        yield text[match.start() : end.start() if end else len(text)].rstrip()
 
 
 def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
