@@ -27,13 +27,11 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
-LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-LONGEST_TEXT = (
-    256  # characters of a string with a pattern or format and no maxLength: it must end, however it is sampled
-)
+LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
-BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
+# of numbers without bounds in the schema: json readers reject 1e999 and very long digits
+BOUNDS = {"minimum": -(10**15), "maximum": 10**15}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes
 ANY: Schema = {"type": ["string", "number", "boolean", "null"], **BOUNDS}
 NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
@@ -168,20 +166,13 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
     tag, closing = vocabulary.call_tag, vocabulary.closing
     more = "" if one_call else f'("\\n"? {tag} call)*'
     end = f"{vocabulary.end}?" if closing is None else f"({vocabulary.end}? {closing})?"
-    lines = [
-        f"start: {'' if required else 'TEXT | '}first call {more} {end}",
-        'call: " " object',
-        f"object: %json {calls}",
-    ]
+    rules = f'call: " " object\nobject: %json {calls}\n'
     if required:
-        lines.append(f"first: {vocabulary.opening} {tag}")
-    elif tag.startswith("<["):
-        lines.append(f"first: TEXT {tag} | {tag}")
-    else:  # a text that may go on takes in all it can, so the tag must be said to end it
-        lines.append(f"first[suffix={tag}]: /(?s:.*)/")
-    if not required:
-        lines.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){chat.CALL_TAG}(?s:.*)/")
-    return "\n".join(lines)
+        return f"start: first call {more} {end}\n{rules}first: {vocabulary.opening} {tag}"
+    # a text that may go on takes in all it can, so a tag of ordinary tokens must be said to end it
+    first = f"first: TEXT {tag} | {tag}" if tag.startswith("<[") else f"first[suffix={tag}]: /(?s:.*)/"
+    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){chat.CALL_TAG}(?s:.*)/"
+    return f"start: TEXT | first call {more} {end}\n{rules}{first}\n{text}"
 
 
 def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:

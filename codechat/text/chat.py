@@ -54,7 +54,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     parse_calls,
     read_call,
     tools_prompt,
-)
+)  # fmt: skip
 
 Message = Mapping[str, str]
 

@@ -32,8 +32,6 @@ KINDS = {
     "value": ((230, 159, 0), (86, 180, 233), "orange: above 0; blue: below 0"),
     "boundary": ((230, 159, 0), (86, 180, 233), "a change of colour begins a new token"),
 }
-# Opacities: text stays readable on dark and light pages.
-FAINTEST, STRONGEST = 0.12, 0.6
 LINE_END = "\u23ce"  # shown where a token holds a line break
 _SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(range(127, 160), "\u2421")
 STYLE = "\n" + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
@@ -94,10 +92,10 @@ class XRay:
         return "\n".join(lines)
 
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
-        """(colour, opacity by size); mask and boundaries have one opacity."""
+        """(colour, opacity by size: text stays readable on dark and light pages); mask and boundaries have one."""
         share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / max(map(abs, self.values))
         above, below, _ = KINDS[self.kind]
-        return below if value < 0 else above, FAINTEST + (STRONGEST - FAINTEST) * share
+        return below if value < 0 else above, 0.12 + 0.48 * share
 
     def _span(self, i: int) -> str:
         value, about = self.values[i], f"token {i}, id {self.ids[i]}"

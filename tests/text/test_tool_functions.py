@@ -53,16 +53,10 @@ EXECUTORS = {"get_weather": weather, "add": lambda a, b: a + b, "count": Counter
 
 def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:
     file, tools = tmp_path / "own.py", tmp_path / "tools.json"
-    listed = {"get_weather": ("city", "unit"), "add": ("a", "b"), "count": ("by",)}
-    kinds = {"city": "string", "unit": "string"}
-    schemas = [
-        {
-            "name": n,
-            "parameters": {"type": "object", "properties": {p: {"type": kinds.get(p, "integer")} for p in names}},
-        }
-        for n, names in listed.items()
-    ]
-    tools.write_text(json.dumps(schemas))
+    listed = {"get_weather": {"city": "string", "unit": "string"}, "add": {"a": "integer", "b": "integer"}}
+    listed["count"] = {"by": "integer"}
+    shapes = ({"type": "object", "properties": {p: {"type": t} for p, t in ps.items()}} for ps in listed.values())
+    tools.write_text(json.dumps([{"name": name, "parameters": shape} for name, shape in zip(listed, shapes)]))
     file.write_text(ORIGINAL)
     kit = gather(tools_file=tools, executors=file)
     assert kit.names == list(listed)
