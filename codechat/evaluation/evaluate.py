@@ -237,6 +237,9 @@ class EvaluateConfig(TaskSettings):
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
     )
     limit: int | None = opt(None, "problems per split; none = all", least=0)
+    skip_failing_references: bool = opt(
+        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
+    )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
@@ -290,8 +293,14 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
     problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
-    for some in problems.values():
-        tasks.check_reference_solutions(task, some).require()
+    left_out = {}
+    for split, some in problems.items():
+        check = tasks.check_reference_solutions(task, some)
+        if not (cfg.skip_failing_references and check.passed):
+            check.require()
+        if check.failed:
+            problems[split], left_out[split] = [p for p in some if p.id not in check.failed], list(check.failed)
+            print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
     paths = [find_checkpoint(ref) for ref in cfg.ckpt]
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
@@ -307,7 +316,8 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
         verdicts = ("verdict", "remedy", "reward_verdict", "gate")
-        run.finish(summary | {k: row[k] for row in rows[-1].values() for k in verdicts if k in row})
+        summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
+        run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run
 
 

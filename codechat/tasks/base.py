@@ -196,7 +196,7 @@ class ReferenceCheck:
         raise DataError(
             f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum "
             + ", ".join(f"({why}: {n}, such as {first[why]})" for why, n in counts)
-            + "; check split and limit, or correct the task's reader or reward"
+            + "; check split and limit, correct the task's reader or reward, or leave these out with --skip-failing-references"
         )
 
 

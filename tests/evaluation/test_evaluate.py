@@ -244,3 +244,29 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
     with pytest.raises(UserError, match="heldout_examples"):
         COMMANDS["evaluate"].run(["--ckpt", "toy", "--heldout-examples", "3"])
+
+
+class Broken(ToyTask):
+    """Some of its own reference solutions fail."""
+
+    failing = ("toy-test-1", "toy-test-3")
+
+    def gold(self, problem: Problem) -> str:
+        return "" if problem.id in self.failing else super().gold(problem)
+
+
+def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
+    toy_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tasks.TASKS, "broken", Broken)
+    words = ["--task", "broken", *TOY[2:], "--ckpt", "toy", "--split", "test", "--run-name", "scores"]
+    with pytest.raises(DataError, match="2 of 8 .*--skip-failing-references"):
+        COMMANDS["evaluate"].run(words)
+    COMMANDS["evaluate"].run([*words, "--skip-failing-references"])
+    run = Run.open("scores")
+    assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
+    assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
+    assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
+    monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
+    with pytest.raises(DataError, match="8 of 8"):
+        COMMANDS["evaluate"].run([*words, "--skip-failing-references", "--overwrite"])

@@ -187,3 +187,48 @@ def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared
     assert tasks.check_reference_solutions(human, human.problems("test")).require().n == 164
     with pytest.raises(ConfigError, match="train"):
         human.problems("train")
+
+
+PLUS = '''import numpy as np
+def is_floats(x):
+    if isinstance(x, float): return True
+    if isinstance(x, (list, tuple)): return all(isinstance(i, float) for i in x)
+    if isinstance(x, np.ndarray): return x.dtype == np.float64
+    return False
+def assertion(out, exp, atol):
+    if atol == 0 and is_floats(exp): atol = 1e-6
+    if out != exp and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert out == exp
+'''  # fmt: skip
+
+
+def human_row(test: str, **more: Any) -> dict[str, Any]:
+    return {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add",
+            "canonical_solution": "    return a + b\n", "test": PLUS + f"def check(candidate):\n{test}"} | more  # fmt: skip
+
+
+def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
+    """In the form of the extended suites' scripts."""
+    loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
+    row = mbpp_row(11, prompt="Add.", test=PLUS + loop)
+    plus = tasks.load("mbpp", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
+    human = tasks.load("humaneval", source=write(tmp_path / "human.jsonl", row), variant="plus")
+    values = {"a + b": "all_passed", "(a + b) * (1 + 1e-9)": "all_passed", "(a + b) * 1.01": "none_passed"}
+    for value, tier in values.items():
+        code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
+        assert plus.score(plus.problems("test")[0], code).tier == tier
+        assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, "a bare body completes"
+
+
+def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Path) -> None:
+    """A program's own sequence counts by the items that it gives."""
+    row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
+    plus = tasks.load("humaneval", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    (problem,) = plus.problems("test")
+    items = {"": "none_passed", "0.5": "none_passed", "0.5, 0.25 * (1 + 1e-9)": "all_passed", "0.5, 0.5": "none_passed"}
+    for given, tier in items.items():
+        own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
+        assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier

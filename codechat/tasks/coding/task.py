@@ -4,10 +4,12 @@
     tasks.load("humaneval")                          evaluation only
 
 `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode. A row of MBPP gets its split from
-its task_id, whatever file it is in; HumanEval is all test.
+its task_id, whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the
+standard library only, so `NUMPY` replaces the few names that their scripts use.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile, check_choice
@@ -95,11 +97,23 @@ class CodingTask(JudgedTask):
 HUB = {
     "full": ("google-research-datasets/mbpp", "full/*.parquet"),
     "sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),
+    "plus": ("evalplus/mbppplus", "data/*.parquet"),
+}
+HUMANEVAL_HUB = {
+    "base": ("openai/openai_humaneval", "openai_humaneval/*.parquet"),
+    "plus": ("evalplus/humanevalplus", "data/*.parquet"),
 }
 GOLD = ("code", "tests", "names")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
 # mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
 LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
+PLUS_LIMITS = {  # the extended suites hand over values of 9 MB and more
+    "HumanEval/100": {"message_mb": 64},
+    "HumanEval/130": {"message_mb": 64},
+    "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
+    "mbpp-599": {"timeout_s": 240.0},
+}
+NUMPY = Path(__file__).with_name("numpy_names.txt").read_text(encoding="utf-8")
 
 
 def mbpp_split(task_id: Any) -> str:
@@ -123,7 +137,7 @@ def _text(value: str) -> str:
 
 
 class MbppTask(PublicTask, CodingTask):
-    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full or sanitized."""
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full, sanitized or plus."""
 
     name, splits, gold_fields = "mbpp", ("train", "select", "test"), GOLD
     accepted = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
@@ -133,6 +147,7 @@ class MbppTask(PublicTask, CodingTask):
     ) -> None:
         check_choice("variant", variant, HUB)
         self.source, self.hub = str(source or "hub"), {self.other: HUB[variant]}
+        self.own_limits = LIMITS | (PLUS_LIMITS if variant == "plus" else {})
         super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
@@ -142,27 +157,38 @@ class MbppTask(PublicTask, CodingTask):
         setup_text = "\n".join(map(_text, setup)).strip()
         tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
         names = list(entry_points_of(code, tests, setup_text))
-        gold = {"code": code, "tests": tests, "setup": setup_text, "names": names, "stub": ""} | LIMITS.get(name, {})
+        if row.get("test"):
+            tests = [_text(row["test"]).replace("import numpy as np", NUMPY)]
+        gold = {"code": code, "tests": tests, "setup": setup_text, "names": names, "stub": ""}
         messages = [{"role": "user", "content": mbpp_request(row)}]
+        gold |= self.own_limits.get(name, {})
         return Problem(name, messages, gold, mbpp_split(row["task_id"]), {"benchmark": "MBPP"})
 
 
 class HumanEvalTask(PublicTask, CodingTask):
-    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path."""
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path; variant: base or plus."""
 
     name, splits, gold_fields = "humaneval", ("test",), GOLD
     accepted = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
-    hub = {PublicTask.other: ("openai/openai_humaneval", "openai_humaneval/*.parquet")}
 
-    def __init__(self, source: str = "embedded", reward: str = "tiered", timeout_s: float = 5.0) -> None:
-        self.source = str(source)
+    def __init__(
+        self, source: str | None = None, variant: str = "base", reward: str = "tiered", timeout_s: float = 5.0
+    ) -> None:
+        check_choice("variant", variant, HUMANEVAL_HUB)
+        self.source, self.hub = (
+            str(source or ("embedded" if variant == "base" else "hub")),
+            {self.other: HUMANEVAL_HUB[variant]},
+        )
+        self.own_limits = PLUS_LIMITS if variant == "plus" else {}
         super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        prompt, test, names = row["prompt"], row["test"], [row["entry_point"]]
+        prompt, names = row["prompt"], [row["entry_point"]]
+        test = row["test"].replace("import numpy as np", NUMPY)
         user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
         code = prompt + row["canonical_solution"]
         gold = {"code": code, "tests": test, "setup": prompt, "names": names, "stub": prompt}
+        gold |= self.own_limits.get(row["task_id"], {})
         messages = [{"role": "user", "content": user}]
         return Problem(str(row["task_id"]), messages, gold, "test", {"benchmark": "HumanEval"})
 
