@@ -102,7 +102,8 @@ def race(
 
     def plain() -> None:
         with dist.autocast(device):
-            generate.sample(loaded.model, prompts, max_new_tokens=cfg.max_new_tokens, seed=0, batch_size=cfg.clients)
+            for at in range(0, len(prompts), cfg.clients):
+                generate.sample(loaded.model, prompts[at : at + cfg.clients], max_new_tokens=cfg.max_new_tokens, seed=0)
 
     def engine() -> None:
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
