@@ -115,7 +115,7 @@ def test_training_has_the_losses_of_the_python_loop(
     assert found == pytest.approx(expected, abs=1e-4)
     assert speed.endswith("tokens/s")
     text = text_task.load(str(source), "chars")
-    shape = dataclasses.replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
+    shape = dataclasses.replace(cfg.model, n_tags=0, vocab_size=text.tokenizer.n_vocab)
     model = hf_format.read_model(shape, hf_format.read_weights(tmp_path / "out").items())
     windows = text.val_windows(71, 70, 20)
     assert model.loss(windows[:, :-1], windows[:, 1:]).item() < expected[0] - 1
