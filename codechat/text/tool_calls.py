@@ -9,6 +9,7 @@ off or holds unescaped quotes is not repaired (`bad_json`): a reward must not gu
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -203,13 +204,14 @@ def _type(schema: Any) -> str:
 def parse_calls(text: str) -> list[Call]:
     """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never
     raises."""
-    calls, at = [], _next_tag(text, 0)
-    while at < len(text):
-        value, end, form = _value_at(text, _after_space(text, at + len(CALL_TAG)))
+    tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
+    calls, n = [], 0
+    while n < len(tags) - 1:
+        value, end, form = _value_after(text, tags, n)
         calls += [read_call(item, form) for item in (value if isinstance(value, list) and value else [value])]
-        at = _next_tag(text, end)
+        n = max(n + 1, bisect_left(tags, end))
         if calls[-1].form != "bad_json":
-            calls[-1] = calls[-1]._replace(after=text[end:at].strip())
+            calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
     return [call for call in calls if call.name != NOTHING]
 
 
@@ -219,18 +221,23 @@ def in_words(text: str) -> str:
     return DECLINED if tagged and not parse_calls(text) else text
 
 
-def _next_tag(text: str, start: int) -> int:
-    """Where the next tag begins, or the text ends."""
-    at = text.find(CALL_TAG, start)
-    return at if at >= 0 else len(text)
-
-
-def _value_at(text: str, start: int) -> tuple[Any, int, str]:
-    """(value or None, its end, form): JSON, whose strings may hold tags, or a literal that ends before the next tag."""
+def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
+    """(value after tag n or None, its end, form of its JSON). tags: where they begin, and the end of the text."""
+    start = _after_space(text, tags[n] + len(CALL_TAG))
     if not text.startswith(("{", "["), start):
         return None, start, "bad_json"
-    value = _strict(text, start)
-    return (*value, "object") if value else _literal(text, start, _next_tag(text, start))
+    stop = n + 1
+    while True:
+        try:
+            value, used = _JSON.raw_decode(text[start : tags[stop]])
+            return value, start + used, "object"
+        except json.JSONDecodeError as error:
+            # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
+            if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
+                return _literal(text, start, tags[n + 1])
+            stop = min(n + 2 * (stop - n), len(tags) - 1)
+        except (ValueError, RecursionError):
+            return _literal(text, start, tags[n + 1])
 
 
 def read_call(item: Any, form: str = "object") -> Call:
