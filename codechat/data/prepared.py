@@ -80,8 +80,8 @@ def write(
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     table = Table("file", "rows", f"tokens ({cfg.tokenizer})", "supervised tokens")
     for name, entry in sorted(manifest["files"].items()):
-        counts = counted.get(name.removesuffix(".train.jsonl"), {})
-        tokens = [f"{counts[k]:,}" if counts else "" for k in ("tokens", "supervised_tokens")]
+        tokens_of = counted.get(name.removesuffix(".train.jsonl"), {})
+        tokens = [f"{tokens_of[k]:,}" if tokens_of else "" for k in ("tokens", "supervised_tokens")]
         table.add_row(name, f"{entry['rows']:,}", *tokens)
     Console().print(table)
     return manifest
