@@ -12,7 +12,6 @@ from typing import Any, Literal
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError
-
 from codechat.runs.run import Run, is_declared, list_runs, metric, runs_dir
 
 N_RUNS = {"list": 0, "show": 1, "compare": 2}
