@@ -47,6 +47,7 @@ def write(
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
     style, kind = getattr(cfg, "tools_style", "compact"), type(cfg).__name__
     command = next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
+    command += f" --domain {cfg.domain}" if getattr(cfg, "domain", "calls") != "calls" else ""
     styled = described if style == "described" else dict
     files = {f"{name}.jsonl": list(map(styled, rows)) for name, rows in files.items() if rows}
     earlier = {name for name, entry in manifest["files"].items() if entry["command"] == command}

@@ -172,14 +172,14 @@ def conversation_rows(
     or "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose; code in
     other languages is skipped by rule."""
     seen: set[str] = set()
-    columns = CALL_COLUMNS if domain == "calls" else INSTRUCTION_COLUMNS
+    columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
     for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
         if number == 1 and (unread := sorted(map(str, row.keys() - READ))):
             print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
         converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
         if isinstance(converted, str):
             ledger.lose(converted, f"row {number}")
-        elif converted["domain"] == "other":
+        elif converted["domain"] == "other" != domain:
             ledger.skip("other_language")
         elif converted["id"] in seen:
             ledger.skip("duplicate")

@@ -105,13 +105,23 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     assert tools_style(tmp_path) == "compact" and "tools_style" not in manifest
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     call = {"role": "assistant", "content": chat.format_call("mix", {"a": "red"})}
-    rows = [[{"role": "user", "content": f"{n}"}, call, {"role": "assistant", "content": f"{n}."}] for n in range(60)]
+    rows = [
+        [{"role": "user", "content": f"Mix the paint of number {n}"}, call, {"role": "assistant", "content": f"{n}."}]
+        for n in range(60)
+    ]
     source = write(tmp_path.with_suffix(".jsonl"), [{"messages": row} for row in rows])
     with pytest.raises(DataError, match=r"calls.\w+.jsonl.*codechat data calls.*codechat data sft.*--out"):
         run("sft", tmp_path, "--source", source)
     with pytest.raises(DataError, match="--out"):
         run("corpus", tmp_path, "--max-tokens", "20000")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    values = manifest_of(tmp_path)["values"]
+    for domain in ("mine", "other", "mine"):  # beside the toolbox's, for a mix with it
+        run("calls", tmp_path, "--source", source, "--domain", domain)
+    manifest = manifest_of(tmp_path)
+    assert set(manifest["domains"]) == {"code", "chat", "calls", "mine", "other"} and manifest["values"] == values
+    assert {r["domain"] for r in rows_of(tmp_path / "mine.train.jsonl")} == {"mine"}
+    assert all(path.read_bytes() == text for path, text in before.items() if path.suffix == ".jsonl")
 
 
 def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp_path):

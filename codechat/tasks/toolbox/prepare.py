@@ -39,6 +39,7 @@ class CallsConfig(ColumnsConfig):
         "embedded",
         "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, glaive",
     )
+    domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
@@ -60,18 +61,22 @@ class CallsConfig(ColumnsConfig):
         super().__post_init__()
         if self.tools_style == "json" and self.source == "embedded":
             raise ConfigError("tools_style json is for the rows of a --source; the embedded toolbox has the other two")
+        if self.domain != "calls" and self.source == "embedded":
+            raise ConfigError(f"domain {self.domain} is for the rows of a --source; the toolbox has its own domains")
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
     """Write calls, problems and probes. Returns the manifest of the directory. Raises UserError."""
-    return prepare(cfg, partial(_files, cfg), lambda files: {"values": values_seen(files)})
+    return prepare(
+        cfg, partial(_files, cfg), lambda files: {"values": values_seen(files)} if cfg.domain == "calls" else {}
+    )
 
 
 def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     files = (_toolbox_files if cfg.source == "embedded" else _read_files)(cfg, ledgers)
     if cfg.tools_style == "described":
         files = {name: list(map(_declining, rows)) for name, rows in files.items()}
-    if cfg.probes:  # of code, for functions that training never sees
+    if cfg.probes and cfg.domain == "calls":  # of code, for functions that training never sees
         for split, requests in _code_requests({"select": cfg.probes, "test": cfg.probes}).items():
             files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests)
     return files
@@ -175,8 +180,12 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
     source, origin = (CALLS_HUB, CALLS_HUB) if cfg.source == "hub" else (cfg.source, Path(cfg.source).name)
     ledgers.append(ledger := Ledger(origin, cfg.max_lost))
     raw = sources.rows_of(source, cfg.columns)
-    found = list(islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, "calls"), cfg.max_examples))
+    found = list(
+        islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain), cfg.max_examples)
+    )
     parts = synthetic.spread(found, public_rows.split_key)
+    files = {f"{cfg.domain}.{split}": rows for split, rows in parts.items()}
+    if cfg.domain != "calls":
+        return files
     problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
-    files = {f"calls.{split}": rows for split, rows in parts.items()}
     return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
