@@ -95,9 +95,19 @@ ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name"
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file. ConfigError names what is wrong."""
-    tables, stages = _tables(path), []
+    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names what is
+    wrong."""
+    tables, stages, order = _tables(path), [], dict[str, None]()
+
+    def place(name: str, before: tuple[str, ...] = ()) -> None:
+        check_choice(f"{path}: a stage needs", name, tables["stage"].keys() - before)
+        for need in tables["stage"][name].get("needs", ()):
+            place(need, (*before, name))
+        order.setdefault(name)
+
     for name in tables["stage"]:
+        place(name)
+    for name in order:
         settings = _settings(tables, name)
         if missing := {"about", "kind"} - settings.keys():
             raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")

@@ -197,6 +197,13 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     longer, nano = recipes.read_recipe(same), RECIPES["nano"]
     assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
     assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
+    same.write_text('from = "nano"\n[stage.sft]\nneeds = ["late"]\n[stage.late]\nkind = "sft"\nabout = "before it"\n')
+    names = [stage.name for stage in recipes.read_recipe(same).stages]
+    assert names.index("late") == names.index("sft") - 1
+    for needs in ("sft", "none"):  # a circle, a stage that is not there
+        same.write_text(f'from = "nano"\n[stage.base]\nneeds = ["{needs}"]\n')
+        with pytest.raises(ConfigError, match=needs):
+            recipes.read_recipe(same)
 
 
 # ---- from a checkpoint in place of pretraining
