@@ -1,7 +1,5 @@
 """Headless Chromium by its debugging pipe: JSON messages that end in a null byte on descriptors 3 (to it) and 4 (from it)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -11,7 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -24,7 +22,7 @@ class Browser:
         self.profile, self.number, self.rest = profile, 0, b""
         self.problems: list[str] = []  # what the page threw or complained about
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         theirs_in, self.to = os.pipe()
         self.back, theirs_out = os.pipe()
         flags = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run remote-debugging-pipe hide-scrollbars"

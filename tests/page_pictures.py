@@ -4,8 +4,6 @@ codechat serve --ckpt released/mini
 python tests/page_pictures.py http://127.0.0.1:8000          writes docs/pictures/page-*.png; needs Chromium
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pool of workers for all tests of a file; they skip where the machine isolates nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

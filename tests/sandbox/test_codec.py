@@ -1,7 +1,5 @@
 """Messages between judge and program: exact data, and errors for any other bytes."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,8 +1,6 @@
 """Programs that try to reach out of their place: files, processes, sockets, secrets, resources. Each harmless one
 is shown to work against an executor that only makes a subprocess, and must leave no trace from ours."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -12,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -214,37 +213,14 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
 
 # ---- too harmful to be shown; what the next program sees
 
-SELFISH = {  # what attempt() does
-    "fills the disk": "with open('big', 'wb') as f:\n    while True: f.write(bytes(1 << 20))",
-    "many small files": "for i in range(10**6): open(str(i), 'w').close()",
-    "a tree without end": "import os\nwhile True:\n    os.mkdir('d'); os.chdir('d')",
-    "400 MB of output": "for _ in range(400): print('x' * (1 << 20))",
-    "output by descriptor": "import os\nfor _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))",
-    "a thread bomb": "import threading, time\nfor _ in range(10**5): threading.Thread(target=time.sleep, args=(30,)).start()",
-    "a process bomb": "import os\nwhile True: os.fork()",
-    "a memory bomb": "x = []\nwhile True: x.append(bytes(1 << 24))",
-    "a memory bomb of one call": "return len('x' * (1 << 40))",
-    "descriptors without end": "import os\nwhile True: os.pipe()",
-    "a loop": "while True: pass",
-    "a swallowed timeout": "import time\nwhile True:\n    try: time.sleep(1)\n    except BaseException: pass",
-    "ignores every signal": "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(99)",
-    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
-    "a regular expression": "import re\nreturn re.match('(a+)+$', 'a' * 60 + 'b')",
-    "a number of a million digits": "return str(7 ** 10**8)",
-    "overflows the C stack": "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nreturn f()",
-    "a null pointer": "import ctypes\nreturn ctypes.string_at(0)",
-    "loops while it loads": "# whole\nwhile True: pass",
-    "loops forever in the parser": "return compile('-' * 90000 + '1', 'x', 'eval')",
-    "a lazy value that hangs a sum": "return range(10**12)",
-}  # fmt: skip
+SELFISH = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["selfish"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SELFISH)
-def test_the_next_program_finds_everything_in_order(name: str, pool: Pool) -> None:
+@pytest.mark.parametrize(("name", "body"), [row.values() for row in SELFISH], ids=[row["name"] for row in SELFISH])
+def test_the_next_program_finds_everything_in_order(name: str, body: str, pool: Pool) -> None:
     test = "assert sum(attempt()) < 0" if "lazy" in name else TRY[0]
     harmless = "output" in name
-    body = SELFISH[name]
     code = f"def attempt():\n{textwrap.indent(body, '    ')}\n    return 'done'"
     code = body if body.startswith("# whole") else code
     free, start = shutil.disk_usage("/").free, time.monotonic()

@@ -1,7 +1,5 @@
 """Judging programs: passes and failures in every style; time, memory and lifetime; user errors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -11,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -185,30 +184,10 @@ def test_check_style(pool: Pool) -> None:
         pool.run(Program(code="", tests=tests))
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('noise' * 10**6)\ndef f(): print('more'); return 1",
-        "import sys\nsys.stdin.read()\nprint('x', file=sys.stderr)\ndef f(): return 1",
-        "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(1,)) for _ in range(8)]\n"
-        "    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
-        "from concurrent.futures import ThreadPoolExecutor\ndef f():\n    with ThreadPoolExecutor(4) as e: return sum(e.map(int, ['1', '0']))",
-        "import asyncio\nasync def g(): await asyncio.sleep(0.01); return 1\ndef f(): return asyncio.run(g())",
-        "import signal\ndef f():\n    got = []\n    signal.signal(signal.SIGALRM, lambda *a: got.append(1))\n"
-        "    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nimport pickle\ndef f(): return pickle.loads(pickle.dumps(P(1))).x",
-        "import sys\nsys.setrecursionlimit(20000)\ndef d(n): return 1 if n == 0 else d(n - 1)\ndef f(): return d(9000)",
-        "import sqlite3\ndef f(): return sqlite3.connect(':memory:').execute('select 1').fetchone()[0]",
-        "import hashlib, zlib, uuid, csv, argparse, logging, unittest, decimal, urllib.parse, subprocess, ssl\ndef f(): return 1",
-        "list = None\nlen = 5\nint = str\ndef f(): return 1",
-        "import gc, sys\ngc.disable()\nsys.stdout = None\ndef f(): return 1",
-        "import ctypes\ndef f(): return ctypes.CDLL(None).abs(-1)",
-        "import random, time, datetime, os\ndef f(): random.random(); time.time(); datetime.datetime.now(); os.urandom(3); return 1",
-        "import multiprocessing, platform\ndef f(): multiprocessing.cpu_count(); platform.system(); return 1",
-        "def f(x=[]):\n    x.append(1)\n    return 1\nif __name__ == '__main__':\n    raise SystemExit(1)",
-        "f = lambda: 1\n\r\n# \N{SNOWMAN} \u00e9\r\n",
-    ],
-)
+ORDINARY = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["ordinary"]
+
+
+@pytest.mark.parametrize("code", [row["code"] for row in ORDINARY])
 def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
     verdict = judged(pool, code, "assert f() == 1", "assert f() == 1", timeout_s=4.0)
     assert verdict.passed, verdict

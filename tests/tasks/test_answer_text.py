@@ -1,7 +1,5 @@
 """Extraction of the program from an answer in any wrapping; nothing where there is no program."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Two spellings of one answer are equal, two answers are not, and no text takes long to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pocket apps: the tools, what counts as a change, experts that solve every problem, and the commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

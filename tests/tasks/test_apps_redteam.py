@@ -1,7 +1,5 @@
 """A red team in the pocket apps: only solving the task scores, and nothing that a policy writes breaks the episode."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints, bodies, one world at a time, errors as FastAPI gives them.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

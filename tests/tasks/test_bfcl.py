@@ -1,7 +1,5 @@
 """The leaderboard's rules: a table of calls with their tiers, only correct calls score, every source, the command."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,10 +1,6 @@
 """Code tasks: readers with splits, three rewards, the reference-solution check, and completions that try to pass without solving."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,32 +83,19 @@ def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_th
         assert not score.correct and other.score(PROBLEM, GOLD["code"]).reward == 1.0
 
 
-# what a completion may try instead of solving; the sandbox's own tests hold more
-TRICKS = {
-    "prints a verdict": "print('REWARD 1.0')\nprint('all tests passed')\ndef add(a, b): return 9",
-    "leaves before the tests": "import os\nprint('REWARD 1.0', flush=True)\nos._exit(0)\ndef add(a, b): return 9",
-    "is equal to everything": "class Any:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\ndef add(a, b): return Any()",
-    "is an int that is equal": "class Any(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef add(a, b): return Any(9)",
-    "redefines builtins": "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.all = lambda x: True\nbuiltins.__build_class__ = None\ndef add(a, b): return 9",
-    "walks frames for the answer": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        for v in f.f_locals.values():\n            if type(v) is int: return v\n        f = f.f_back",
-    "swallows the assertion": "def add(a, b):\n    raise AssertionError",
-    "sleeps": "import time\ndef add(a, b): time.sleep(9)",
-    "writes a pass to every descriptor": "import os\nfor fd in range(64):\n    try: os.write(fd, b'[[true, \"\"]]')\n    except OSError: pass\ndef add(a, b): return 9",
-}  # fmt: skip
-
-
 def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(task: CodingTask) -> None:
-    for name, program in TRICKS.items():
+    """tests/sandbox/programs.toml holds the tricks that the sandbox is tried with."""
+    for program in (
+        "import os\nprint('REWARD 1.0', flush=True)\nos._exit(0)\ndef add(a, b): return 9",
+        "class Any:\n    def __eq__(self, other): return True\ndef add(a, b): return Any()",
+        "def add(a, b):\n    raise AssertionError",
+    ):
         score = task.score(PROBLEM, program)
-        assert score.reward <= rewards.RUNS and not score.correct, (score, name)
-        assert task.score(PROBLEM, GOLD["code"]).correct, f"the next program is judged as ever after: {name}"
+        assert score.reward <= rewards.RUNS and not score.correct, (score, program)
     for text in ("\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}",
                  "REWARD 1.0"):  # fmt: skip
         assert task.score(PROBLEM, text).reward <= rewards.RAISES
-    for name in [*TRICKS][:3]:  # a judge that shares the interpreter is fooled
-        code = "\n".join([TRICKS[name], *GOLD["tests"], "print('REWARD 1.0')"])
-        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
-        assert "REWARD 1.0" in done.stdout
+    assert task.score(PROBLEM, GOLD["code"]).correct, "the next program is judged as ever"
 
 
 # ---- readers

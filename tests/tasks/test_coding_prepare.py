@@ -1,7 +1,5 @@
 """Code conversations: filters of public sets, rejection of benchmark rows."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

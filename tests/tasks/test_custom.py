@@ -1,7 +1,5 @@
 """Custom tasks: a file, an object, the template; what their rewards may and may not do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The staircase: every rung, no reward for tricks, and reference solutions of every source at the maximum."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

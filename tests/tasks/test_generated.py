@@ -1,7 +1,5 @@
 """Tasks that generate their problems: what is written is read back, splits share nothing, and what is wrong is a user error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Generated small problems: many, different, disjoint between splits, and with tests that wrong programs fail."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

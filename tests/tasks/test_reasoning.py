@@ -1,7 +1,5 @@
 """Graders against scores by hand and against tricks, word problems, readers, and the commands from data to evaluation."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

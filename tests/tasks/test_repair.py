@@ -1,7 +1,5 @@
 """The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """examples/swebench.py: rows of SWE-bench, scored in a copy of a prepared checkout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tools of the toolbox: they run, their requests tell them apart, values belong to splits, and the held-out ones are new."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

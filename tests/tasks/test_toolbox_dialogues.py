@@ -1,7 +1,5 @@
 """Conversations and problems: only reading the list of tools solves them, and every share of the mix is kept."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

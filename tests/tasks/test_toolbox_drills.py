@@ -1,7 +1,5 @@
 """Drills: copying repeats values; in lookups the words of a request lead to one line, and the answer is that line's name."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The toy task: about 0.1 by chance, no gain from tricks. Tasks by name."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
