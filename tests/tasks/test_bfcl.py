@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonl import write
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
@@ -77,17 +78,8 @@ def test_making_every_call_or_a_wrong_one_beside_the_right_one_never_scores() ->
 
 def test_python_that_is_more_than_calls_with_literals_is_no_answer_and_is_not_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    values = [
-        "6*2",
-        "int('12')",
-        "12 if True else 0",
-        "[x for x in [12]]",
-        "(12))(",
-        "12, minutes=12",
-        "f'{12}'",
-        "12j",
-    ]
-    values += ["b'12'", "...", "{12}", f"open({str(mark)!r}, 'w')"]
+    values = ["6*2", "int('12')", "12 if True else 0", "[x for x in [12]]", "(12))(", "12, minutes=12", "f'{12}'"]
+    values += ["12j", "b'12'", "...", "{12}", f"open({str(mark)!r}, 'w')"]
     others = ["[set_timer(12)]", "[set_timer(*[12])]", "[set_timer(**{'minutes': 12})]", "[[set_timer](minutes=12)]"]
     others += ["[set_timer(minutes=12)]; x", "[set_timer(minutes=12), 5]", "I call [set_timer(minutes=12)]"]
     others += ["set_timer(minutes=12) # done", "lambda: set_timer(minutes=12)", f"[open(file={str(mark)!r}, mode='w')]"]
@@ -101,18 +93,16 @@ def test_python_that_is_more_than_calls_with_literals_is_no_answer_and_is_not_ex
 def test_deep_and_giant_completions_neither_crash_nor_score() -> None:
     for depth in (50, 1_000, 9_000, 100_000):
         deep = "[" * depth + "]" * depth
-        for text in (
+        texts = [
             deep,
             f"[f(a={deep})]",
             f"[f(a={'-' * depth}1)]",
             "f(" * depth + ")" * depth,
             f"[f{'.a' * depth}(b=1)]",
-            f"[f(a={'9' * depth})]",
-            timer("@").replace('"@"', deep),
-            timer("@").replace('"@"', '{"a":' * depth + "1" + "}" * depth),
-            timer(10**300),
-            f"f({deep}",
-        ):
+        ]
+        texts += [f"[f(a={'9' * depth})]", timer(10**300), f"f({deep}"]
+        texts += [timer("@").replace('"@"', text) for text in (deep, '{"a":' * depth + "1" + "}" * depth)]
+        for text in texts:
             for problem in ("float_for_int", "object", "nested_list"):
                 assert not TASK.score(PROBLEMS[problem], text).correct
 
@@ -151,30 +141,23 @@ ANSWER = {"id": "simple_python_0", "ground_truth": [{"area": {"base": [10], "hei
 IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "function": QUESTION["function"]}
 
 
-def write(path: Path, *rows: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def leaderboard(tmp_path: Path) -> Path:
     """A directory in the leaderboard's layout, with an unsupported category."""
-    write(tmp_path / "BFCL_v4_simple_python.json", QUESTION)
-    write(tmp_path / "possible_answer" / "BFCL_v4_simple_python.json", ANSWER)
-    write(tmp_path / "BFCL_v4_live_irrelevance.json", IDLE)
-    write(tmp_path / "BFCL_v4_simple_java.json", {"id": "simple_java_0"})
-    write(tmp_path / "README.json", {"about": "data"})
+    write(tmp_path / "BFCL_v4_simple_python.json", [QUESTION])
+    (tmp_path / "possible_answer").mkdir()
+    write(tmp_path / "possible_answer" / "BFCL_v4_simple_python.json", [ANSWER])
+    write(tmp_path / "BFCL_v4_live_irrelevance.json", [IDLE])
+    write(tmp_path / "BFCL_v4_simple_java.json", [{"id": "simple_java_0"}])
+    write(tmp_path / "README.json", [{"about": "data"}])
     return tmp_path
 
 
 def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     task = tasks.load("bfcl", source=str(leaderboard))
     problems = {p.meta["category"]: p for p in task.problems("test")}
-    assert (
-        problems.keys() == {"simple", "live_irrelevance"}
-        and check_reference_solutions(task, problems.values()).require().n == 2
-    )
+    assert problems.keys() == {"simple", "live_irrelevance"}
+    assert check_reference_solutions(task, problems.values()).require().n == 2
     assert [m["role"] for m in task.prompt(problems["simple"])] == ["system", "user"]
     assert "area(base: integer, height: integer, unit?: string)" in task.prompt(problems["simple"])[0]["content"]
     assert task.score(problems["simple"], "[area(base=10, height=5)]").correct
@@ -191,21 +174,24 @@ def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> N
     columns = {"question": QUESTION["question"], "functions": QUESTION["function"]}
     good = {"id": "a", "category": "simple", "ground_truth": ANSWER["ground_truth"]} | columns
     rows = [good | {"id": f"a{i}"} for i in range(30)]
-    for truth in (
-        [{"area": {"base": [], "height": [5]}}],
-        [{"area": {"height": [5]}}],
+    arguments = (
+        {"base": [], "height": [5]},
+        {"height": [5]},
+        {"base": [10], "height": [5], "depth": [3]},
+        {"base": 10, "height": [5]},
+    )
+    truths = [[{"area": given}] for given in arguments] + [
         [{"volume": {"base": [10], "height": [5]}}],
-        [{"area": {"base": [10], "height": [5], "depth": [3]}}],
-        [{"area": {"base": 10, "height": [5]}}],
         [],
         "[",
         [{}],
         None,
-    ):
+    ]
+    for truth in truths:
         bad = good | {"ground_truth": truth}
-        assert BfclTask(source=str(write(tmp_path / "rows.jsonl", *rows, bad))).ledger.lost.total() == 1
+        assert BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows, bad]))).ledger.lost.total() == 1
         with pytest.raises(DataError, match="2 of 4"):
-            BfclTask(source=str(write(tmp_path / "rows.jsonl", *rows[:2], bad, bad)))
+            BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows[:2], bad, bad])))
 
 
 def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves(shared_data: Path) -> None:

@@ -1,11 +1,11 @@
 """Code tasks: readers with splits, three rewards, the reference-solution check, and completions that try to pass without solving."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonl import write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError
@@ -106,14 +106,9 @@ def mbpp_row(number: int = 700, **more: Any) -> dict[str, Any]:
             "test_setup_code": "", "challenge_test_list": GOLD["tests"][3:]} | more  # fmt: skip
 
 
-def write(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
-
-
 def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.jsonl", *map(mbpp_row, (3, 11, 510, 511, 600, 601, 974)))
-    task = tasks.load("mbpp", source=path)
+    path = write(tmp_path / "train.jsonl", list(map(mbpp_row, (3, 11, 510, 511, 600, 601, 974))))
+    task = tasks.load("mbpp", source=str(path))
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
     assert ids == {
         "train": ["mbpp-601", "mbpp-974"],
@@ -140,12 +135,12 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
         ({"id": "x", "messages": [], "gold": GOLD, "split": "dev"}, "split 'dev'"),
     ):
         with pytest.raises(DataError, match=match):
-            tasks.load("mbpp", source=write(tmp_path / "rows.jsonl", row))
+            tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
 
 
 def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> None:
     """The larger of both counts: the reference solutions of some problems need more."""
-    made = tasks.load("mbpp", source=write(tmp_path / "a.jsonl", mbpp_row(123), mbpp_row(601)), timeout_s=2)
+    made = tasks.load("mbpp", source=str(write(tmp_path / "a.jsonl", [mbpp_row(123), mbpp_row(601)])), timeout_s=2)
     large, plain = (made.program(p, "x = 1") for p in sorted(made.rows, key=lambda p: p.id))
     assert (plain.timeout_s, plain.memory_mb, plain.message_mb, large.timeout_s) == (2.0, 512, 8, 60.0)
     gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
@@ -196,9 +191,9 @@ def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path
     """In the form of the extended suites' scripts."""
     loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
     row = mbpp_row(11, prompt="Add.", test=PLUS + loop)
-    plus = tasks.load("mbpp", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
     row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
-    human = tasks.load("humaneval", source=write(tmp_path / "human.jsonl", row), variant="plus")
+    human = tasks.load("humaneval", source=str(write(tmp_path / "human.jsonl", [row])), variant="plus")
     values = {"a + b": "all_passed", "(a + b) * (1 + 1e-9)": "all_passed", "(a + b) * 1.01": "none_passed"}
     for value, tier in values.items():
         code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
@@ -209,7 +204,7 @@ def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path
 def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Path) -> None:
     """A program's own sequence counts by the items that it gives."""
     row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
-    plus = tasks.load("humaneval", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    plus = tasks.load("humaneval", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
     (problem,) = plus.problems("test")
     items = {"": "none_passed", "0.5": "none_passed", "0.5, 0.25 * (1 + 1e-9)": "all_passed", "0.5, 0.5": "none_passed"}
     for given, tier in items.items():

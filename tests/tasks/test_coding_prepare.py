@@ -5,32 +5,27 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonl
 import pytest
+from jsonl import rows_of, write
 
 from codechat import tasks
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import command, conversations
 from codechat.evaluation import contamination
+from codechat.tasks.base import SPLITS
 from codechat.tasks.coding import prepare as coding
 from codechat.tasks.natural import read_requests
 
 ADD = "def add(a, b):\n    return a + b"
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def prepare(
-    tmp_path: Path, *rows: dict[str, Any], words: tuple[str, ...] = ()
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def prepare(tmp_path: Path, *rows: dict[str, Any], words: tuple[str, ...] = ()) -> Any:
     """(conversations of every split, counts of the source) of a file with these rows."""
     tmp_path.mkdir(exist_ok=True)
-    source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    out = tmp_path / "out"
-    command.main(["code", "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *words])
+    source, out = write(tmp_path / "rows.jsonl", list(rows)), tmp_path / "out"
+    jsonl.prepare("code", out, "--source", source, *words)
     written = [r for path in sorted(out.glob("programs.*.jsonl")) for r in rows_of(path)]
     return written, json.loads((out / "manifest.json").read_text())["sources"]["rows.jsonl"]
 
@@ -85,9 +80,7 @@ def test_only_mbpps_prompt_split_is_for_sft_and_humaneval_never_is(tmp_path: Pat
     for prompt, rl in ((2, 700), ("2", "700")):  # the number of a row may be text
         written, counts = prepare(tmp_path, mbpp(prompt), mbpp(rl))
         assert len(written) == 1 and counts["skipped"] == {"for_rl": 1}
-    path = tmp_path / "mbpp.jsonl"
-    path.write_text(json.dumps(mbpp(2)) + "\n")
-    task = tasks.load("mbpp", source=str(path))
+    task = tasks.load("mbpp", source=str(write(tmp_path / "mbpp.jsonl", [mbpp(2)])))
     assert written[0]["messages"][0] == task.worked[0].messages[0], "SFT and the task ask in the same words"
     for number in (11, 510, 511, 600):
         with pytest.raises(DataError, match="row 1.*MBPP"):
@@ -141,9 +134,7 @@ def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
     rows = list(coding.short_rows())
     known = contamination.search(read_requests(), [(m["content"], True) for r in rows for m in r["messages"]])
     assert set(known) == {"code-01"}  # "write quicksort" itself
-    by_split = {
-        s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s} for s in ("train", "select", "test")
-    }
+    by_split = {s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s} for s in SPLITS[:3]}
     assert len(rows) == sum(map(len, by_split.values())) and min(map(len, by_split.values())) > 50
     assert len({r["id"] for r in rows}) == len(rows)
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from jsonl import write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -217,11 +218,6 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
         assert 0 <= score.reward <= 1 and score.tier in TIERS
 
 
-def write(path, *rows):
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
-
-
 # ------------------------------------------------------------------ sources
 
 
@@ -231,15 +227,15 @@ def everything(task):
 
 def test_files_and_directories_keep_their_splits(tmp_path):
     rows = [{"id": id, "messages": USER, "gold": GOLD, "split": split} for id, split in (("a", "test"), ("b", "train"))]
-    task = FuncallTask(write(tmp_path / "p.jsonl", rows[0], rows[1] | {"gold": None}))
+    task = FuncallTask(write(tmp_path / "p.jsonl", [rows[0], rows[1] | {"gold": None}]))
     assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
     assert task.problems("test_hard") == [] and task.ledger.kept == 2
     assert check_reference_solutions(task, everything(task)).require().passed == 2
-    write(tmp_path / "funcall.train.jsonl", rows[1])
-    write(tmp_path / "funcall.test.jsonl", rows[0])
-    write(tmp_path / "calls.train.jsonl", {"id": "c", "messages": USER, "domain": "calls", "meta": {}})
+    write(tmp_path / "funcall.train.jsonl", rows[1:])
+    write(tmp_path / "funcall.test.jsonl", rows[:1])
+    write(tmp_path / "calls.train.jsonl", [{"id": "c", "messages": USER, "domain": "calls", "meta": {}}])
     assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], "its problems, beside other files"
-    many = FuncallTask(write(tmp_path / "many.jsonl", *(rows[0] | {"id": str(i)} for i in range(30))))
+    many = FuncallTask(write(tmp_path / "many.jsonl", [rows[0] | {"id": str(i)} for i in range(30)]))
     assert many.problems("test", 5, seed=1) == many.problems("test", 5, seed=1) != many.problems("test", 5, seed=2)
     assert len(many.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
     with pytest.raises(ConfigError):
@@ -253,7 +249,7 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
 
     quoted = 'Sure. <functioncall> {"name": "say", "arguments": \'{"text": "You\'ve won"}\'}'
     several = call("say", text="a") + "\n" + call("say", text="b")
-    path = write(tmp_path / "g.jsonl", row("What?", quoted), row(several), row("I cannot do that."))
+    path = write(tmp_path / "g.jsonl", [row("What?", quoted), row(several), row("I cannot do that.")])
     task = FuncallTask(path)
     late, two, none = sorted(everything(task), key=lambda p: p.id)
     assert [m["role"] for m in late.messages] == ["system", "user", "assistant", "user"]
@@ -265,8 +261,8 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
 def test_original_prompts_become_messages_and_equal_ones_meet_in_one_split(tmp_path):
     prompt = "<|system|>\nUse\ntools\n<|end|>\n<|user|>\nMix 1 < 2\n<|end|>\n<|assistant|>\n"
     rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
-    task = FuncallTask(write(tmp_path / "o.jsonl", *rows))
-    problems = [p for s in tasks.SPLITS for p in task.problems(s)]
+    task = FuncallTask(write(tmp_path / "o.jsonl", rows))
+    problems = everything(task)
     assert [tuple(m.values()) for m in problems[0].messages] == [("system", "Use\ntools"), ("user", "Mix 1 < 2")]
     assert len({p.split for p in problems}) == 1
     assert check_reference_solutions(task, problems).require().n == 3

@@ -1,13 +1,12 @@
 """Graders against scores by hand and against tricks, word problems, readers, and the commands from data to evaluation."""
 
 import inspect
-import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from jsonl import write
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
@@ -161,19 +160,14 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
 # ---------------------------------------------------------------- GSM8K and MMLU
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Path:
     rows = [
         {"question": f"What is {i} + 1?", "answer": f"It is {i} + 1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1:,}"}
         for i in range(990, 1090)
     ]
-    jsonl(tmp_path / "train.jsonl", rows)
-    jsonl(tmp_path / "test.jsonl", rows[:20])
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "test.jsonl", rows[:20])
     return tmp_path
 
 
@@ -184,17 +178,15 @@ def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path)
     problem = test["What is 1005 + 1?"]
     assert problem.gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(problem, "<answer>1,006 apples</answer>").correct
-    for template in TEMPLATES:
-        other = tasks.load("gsm8k", source=str(gsm8k), template=template)
-        tasks.check_reference_solutions(other, list(test.values())).require()
+    tasks.check_reference_solutions(task, list(test.values())).require()
 
 
 def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_path: Path) -> None:
     for answer in ("no mark", "####", "#### many", ""):
-        jsonl(gsm8k / "test.jsonl", [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}])
+        write(gsm8k / "test.jsonl", [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}])
         with pytest.raises(DataError, match="gsm8k, test.jsonl, row 2"):
             tasks.load("gsm8k", source=str(gsm8k)).problems("test")
-    jsonl(gsm8k / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
+    write(gsm8k / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
     for error, name, source, split in (
         (DataError, "gsm8k", gsm8k, "test"),
         (MissingFile, "gsm8k", tmp_path / "none", "test"),
@@ -207,14 +199,14 @@ def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_p
 
 def test_mmlu_has_four_choices_and_is_for_evaluation_only(tmp_path: Path) -> None:
     row = {"question": "2 + 2?", "subject": "sums", "choices": ["3", "4", "5", "6"], "answer": 1}
-    jsonl(tmp_path / "validation.jsonl", [row])
-    jsonl(tmp_path / "dev.jsonl", [row] * 5)
+    write(tmp_path / "validation.jsonl", [row])
+    write(tmp_path / "dev.jsonl", [row] * 5)
     task = tasks.load("mmlu", source=str(tmp_path))
     (problem,) = task.problems("select")
     assert problem.messages[0]["content"] == "2 + 2?\n\nA. 3\nB. 4\nC. 5\nD. 6" and task.problems("test") == []
     assert task.score(problem, "The answer is B.").correct and not task.score(problem, "The answer is C.").correct
     tasks.check_reference_solutions(task, [problem]).require()
-    jsonl(tmp_path / "validation.jsonl", [row | {"answer": 4}])
+    write(tmp_path / "validation.jsonl", [row | {"answer": 4}])
     with pytest.raises(DataError, match="row 1"):
         tasks.load("mmlu", source=str(tmp_path)).problems("select")
 
