@@ -194,8 +194,3 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
         assert word in asked and numbers in answer
         assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"
-
-
-def test_the_readme_is_short() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120 and max(map(len, lines)) <= 100

@@ -13,21 +13,21 @@ import torch
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from contracts import assert_close_curves, weights  # noqa: E402
-from raising import raising  # noqa: E402
-from ranks import train_on_ranks  # noqa: E402
-from server import Serving  # noqa: E402
+from contracts import assert_close_curves, weights
+from raising import raising
+from ranks import train_on_ranks
+from server import Serving
 
 from codechat import grpo, reinforce
 from codechat.core import config, http_client
-from codechat.core.errors import RunError  # noqa: E402
+from codechat.core.errors import RunError
 from codechat.core.http_client import Link
 from codechat.models import generate, hf_format
-from codechat.models.config import GPTConfig  # noqa: E402
+from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import engines  # noqa: E402
+from codechat.rl import engines
 from codechat.runs import checkpoint, run
-from codechat.tasks.toy import TOY_MODEL  # noqa: E402
+from codechat.tasks.toy import TOY_MODEL
 from codechat.text import chat, tokenizer
 
 SHAPE = GPTConfig(**TOY_MODEL | {"depth": 1, "n_embd": 32}, vocab_size=257)
@@ -182,9 +182,7 @@ def test_the_curve_over_http_is_the_local_one(loop: str, up: Any, home: Path) ->
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_server_that_stays_away_stops_the_run_where_it_is(
-    loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stays_away_stops_the_run(loop: str, up: Any, home: Path, monkeypatch: Any) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
     ask, calls = Link.ask, {"gone": False}
 
@@ -247,16 +245,11 @@ class StubVLLM:
         how = dict(max_new_tokens=body["max_tokens"], temperature=body["temperature"], samples_per_prompt=body["n"])
         how |= dict(seed=body["seed"] + 1, stop=[(i,) for i in body["stop_token_ids"]])
         drawn = generate.sample(self.weights, [body["prompt"]], **how)
-        choices = [
-            {
-                "index": i,
-                "finish_reason": "stop" if c.stop == "stop" else "length",
-                "token_ids": c.ids,
-                "prompt_token_ids": body["prompt"],
-                "logprobs": {"tokens": ["?"] * len(c.ids), "token_logprobs": c.logprobs, "text_offset": []},
-            }
-            for i, c in enumerate(drawn)
-        ]
+        choices = []
+        for i, c in enumerate(drawn):
+            tokens = {"tokens": ["?"] * len(c.ids), "token_logprobs": c.logprobs, "text_offset": []}
+            choice = dict(index=i, token_ids=c.ids, prompt_token_ids=body["prompt"], logprobs=tokens)
+            choices.append(choice | {"finish_reason": "stop" if c.stop == "stop" else "length"})
         return {"object": "text_completion", "model": body["model"], "choices": choices[::-1]}
 
 

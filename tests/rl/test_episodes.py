@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_rollout import assert_close, perturbed, plain_gradient
+from test_rollout import assert_close, packed_gradient, perturbed, plain_gradient
 
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import advantages, losses, rollout
+from codechat.rl import advantages, rollout
 from codechat.tasks.base import Environment, Message, Problem, Score
 from codechat.text import chat, tokenizer
 
@@ -26,8 +26,7 @@ def policy() -> GPT:
 
 
 class Counting:
-    """Says how many even bytes an answer had; ends when an answer has a `!` or after `turns` answers. Reward: share of
-    even bytes, summed."""
+    """Says how many even bytes an answer had; ends after so many answers. Reward: share of even bytes, summed."""
 
     def __init__(self, ends_after: int) -> None:
         self.ends_after = ends_after
@@ -90,8 +89,7 @@ def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: A
 
 @contextmanager
 def closing_answers() -> Iterator[None]:
-    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own
-    log-probability."""
+    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own log-probability."""
 
     def draw(logits: torch.Tensor, how: generate.Truncation, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = logits.log_softmax(-1)
@@ -154,23 +152,12 @@ def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batc
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
 
-def reinforce(policy: GPT, batch: rollout.RolloutBatch, **how: int) -> None:
-    """Add the policy gradient of packed episodes."""
-    advantage = advantages.group_advantages(batch.rewards).view(-1, 1)
-    for packed in rollout.pack(batch, **how):
-        logprobs = packed.unpack(policy.token_logprobs(packed.ids, packed.targets, **packed.where())[0])
-        losses.policy_gradient_loss(logprobs, advantage[packed.numbers], packed.mask(), batch.n_tokens).backward()
-
-
 def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
     """-sum over written tokens of advantage x log pi / written tokens; what was said is context only."""
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.01
-    _, *plain = plain_gradient(policy, batch, advantage)
-    policy.zero_grad()
-    reinforce(policy, batch, row_tokens=200, rows=2)
-    assert_close(plain, [p.grad for p in policy.parameters()])
-    policy.zero_grad()
+    packed = packed_gradient(policy, batch, advantage, row_tokens=200, rows=2)
+    assert_close(packed, plain_gradient(policy, batch, advantage))
 
 
 def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing: None) -> None:

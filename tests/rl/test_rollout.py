@@ -47,10 +47,9 @@ class Letters:
 @pytest.fixture(scope="module")
 def batch(policy: GPT) -> RolloutBatch:
     problems = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train") for i in range(3)]
+    how = dict(group_size=4, max_new_tokens=7, seed=3)
     with torch.no_grad():
-        return rollout.collect(
-            policy, Letters(), problems, tokenizer.load("bytes"), "reserved", group_size=4, max_new_tokens=7, seed=3
-        )
+        return rollout.collect(policy, Letters(), problems, tokenizer.load("bytes"), "reserved", **how)
 
 
 def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) -> list[torch.Tensor]:
@@ -70,12 +69,11 @@ def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) ->
     return [total, *(p.grad.clone() for p in policy.parameters())]
 
 
-def packed_gradient(
-    policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, skip_zero: bool = True, **how: int
-) -> list[torch.Tensor]:
+def packed_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, **how: int) -> list[torch.Tensor]:
+    """The same, packed; completions without advantage are left out."""
     policy.zero_grad()
     total = torch.zeros(())
-    for packed in rollout.pack(batch, advantage != 0 if skip_zero else None, **how):
+    for packed in rollout.pack(batch, advantage != 0, **how):
         logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
         advantages = advantage.view(-1, 1)[packed.numbers]
         loss = losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), count=batch.n_tokens)
@@ -89,28 +87,20 @@ def assert_close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
         torch.testing.assert_close(x, y, atol=2e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "how", [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)], ids=str
-)
-def test_packing_changes_neither_loss_nor_gradient(policy: GPT, batch: RolloutBatch, how: dict[str, int]) -> None:
+def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(policy: GPT, batch: RolloutBatch) -> None:
     """In one row, a row per group, groups split over rows."""
-    advantage = advantages.group_advantages(batch.rewards)
+    advantage, order = advantages.group_advantages(batch.rewards), [2, 0, 1]
     assert advantage.abs().max() > 0.05
-    assert_close(packed_gradient(policy, batch, advantage, **how), plain_gradient(policy, batch, advantage))
-
-
-def test_group_order_changes_nothing(policy: GPT, batch: RolloutBatch) -> None:
-    advantage, how = advantages.group_advantages(batch.rewards), dict(row_tokens=128, rows=4)
-    order = [2, 0, 1]
-    moved = batch.take(order)
+    plain, moved = plain_gradient(policy, batch, advantage), batch.take(order)
     assert moved.texts == [batch.texts[p * 4 + g] for p in order for g in range(4)]
-    whole = packed_gradient(policy, batch, advantage, **how)
-    assert_close(packed_gradient(policy, moved, advantage[order], **how), whole)
+    for row_tokens, rows in ((512, 8), (64, 1), (40, 2)):
+        how = dict(row_tokens=row_tokens, rows=rows)
+        assert_close(packed_gradient(policy, batch, advantage, **how), plain)
+        assert_close(packed_gradient(policy, moved, advantage[order], **how), plain)
 
 
 def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: RolloutBatch) -> None:
-    """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch
-    equal the sampled ones."""
+    """Values at the targets as a row per completion, whatever the packing; scores of a whole batch equal the sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
         for packed in rollout.pack(batch, **how):
             at, C = packed.numbers, packed.longest
@@ -121,11 +111,8 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: Rollo
         torch.testing.assert_close(scored, batch.logprobs(), atol=1e-5, rtol=0)
 
 
-def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
-    policy: GPT, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they
-    need to be."""
+def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they need to be."""
     task, tok = ToyTask(), tokenizer.load("bytes")
     short = task.problems("train")
     long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
@@ -136,9 +123,8 @@ def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
         for at in (0, len(short)):
             batch = sample(at, 1, seed=at)
             how = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, torch.device("cpu"))
-            found.append(
-                {tuple(p.ids.shape) for b in (batch, rollout.join([batch, batch])) for p in rollout.pack(b, **how)}
-            )
+            batches = (batch, rollout.join([batch, batch]))
+            found.append({tuple(p.ids.shape) for b in batches for p in rollout.pack(b, **how)})
         return found
 
     first, second = shapes()

@@ -1,6 +1,7 @@
 """Metrics of a batch of rollouts: closed forms, and the same values however the batch is dealt to ranks."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -82,9 +83,7 @@ def test_ranks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rewards, live", [([[1.0], [1.0], [0.0], [0.0]], 1.0), ([[1.0]] * 4, 0.0)])
-def test_groups_of_one_are_judged_together(
-    rewards: list[list[float]], live: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_one_are_judged_together(rewards: Any, live: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where each rank's own rewards agree, or it has a single one."""
     for parts in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]):
         ranks = ranks_of(batch_of(rewards), parts, monkeypatch)

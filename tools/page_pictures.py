@@ -1,15 +1,18 @@
 """Pictures of the chat page for docs/serving.md: desktop, phone, dark, as released/mini answers.
 
 codechat serve --ckpt released/mini
-python tests/page_pictures.py http://127.0.0.1:8000          writes docs/pictures/page-*.png; needs Chromium
+python tools/page_pictures.py http://127.0.0.1:8000          writes docs/pictures/page-*.png; needs Chromium
 """
 
 import sys
 import tempfile
 from pathlib import Path
 
-from browser import Browser
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from browser import Browser  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 COLOURS = 64  # a page has few: a quarter of the bytes, and no difference that is seen
