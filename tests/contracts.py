@@ -31,6 +31,8 @@ Train = Callable[[Any], run.Run]
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 PAIRS = [{"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)} for i in range(12)]
+SIDES = ("chosen", "rejected")
+SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonl
 import pytest
 import torch
 
@@ -42,14 +43,11 @@ def write_tokenizer(folder: Path, bos: bool) -> None:
     bpe.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     how = dict(vocab_size=330, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(
-        [reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"],
-        tokenizers.trainers.BpeTrainer(**how, show_progress=False),
-    )
+    text = reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"
+    bpe.train_from_iterator([text], tokenizers.trainers.BpeTrainer(**how, show_progress=False))
     if bos:
-        bpe.post_processor = tokenizers.processors.TemplateProcessing(
-            "<|endoftext|> $A", special_tokens=[(special[0], 0)]
-        )
+        begins = dict(special_tokens=[(special[0], 0)])
+        bpe.post_processor = tokenizers.processors.TemplateProcessing("<|endoftext|> $A", **begins)
     bpe.save(str(folder / "tokenizer.json"))
     about = {"eos_token": special[0] if bos else special[2], "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
@@ -80,7 +78,7 @@ def gsm8k(home: Path) -> str:
     folder.mkdir()
     rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(60)]
     for split, some in (("train", rows), ("test", rows[:4])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        jsonl.write(folder / f"{split}.jsonl", some)
     return str(folder)
 
 
@@ -104,9 +102,8 @@ def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
 
 @pytest.mark.parametrize("tags", ["template", "raw"])
 def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: str) -> None:
-    exchange.import_model(
-        exchange.ImportConfig(source=directory, run_name="theirs", tags=None if tags == "template" else "raw")
-    )
+    own = None if tags == "template" else "raw"
+    exchange.import_model(exchange.ImportConfig(source=directory, run_name="theirs", tags=own))
     loaded = loading.load_model("theirs")
     assert loaded.tags == tags
     name = "gsm8k" if tags == "template" else R1
@@ -115,9 +112,8 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
     text = chat.decode(ids, loaded.tokenizer)
     if tags == "raw":
         begin = "<|endoftext|>" if directory.name == "llama" else ""
-        assert text.startswith(begin + "A conversation between User and Assistant.") and text.endswith(
-            "\nAssistant: <think>"
-        )
+        assert text.startswith(begin + "A conversation between User and Assistant.")
+        assert text.endswith("\nAssistant: <think>")
     else:
         assert text.startswith("<|im_start|>system\n") and text.endswith("<|im_end|>\n<|im_start|>assistant\n")
     with easy():
@@ -155,28 +151,22 @@ def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
 
 
 def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
-    folder, flags = (
-        home / "worked",
-        "--tokenizer bytes --max-examples 12 --problems 8 --eval-examples 4 --template r1_zero --levels 1",
-    )
+    folder = home / "worked"
     if not folder.exists():
-        assert cli.main(["data", "reasoning", "--out", str(folder), *flags.split()]) == 0
+        flags = "--max-examples 12 --problems 8 --eval-examples 4 --template r1_zero --levels 1"
+        jsonl.prepare("reasoning", folder, *flags.split())
     shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257)
-    how = dict(
-        data_dir=str(folder), model=shape, tokenizer="bytes", tags="raw", max_steps=2, device_batch_size=1, log_every=1
-    )
+    how = dict(data_dir=str(folder), model=shape, tokenizer="bytes", tags="raw", max_steps=2, device_batch_size=1)
     how |= dict(eval_every=1, eval_examples=3, probe_examples=0, save_every=0, compile=False, eval_new_tokens=6)
+    how |= dict(log_every=1)
     how |= dict(eval_task="reasoning:template=r1_zero,levels=[1]", eval_task_data=str(folder))
     return sft.SFTConfig(**how | changes)
 
 
 def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     found = sft.train(sft_settings(home)).evals()
-    assert (
-        list(found["step"]) == [0, 1, 2]
-        and found["pass@1"].notna().all()
-        and found["heldout_loss/worked"].notna().all()
-    )
+    assert list(found["step"]) == [0, 1, 2]
+    assert found["pass@1"].notna().all() and found["heldout_loss/worked"].notna().all()
     assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"} and (found["tier/neither"] == 1).all()
     plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
     assert "pass@1" not in plain.evals()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import PAIRS, small, train, write_rows
+from contracts import PAIRS, SINGLES, small, train, write_rows
 from learning import Claim, above, below, hold, lesson
 
 from codechat.core import config, registry
@@ -18,24 +18,16 @@ LOSSES = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
 def toy_run(loop: str, **changes: Any) -> Any:
     """The preset of a loop, as it is."""
     entry = registry.LOOPS[loop]
-    return config.resolve(
-        entry.config_class, "toy", None, dict(save_every=0, diagnose_groups=0) | changes, presets=entry.presets
-    )
+    how = dict(save_every=0, diagnose_groups=0) | changes
+    return config.resolve(entry.config_class, "toy", None, how, presets=entry.presets)
 
 
 @lesson()
 def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
-    first, last = (
-        train(small("pretrain", home, max_steps=60, save_every=0, eval_every=60, warmup_steps=2, seed=seed))
-        .evals()["val_bpb"]
-        .iloc[[0, -1]]
-    )
-    # an untrained byte model: about log2(257) bits
-    return [
-        above("first bits per byte", first, 7.0),
-        below("first bits per byte", first, 9.5),
-        below("last over first", last / first, 0.6),
-    ]
+    cfg = small("pretrain", home, max_steps=60, save_every=0, eval_every=60, warmup_steps=2, seed=seed)
+    first, last = train(cfg).evals()["val_bpb"].iloc[[0, -1]]
+    untrained = [above("first bits per byte", first, 7.0), below("first bits per byte", first, 9.5)]  # about log2(257)
+    return [*untrained, below("last over first", last / first, 0.6)]
 
 
 @lesson("reinforce", "grpo", "ppo", "expert_iteration", *VARIANTS)
@@ -52,11 +44,9 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
 @lesson()
 def raise_entropy(home: Path, seed: int) -> list[Claim]:
     how = dict(max_steps=25, device_batch_size=4, group_size=16, schedule="constant", seed=seed)
-    last = [
-        train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how)).metrics()["entropy"].iloc[-1]
-        for c in (-0.3, 0.3)
-    ]
-    return [above("entropy at 0.3 less at -0.3", last[1] - last[0], 0.2)]
+    runs = [train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how)) for c in (-0.3, 0.3)]
+    low, high = (run.metrics()["entropy"].iloc[-1] for run in runs)
+    return [above("entropy at 0.3 less at -0.3", high - low, 0.2)]
 
 
 @lesson()
@@ -68,24 +58,15 @@ def predict_worth(home: Path, seed: int) -> list[Claim]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy.ToyTask, "score", score)
-        explained = train(toy_run("ppo", run_name="worth", max_steps=40, lr=1e-3, seed=seed)).metrics()[
-            "explained_variance"
-        ]
-    return [
-        below("first explained variance", explained.iloc[0], 1e-9),
-        above("last explained variance", explained.iloc[-1], 0.8),
-    ]
+        found = train(toy_run("ppo", run_name="worth", max_steps=40, lr=1e-3, seed=seed))
+    explained, what = found.metrics()["explained_variance"], "explained variance"
+    return [below(f"first {what}", explained.iloc[0], 1e-9), above(f"last {what}", explained.iloc[-1], 0.8)]
 
 
 @lesson(*LOSSES, "kto on single completions")
 def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     """The held-out preferences are the training ones here."""
-    singles = [
-        dict(prompt=r["prompt"], completion=r[side], label=side == "chosen")
-        for r in PAIRS
-        for side in ("chosen", "rejected")
-    ]
-    rows = PAIRS if loss in LOSSES else singles
+    rows = PAIRS if loss in LOSSES else SINGLES
     for split in ("train", "select"):
         folder = write_rows(home / loss / f"preferences.{split}.jsonl", rows)
     how = dict(data_dir=folder, task=None, save_every=0, device_batch_size=4, max_steps=16, eval_every=16, seed=seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contracts import TINY
+from contracts import TINY, write_rows
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
@@ -22,14 +22,9 @@ from codechat.training.settings import TOY_RUN
 
 def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    (home / "mine").mkdir()
-    (home / "mine/calls.train.jsonl").write_text(
-        json.dumps({"id": "1", "domain": "calls", "messages": messages}) + "\n"
-    )
-    cfg = sft.SFTConfig(
-        data_dir=str(home / "mine"), model=TINY, tokenizer="bytes", max_steps=2, device_batch_size=1, log_every=1, compile=False
-    )  # fmt: skip
-    found = sft.train(cfg)
+    folder = write_rows(home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}])
+    how = dict(tokenizer="bytes", max_steps=2, device_batch_size=1, log_every=1, compile=False)
+    found = sft.train(sft.SFTConfig(data_dir=folder, model=TINY, **how))
     assert found.status["status"] == "finished"
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no ")]
     assert [note.partition(":")[0] for note in notes] == ["no held-out loss", "no behaviour probes"]
@@ -79,22 +74,11 @@ class Letters(RowsTask):
     no_stop = True
 
 
-def config(**changes) -> grpo.GRPOConfig:
-    settings = TOY_RUN | {
-        "model": GPTConfig(**TOY_RUN["model"]),
-        "max_steps": 2,
-        "device_batch_size": 2,
-        "group_size": 16,
-    }
-    return grpo.GRPOConfig(**(settings | changes))
-
-
 def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path) -> None:
-    found = grpo.train(config(task=Letters(), run_name="letters", allow_dead=True))
-    assert (
-        found.status["status"] == "finished"
-        and json.loads((found.path / "config.json").read_text())["task"] == "letters"
-    )
+    sizes = dict(model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16)
+    how = dict(task=Letters(), run_name="letters", allow_dead=True)
+    found = grpo.train(grpo.GRPOConfig(**TOY_RUN | sizes | how))
+    assert found.status["status"] == "finished" and found.config["task"] == "letters"
     rows = found.metrics()
     assert list(rows["reward/share_of_a"]) == pytest.approx(list(rows["reward_mean"]))
     assert max(rows["reward/length"]) > max(rows["reward_mean"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts import PAIRS, assert_close_curves, small, train, write_rows
+from contracts import PAIRS, SIDES, SINGLES, assert_close_curves, small, train, write_rows
 from raising import raising
 
 from codechat.core.errors import DataError, MissingFile
@@ -14,9 +14,6 @@ from codechat.rl import rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.text import tokenizer
 from codechat.training import preferences
-
-SIDES = ("chosen", "rejected")
-SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
 
 
 def read(home: Path, rows: list[dict], block: int = 64) -> Any:

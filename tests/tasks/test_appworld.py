@@ -27,24 +27,19 @@ INSTRUCTION = "How many songs are in my Spotify library?"
 SUPERVISOR = {"first_name": "Ann", "last_name": "Li", "email": "ann@x.org", "phone_number": "555"}
 LOOK, COUNT = "print(apis.api_docs.show_app_descriptions())", "n = 7\nprint(n)"
 DONE = "apis.supervisor.complete_task(answer=n)"
-CHECKS = dict(
-    zip(
-        ("assert answers match.", "assert no model changes.", "assert one login."),
-        ("no_op_fail", "no_op_pass", "no_op_fail"),
-    )
-)
+CHECKS = {
+    "assert answers match.": "no_op_fail",
+    "assert no model changes.": "no_op_pass",
+    "assert one login.": "no_op_fail",
+}
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
     """What /evaluate says where these of CHECKS pass."""
     rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS.items()]
-    return {
-        "success": len(passed) == len(rows),
-        "difficulty": 1,
-        "num_tests": len(rows),
-        "passes": [rows[i] for i in passed],
-        "failures": [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed],
-    }
+    failures = [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed]
+    found = dict(success=not failures, difficulty=1, num_tests=len(rows))
+    return found | dict(passes=[rows[i] for i in passed], failures=failures)
 
 
 class Stub(ThreadingHTTPServer):
@@ -243,9 +238,8 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
         batch = rollout.collect(policy, task, problems, tok, "reserved", group_size=2, max_new_tokens=4)
         no_code = ["initialize", "evaluate", "close"]
         assert [e for e, _ in other.requests] == no_code == [e for e, _ in stub.requests]
-        assert (
-            batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2] and not batch.correct.any() and len(task.free) == 2
-        )
+        assert batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2]
+        assert not batch.correct.any() and len(task.free) == 2
         assert (batch.mask().sum(1) <= 2 * 4).all(), "what the world said is not the policy's"
         with pytest.raises(RunError, match="--group-size"):
             rollout.collect(policy, task, problems, tok, "reserved", group_size=3, max_new_tokens=4)

@@ -144,9 +144,8 @@ def test_rewards_may_be_any_callable_and_any_number():
     problem = task.problems("train")[0]
     right, wrong = task.score(problem, problem.gold), task.score(problem, "abcd")
     assert (right.tier, wrong.tier) == ("some", "some"), (right.parts, wrong.parts)
-    assert right.terms == dict(
-        Near=1, within=1, within_3=1, parts_a=1, parts_b=1, parts_c=0.5, parts_d=1, trl=1, trl_plain=1
-    )
+    given = dict(Near=1, within=1, within_3=1, parts_a=1, parts_b=1, parts_c=0.5, parts_d=1, trl=1, trl_plain=1)
+    assert right.terms == given
     assert [name for name, value in wrong.terms.items() if value] == ["within_3", "parts_a", "parts_b", "parts_c"]
     assert right.reward == pytest.approx((5 + 3.5 / 4) / 6) and all(type(v) is float for v in right.terms.values())
     assert task.score(problem, "a long text").terms["trl"] == 0, "None counts as 0"
@@ -193,7 +192,7 @@ def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
 
     assert shortcuts(task_with(lambda text, problem: problem.gold in text)) == {"all answers"}
     assert len(shortcuts(task_with(lambda *_: 1.0))) >= 12
-    for task in (task_with(exact), tasks.load("toy"), tasks.load("reasoning")):
+    for task in (task_with(exact), *map(tasks.load, ("toy", "reasoning", "repair"))):
         assert not shortcuts(task)
 
 

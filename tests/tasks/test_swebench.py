@@ -45,16 +45,10 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
     test_patch = run_git(repo, "diff")
     run_git(repo, "checkout", "-q", ".")
     (repo / "local.txt").write_text("mine")
-    return {
-        "instance_id": repo.name,
-        "repo": "owner/shop",
-        "base_commit": base,
-        "patch": patch,
-        "test_patch": test_patch,
-        "FAIL_TO_PASS": json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")]),
-        "PASS_TO_PASS": ["tests/test_cart.py::test_count"],
-        "problem_statement": "total is one too much.",
-    }
+    row = dict(instance_id=repo.name, repo="owner/shop", base_commit=base, patch=patch, test_patch=test_patch)
+    failing = json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")])
+    row |= dict(FAIL_TO_PASS=failing, PASS_TO_PASS=["tests/test_cart.py::test_count"])
+    return row | dict(problem_statement="total is one too much.")
 
 
 def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:

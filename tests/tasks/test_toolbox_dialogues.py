@@ -167,12 +167,10 @@ def test_a_request_put_informally_asks_for_the_same() -> None:
     for text in texts * 50:
         assert text[1:].rstrip(".?! ") in informally(rng, text)
     mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
-    plain, informal = (draw_dialogues("train", 100, 0, mix=Mix(**mix, informal=share)) for share in (0.0, 1.0))
-    plain, informal = (
-        [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
-        for rows in (plain, informal)
-    )
-    assert sum(informal) > 0.7 * len(informal) and sum(plain) < 0.3 * len(plain)
+    for share, low, high in ((0.0, 0.0, 0.3), (1.0, 0.7, 1.0)):
+        rows = draw_dialogues("train", 100, 0, mix=Mix(**mix, informal=share))
+        lower = [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
+        assert low <= sum(lower) / len(lower) <= high
 
 
 # ---------------------------------------------------------------- kinds of conversations
