@@ -3,7 +3,8 @@ llama.cpp. `codechat import`: weights trained elsewhere as a run for --ckpt and 
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
-    codechat export --ckpt smollm2-sft --out tools --format gguf --dtype q8_0
+    codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
+    codechat export --ckpt smollm2/sft --out tools --format adapter   what it adds to the pretrained model
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
     codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
     codechat import qwen --run-name qwen
@@ -23,7 +24,8 @@ no class or tokenizer there. Do not use llama.cpp's own converter for a relu mod
     llama-cli -m tools/model.gguf --jinja
 
 --format run keeps only weights: no optimizer states and nothing that identifies the machine. Every command reads such a
-run; training can start from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
+run; training can start from it (--init-from) but not resume. Rounding to bfloat16 changes some answers. --format adapter is
+such a run of a fine-tuned smollm2, without the pretrained weights: only what training added to them, at rank --rank.
 
 Import reads Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json),
 GGUF files of the first three, alone or in a directory, and the original system's .pt files. Weights become float32. An
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
 
 CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
+SMOLLM2 = "smollm2"  # what `codechat download` knows by this name
 OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
 
 
@@ -65,10 +68,12 @@ class ExportConfig:
     dtype: Literal["bfloat16", "float32", "float16", "q8_0"] = opt(
         "bfloat16", "what the weights are stored in; float32 is exact; float16 and q8_0 (8 bits) are for gguf"
     )
-    format: Literal["huggingface", "run", "gguf"] = opt(
+    format: Literal["huggingface", "run", "adapter", "gguf"] = opt(
         "huggingface",
-        "run: a run directory for CodeChat, weights only; gguf: OUT/model.gguf, for llama.cpp",
+        "run: a run directory for CodeChat, weights only; adapter: the same, as what was added to a pretrained model; "
+        "gguf: OUT/model.gguf, for llama.cpp",
     )
+    rank: int = opt(16, "rank of the adapter's matrices", least=1)
     overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 
 
@@ -83,13 +88,13 @@ def export(cfg: ExportConfig) -> str:
         raise ConfigError(f"--dtype {cfg.dtype} is for --format gguf; required here is bfloat16 or float32")
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     with atomic_directory(out) as folder:
-        about, size = (_write_run if cfg.format == "run" else _write_model)(cfg, ckpt, folder)
+        about, size = (_write_run if cfg.format in ("run", "adapter") else _write_model)(cfg, ckpt, folder)
     return f"{cfg.out}: {about}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
 
 
 def _is_export(out: Path) -> bool:
     """Whether it holds an export: its files, no metrics, and no checkpoint but released ones."""
-    released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
+    released = all(any(step.glob("*.safetensors")) for step in paths.checkpoint_paths(out).values())
     named = any((out / name).is_file() for name in ("config.json", "model.gguf"))
     return named and released and not (out / "metrics.jsonl").exists()
 
@@ -118,15 +123,24 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
 
 
 def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, int]:
-    from codechat.models import hf_format
+    from codechat.models import hf_format, lora
+    from codechat.runs import checkpoint
 
-    run = ckpt.path.parent.parent
+    run, tensors, more = ckpt.path.parent.parent, ckpt.model_state, {}
     if not paths.is_run(run):
         raise RunError(f"{ckpt.path} is part of no run; --format run needs config.json and status.json two folders up")
-    weights = folder / "checkpoints" / ckpt.path.name / hf_format.ONE_FILE
+    about = f"{sum(v.numel() for v in tensors.values()):,} parameters"
+    if cfg.format == "adapter":
+        first = ckpt.meta["lineage"][0]
+        if (first["kind"], first.get("source")) != ("import", SMOLLM2):
+            raise ConfigError(f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}")
+        base = checkpoint.load(first["run"], optimizer=False, mmap=True)
+        tensors, lost = lora.low_rank(base.model_state, tensors, cfg.rank)
+        more, about = {"base": SMOLLM2}, f"rank {cfg.rank} of {about}; {lost:.2%} of the squared change is lost"
+    weights = folder / "checkpoints" / ckpt.path.name / (checkpoint.ADAPTER if more else hf_format.ONE_FILE)
     weights.parent.mkdir(parents=True)
-    size = hf_format.save(weights, ckpt.model_state, cfg.dtype)
-    changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
+    size = hf_format.save(weights, tensors, cfg.dtype)
+    changed = more | {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
     write_json(weights.with_name("meta.json"), ckpt.meta | changed)
     config, env, status = (read_json(run / f"{name}.json") for name in ("config", "env", "status"))
     env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
@@ -141,7 +155,7 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
     }
     for name, value in dict(config=config, env=env, status=status).items():
         write_json(folder / f"{name}.json", value)
-    return f"{sum(v.numel() for v in ckpt.model_state.values()):,} parameters", size
+    return about, size
 
 
 # ---- the tokenizer's files

@@ -110,6 +110,23 @@ def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
         tensor.copy_(saved[name])
 
 
+def low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], float]:
+    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed matrix, the
+    nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared change that
+    is lost: 0 where LoRA of this rank trained."""
+    factors, lost, total = dict[str, Tensor](), 0.0, 0.0
+    for name, weight in tuned.items():
+        change = weight.float() - base[name].float()
+        if change.any() and change.dim() == 2:
+            u, s, v = torch.linalg.svd(change, full_matrices=False)
+            root = s[:rank].sqrt()
+            factors[f"{name}.b"], factors[f"{name}.a"] = u[:, :rank] * root, root[:, None] * v[:rank]
+            lost, total = lost + float(s[rank:].square().sum()), total + float(s.square().sum())
+        elif change.any():
+            factors[name] = change
+    return factors, lost / (total or 1)
+
+
 # ---- PEFT's files
 
 

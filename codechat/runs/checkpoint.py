@@ -4,7 +4,8 @@
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.exchange`)
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.exchange`); or
+                            adapter.safetensors  what it adds to a pretrained model, which is fetched on first use
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into a whole or a sharded
@@ -36,14 +37,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from codechat.core import config
+from codechat.core import config, registry
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_atomic, write_json
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
-from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
+from codechat.runs.paths import checkpoint_paths, exists, find_checkpoint, name_of, pointed_step, runs_dir
 
 FORMAT = 1
-RELEASED_WEIGHTS = "model.safetensors"
+RELEASED_WEIGHTS, ADAPTER = "model.safetensors", "adapter.safetensors"
 resolve = find_checkpoint
 
 
@@ -179,7 +180,7 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
 def _read_file(path: Path, mmap: bool = False) -> Any:
     """The content, on the CPU, of a verified file; executes nothing in it. Released weights as float32, which training goes on from."""
     try:
-        if path.name == RELEASED_WEIGHTS:
+        if path.name in (RELEASED_WEIGHTS, ADAPTER):
             return {name: tensor.float() for name, tensor in load_file(path).items()}
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, pickle.UnpicklingError, SafetensorError) as e:
@@ -306,6 +307,9 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
     if RELEASED_WEIGHTS in files:
         return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
+    if ADAPTER in files:
+        state = _with_adapter(_base_weights(meta), _read_file(path / ADAPTER))
+        return Checkpoint(path, step, meta, state, None, {}, None)
     optimizer = optimizer and bool(meta.get("optimizers"))
     if meta.get("sharded"):
         from codechat.runs.sharded_checkpoint import Shards
@@ -318,6 +322,25 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]
     return Checkpoint(path, step, meta, state, optim, mine["extra"], mine["rng"] if same else None)
+
+
+def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Weights of the model that an adapter belongs to: the run of that name, which is made on first use."""
+    name = meta["base"]
+    if not exists(name):
+        print(f"{meta['run']} is an adapter of {name}, which is fetched once, into {runs_dir() / name}", flush=True)
+        fetch, make = registry.find("download"), registry.find("import")
+        source = fetch.load(fetch.function)(fetch.config_class(name=name))
+        make.load(make.function)(make.config_class(source=source, run_name=name))
+    return load(name, optimizer=False, mmap=True).model_state
+
+
+def _with_adapter(base: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The base's weights plus NAME.b @ NAME.a, or plus NAME itself (`models.lora.low_rank`)."""
+    whole = {name: tensor for name, tensor in added.items() if name in base}
+    products = {name[:-2]: tensor @ added[f"{name[:-2]}.a"] for name, tensor in added.items() if name.endswith(".b")}
+    changes = whole | products
+    return {name: tensor + changes[name] if name in changes else tensor for name, tensor in base.items()}
 
 
 def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """A run to give away: the weights alone, which every command reads; and those that come with the package."""
 
+import copy
 import json
 import re
 from importlib import resources
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import codechat
 from codechat import cli
@@ -68,6 +70,38 @@ def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(tr
         loading.load_model(tmp_path / "given")
     export(paths.runs_dir() / "released" / "nano")  # a run of the same name comes first
     assert paths.find_checkpoint("released/nano").is_relative_to(paths.runs_dir().resolve())
+
+
+def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
+    trained: GPT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, given = tmp_path / "smollm2", tmp_path / "given"
+    cli.main(["export", "--ckpt", "own/sft", "--out", str(theirs), "--dtype", "float32"])
+    cli.main(["import", str(theirs), "--run-name", "tools/pretrained"])
+    base = loading.load_model("tools/pretrained")
+    tuned = copy.deepcopy(base.model)
+    with torch.no_grad():
+        for matrix in (tuned.blocks[1].mlp.up.weight, tuned.wte.weight):
+            matrix += torch.randn(len(matrix), 3) @ torch.randn(3, matrix.shape[1])
+        tuned.blocks[0].attn.q_norm.weight += 1
+    lineage = [*base.meta["lineage"], {"run": "tools/sft", "kind": "sft", "tools_style": "described"}]
+    run = Run.create("tools/sft", {"lr": 1e-3}, kind="sft")
+    checkpoint.save(run.path, 9, model=tuned, meta={**base.meta, "lineage": lineage})
+    run.finish()
+    words = ["export", "--format", "adapter", "--dtype", "float32", "--out", str(given)]
+    assert cli.main([*words, "--ckpt", "own/sft"]) == 2 and not given.exists()
+    assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
+    fetched = []
+    monkeypatch.setattr("codechat.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs)
+    for _ in range(2):
+        loaded = loading.load_model(given)
+        for name, weight in tuned.state_dict().items():
+            torch.testing.assert_close(loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4)
+        assert loaded.tools_style == "described" and loaded.tokenizer.spec == base.tokenizer.spec
+    assert fetched == ["smollm2"] and paths.exists("smollm2")
+    stored = load_file(given / "checkpoints/step_000009/adapter.safetensors")
+    shapes = {tuple(t.shape) for name, t in stored.items() if name.endswith((".a", ".b"))}
+    assert len(stored) == 5 and all(3 in shape for shape in shapes)
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
