@@ -1,7 +1,5 @@
 """A run that knows `taught.lessons` by heart, a server of it, and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

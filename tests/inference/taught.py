@@ -1,7 +1,5 @@
 """A tiny model that knows some conversations by heart, and what they say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from codechat.inference import terminal

@@ -1,7 +1,5 @@
 """Continuous batching: a request's tokens do not depend on its company, limits hold, nobody is forgotten."""
 
-from __future__ import annotations
-
 import gc
 import math
 import threading
@@ -24,11 +22,7 @@ from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
 
-ARCHITECTURES = [
-    dict(),
-    dict(pos="learned", mlp="gelu"),
-    dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False),
-]
+ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False)]
 HOWS = [dict(), dict(temperature=0), dict(temperature=0.7, top_k=5), dict(top_p=0.6), dict(temperature=1.5)]
 
 

@@ -1,8 +1,6 @@
 """The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a full context, a server that
 leaves, kept conversations, a phone's width."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

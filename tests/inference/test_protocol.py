@@ -1,7 +1,5 @@
 """Requests and answers without a server: conversations are rendered as in training, any text can be answered."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The server as OpenAI's own client sees it: a tiny model that knows some conversations by heart, behind uvicorn."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

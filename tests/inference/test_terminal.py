@@ -1,7 +1,5 @@
 """Talking to a checkpoint: a tiny model that knows some conversations by heart answers and calls."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The character laboratory: dense rewards and their advantages, denoising, the four objectives end to end."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

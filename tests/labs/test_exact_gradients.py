@@ -1,7 +1,5 @@
 """Every estimator against the exact gradient, by enumeration: unbiased or biased as theory predicts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

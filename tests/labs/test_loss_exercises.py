@@ -1,7 +1,5 @@
 """Exercises: solutions pass, empty ones are reported, wrong ones fail; both notebooks hold the same exercises."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reward ablation: shapes in closed form, parts of a call, and gradients under other masks, parsers and precision."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

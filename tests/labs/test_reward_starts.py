@@ -1,7 +1,5 @@
 """Rewards from several starts: the requests, what a run records, resuming, and what a reward's scale and baseline do."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Launching: what is written reads back as what was asked for; starting, following, stopping; what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Planning: what fake tensors predict is what real ranks hold; time and cost by hand; what fits, and what to turn where it does not."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Exported scripts: the committed ones are those that the command writes; what they pass on; what they reject."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

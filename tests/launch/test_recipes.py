@@ -1,7 +1,5 @@
 """Recipes: their files, what is finished is skipped, what changed is done again, what was killed goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Rows of rewards from several starts: which seeds count, gains in closed form, the figure, and the committed rows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

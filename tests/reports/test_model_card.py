@@ -1,7 +1,5 @@
 """A released model's card: its figures are those of its evaluation, and an evaluation of another model is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

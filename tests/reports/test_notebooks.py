@@ -1,7 +1,5 @@
 """Notebooks: on a small project what a build writes, what a check finds, what a copy claims; and the project's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

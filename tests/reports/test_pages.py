@@ -1,7 +1,5 @@
 """The interactive pages: what they hold, and what they do in headless Chromium."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Figures: what they say and draw and that they are the same each time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

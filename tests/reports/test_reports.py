@@ -1,7 +1,5 @@
 """Reports: their tables and sentences, how they are built, how their pages look in a browser, and the committed ones."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frames of runs: which runs a report may rest on, frozen rows that are those of the live runs, comparisons over seeds, published figures apart."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

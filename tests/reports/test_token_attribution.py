@@ -1,7 +1,5 @@
 """Token attribution: coloured tokens are the supervised ones, tokens never become markup, gradient shares are those of the loss."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
