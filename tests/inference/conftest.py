@@ -1,5 +1,6 @@
 """A run that knows `taught.lessons` by heart, a server of it, and commands."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from server import Running, Serving
 from taught import TOK, lessons, new_model
 
 from codechat import cli
+from codechat.inference import engine
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 
@@ -57,6 +59,15 @@ def runs_root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 def up(root: Path) -> Iterator[Running]:
     with Serving() as running:
         yield running
+
+
+@pytest.fixture
+def slow_down() -> Iterator[Callable[[float], None]]:
+    """slow_down(seconds): at least so long for a token, so that an answer is still being written when a test interferes."""
+    positions = engine.SlotCache.positions
+    with pytest.MonkeyPatch.context() as patch:
+        late = lambda seconds: lambda cache, new: time.sleep(seconds) or positions(cache, new)  # noqa: E731
+        yield lambda seconds: patch.setattr(engine.SlotCache, "positions", late(seconds))
 
 
 @pytest.fixture

@@ -65,20 +65,16 @@ def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
 
 
 @pytest.mark.parametrize("options, dense", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str)
-def test_tokens_are_those_of_sample_whatever_the_company(
-    options: dict[str, Any], dense: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """dense: attention as on a CPU, else as on a GPU."""
+def test_tokens_are_those_of_sample_in_any_company(options: dict, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rng, requests = loaded(**options), torch.Generator().manual_seed(5), []
     for seed in range(12):
         prompt = torch.randint(90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng).tolist()
         stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
         requests.append(request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop))
     with monkeypatch.context() as patch:
-        if not dense:
-            patch.setattr(attention, "DENSE", ())
+        patch.setattr(attention, "DENSE", attention.DENSE if dense else ())  # as on a CPU, or as on a GPU
         with Engine(model, max_rows=5) as engine:
-            jobs: list[Job] = []
+            jobs = []
             for one in requests:  # one by one, so that they join a batch on its way
                 jobs += engine.submit([one])
                 time.sleep(0.002)
@@ -86,17 +82,6 @@ def test_tokens_are_those_of_sample_whatever_the_company(
     for seed, job in enumerate(jobs):
         assert_as_sampled(model.model, job, seed)
     assert {job.end for job in jobs} == {"stop", "length", "context"}, "the example must hold every way to end"
-
-
-def test_rows_join_a_running_batch_and_leave_before_others() -> None:
-    with Engine(loaded(block_size=2000), max_rows=4) as engine:
-        (long,) = engine.submit([request([1, 2, 3], n=1500)])
-        until(lambda: len(long.ids) >= 5)
-        short = finished(engine.submit([request([4], n=3, seed=s) for s in range(3)]))
-        assert long.end is None, "three short answers came while the long one was being written"
-        long.cancelled = True
-        assert long.ended.wait(30) and long.end == "cancelled"
-    assert [len(job.ids) for job in short] == [3, 3, 3]
 
 
 def test_a_prompt_of_many_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +115,21 @@ def test_details_are_of_the_distribution_drawn_from() -> None:
             assert sum(math.exp(lp) for _, lp in top) == pytest.approx(1, abs=0.1 if how.temperature else 0.3)
 
 
-def test_the_queue_has_an_end_and_takes_all_or_none() -> None:
-    with Engine(loaded(block_size=3000), max_rows=2, max_waiting=3) as engine:
-        jobs = engine.submit([request([1], n=2500, seed=s) for s in range(2)])
+def test_rows_join_a_running_batch_and_the_queue_takes_all_or_none() -> None:
+    with Engine(loaded(block_size=4000), max_rows=2, max_waiting=3) as engine:
+        (long,) = engine.submit([request([1, 2, 3], n=3500)])
+        until(lambda: len(long.ids) >= 5)
+        short = finished(engine.submit([request([4], n=3, seed=s) for s in range(3)]))
+        assert long.end is None, "three short answers came while the long one was being written"
+        jobs = [long, *engine.submit([request([1], n=3500)])]
         until(lambda: len(engine.rows) == 2)
         jobs += engine.submit([request([2], n=2) for _ in range(2)])
         with pytest.raises(Overloaded, match="2 .*2 .*3"):
             engine.submit([request([3], n=2) for _ in range(2)])
-        assert len(engine.waiting) == 2
         jobs += engine.submit([request([3], n=2)])
         for job in jobs[:2]:
             job.cancelled = True
-        assert [len(job.ids) for job in finished(jobs)[2:]] == [2, 2, 2]
+        assert [len(job.ids) for job in short + finished(jobs)[2:]] == [3, 3, 3, 2, 2, 2] and long.end == "cancelled"
 
 
 def other_weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -220,8 +208,7 @@ def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.Mon
 def test_on_progress_is_called_at_the_first_token_and_at_the_end() -> None:
     with Engine(loaded(block_size=500)) as engine:
         for streams in (False, True):
-            box: list[Job] = []
-            calls: list[int] = []
+            box, calls = [], []
             noted = lambda box=box, calls=calls: calls.append(len(box[0].ids) if box else 0)  # noqa: E731
             box += engine.submit([request([1], n=150)], on_progress=noted, streams=streams)
             finished(box)

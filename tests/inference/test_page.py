@@ -2,7 +2,6 @@
 leaves, kept conversations, a phone's width."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from browser import Browser
 from server import Running, Serving
 from taught import ANSWER, CODE, REQUEST, TOK
 
-from codechat.inference import engine
 from codechat.text import chat
 
 pytestmark = pytest.mark.slow
@@ -40,12 +38,6 @@ def tell(page: Browser, text: str) -> None:
 
 def texts(page: Browser, selector: str) -> list[str]:
     return page.ask(f"[...document.querySelectorAll({selector!r})].map(n => n.textContent)")
-
-
-def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """At least this long per token."""
-    positions = engine.SlotCache.positions
-    patch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
 
 
 def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
@@ -87,8 +79,8 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("$('inspector').hidden")
 
 
-def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Running, monkeypatch: Any) -> None:
-    slow_down(monkeypatch, 0.02)
+def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Running, slow_down: Any) -> None:
+    slow_down(0.02)
     page.ask("$('temperature').value = 10; $('seed').value = 1")
     tell(page, "hello")
     page.until("document.querySelectorAll('.tokens span').length > 3 && !$('stop').hidden")
@@ -179,11 +171,11 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     assert page.ask("kept().length") == 0
 
 
-def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None:
+def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_down: Any) -> None:
     """In the middle of an answer: the request comes back, the page waits, and the request can be sent again."""
     chromium.problems.clear()
-    with pytest.MonkeyPatch.context() as patch, Serving(timeout_s=600) as running:
-        slow_down(patch, 0.3)  # a server that stops lets answers end for three seconds
+    with Serving(timeout_s=600) as running:
+        slow_down(0.3)  # a server that stops lets answers end for three seconds
         port = running.place[1]
         chromium.open(running.url)
         chromium.until("model !== '' && about.tools.length > 20")
@@ -195,6 +187,7 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None
     assert chromium.ask("$('say').value") == "code" and chromium.ask("messages.length") == 0
     assert chromium.ask("document.querySelector('.assistant')") is None, "half an answer is not kept"
     assert chromium.ask("$('model').classList.contains('away')")
+    slow_down(0)
     with Serving(port=port):
         chromium.until("!away && !$('model').classList.contains('away') && about.neutral !== ''")  # asked again
         chromium.ask("about.neutral = ''")

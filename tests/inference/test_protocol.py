@@ -14,19 +14,10 @@ from taught import CALL, CODE, SQUARE, TOK
 
 from codechat.core.errors import DataError
 from codechat.data import chat_formats
+from codechat.inference import protocol
 from codechat.inference.app import error_response, json_response
 from codechat.inference.engine import Detokenizer, Job, Request, stable_text
-from codechat.inference.protocol import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    ResponseBuilder,
-    ServedModel,
-    parse_completion,
-    prompt_of,
-    tools_of,
-)
+from codechat.inference.protocol import ApiError, ChatRequest, Message
 from codechat.inference.terminal import as_openai
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -55,7 +46,7 @@ TWO = asks(("a", "Rome"), ("b", "Oslo"))
 
 
 def prompted(messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), loaded: Any = None) -> list[int]:
-    return prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
+    return protocol.prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
 
 
 def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
@@ -114,9 +105,6 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
         assert prompted(as_openai(messages)) == chat.prompt(messages, TOK)
 
 
-# ---- text as it grows
-
-
 def test_what_a_stream_has_said_stays_true() -> None:
     for content, more in (
         (CODE, {}),
@@ -162,7 +150,7 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 
     def passes(choice: str) -> bool:
         body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
-        state = tools_of(body, Declining())[1].begin()
+        state = protocol.tools_of(body, Declining())[1].begin()
         ids = chat.completion_ids(chat.DECLINE, TOK)
         return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
 
@@ -176,13 +164,11 @@ def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path
     (tmp_path / "abc.txt").write_text("abc\n")
     letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
     model = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=32, vocab_size=letters.n_vocab))
-    served = ServedModel(LoadedModel(model, letters, "text", {}, tmp_path), "m", 0)
+    served = protocol.ServedModel(LoadedModel(model, letters, "text", {}, tmp_path), "m", 0)
     for prompt in ("a\0b", "z"):
         with pytest.raises(DataError):
-            parse_completion(CompletionRequest(model="m", prompt=prompt), served)
+            protocol.parse_completion(protocol.CompletionRequest(model="m", prompt=prompt), served)
 
-
-# ---- any text can be answered
 
 LONE = "\ud83d"
 
@@ -195,7 +181,7 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
         job.ids, job.logprobs, job.details = ids, [-1.0] * len(ids), [(0.0, [])] * len(ids)
         jobs.append(job)
     request = ChatRequest(model="m", messages=[USER], logprobs=True)
-    return ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
+    return protocol.ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:

@@ -33,9 +33,7 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def test_every_solution_is_correct_and_wrong_values_signs_and_gradients_fail(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_solutions_are_correct_and_wrong_values_signs_and_gradients_fail(capsys: pytest.CaptureFixture[str]) -> None:
     for name, solution in solved().items():
         assert check(solution) == CORRECT and capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
         with raising(AssertionError, name, 1, 6, "sign"):

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from codechat.launch import launcher, runner
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
-from codechat.runs import paths
+from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run, list_runs
 from codechat.sft import SFTConfig
 
@@ -41,16 +40,11 @@ CONFIGS = [
 
 
 def resolved(cfg: Any) -> Any:
-    """The settings as the loop writes them into its run."""
     return cfg.resolved() if hasattr(cfg, "resolved") else cfg
-
-
-# ---- what is written
 
 
 @pytest.mark.parametrize("id", LOOPS)
 def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, runs_root: Path) -> None:
-    """The loop takes the directory over with its resolved settings."""
     words = ["--task", "toy"] if id == "preference" else []
     runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
     cfg = config.from_dict(LOOPS[id].config_class, json.loads((runs_root / "runs/x/config.json").read_text()))
@@ -72,13 +66,10 @@ def use_python(launch_sh: Path, python: str | Path) -> None:
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
-def test_the_shell_gives_torchrun_exactly_these_words(
-    cfg: Any, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run launch.sh with a stand-in for Python that prints its words: planned, begun, and with a cluster's rendezvous."""
+def test_the_shell_gives_torchrun_these_words(cfg: Any, runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs_root)
     path = launcher.write(cfg, nproc=2, max_restarts=3).path
-    use_python(path / "launch.sh", stand_in(tmp_path / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
+    use_python(path / "launch.sh", stand_in(runs_root / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
 
     def words(*options: str) -> list[str]:
         command = ["sh", str(path / "launch.sh"), *options]
@@ -99,7 +90,11 @@ def test_the_shell_gives_torchrun_exactly_these_words(
         assert config.parse(type(cfg), back, presets=entry.presets) == resolved(cfg)
 
 
-def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
+def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(runs_root: Path) -> None:
+    for cfg, how in ((SFTConfig(), dict(nproc=0)), (GPTConfig(), {}), (SFTConfig(resume=True), {}), (SFTConfig(overwrite=True), {})):  # fmt: skip
+        with pytest.raises(ConfigError):
+            launcher.write(cfg, **how)
+    assert not (runs_root / "runs").exists()
     written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
@@ -132,16 +127,6 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(runs_root
     assert alone.returncode == 2 and "2 nodes" in alone.stderr
 
 
-# ---- what is rejected
-
-
-def test_impossible_launches_are_rejected_before_anything_is_written(runs_root: Path) -> None:
-    for cfg, how in ((SFTConfig(), dict(nproc=0)), (GPTConfig(), {}), (SFTConfig(resume=True), {}), (SFTConfig(overwrite=True), {})):  # fmt: skip
-        with pytest.raises(ConfigError):
-            launcher.write(cfg, **how)
-    assert not (runs_root / "runs").exists()
-
-
 @pytest.fixture
 def toy(runs_root: Path) -> ReinforceConfig:
     return ReinforceConfig(run_name="toy", task="toy", tokenizer="bytes", max_steps=2)
@@ -155,10 +140,9 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
         run.log(1, train_loss=2.0)
     assert (path / "launch.sh").is_file() and run.config["model"]["vocab_size"] == 257
     assert Run.open("toy").status["status"] == "finished" and len(run.metrics()) == 1
-    with pytest.raises(RunError, match="toy"):
-        Run.create("toy", resolved, kind="reinforce")
-    with pytest.raises(RunError, match="toy"):
-        launcher.write(toy)
+    for refused in (lambda: Run.create("toy", resolved, kind="reinforce"), lambda: launcher.write(toy)):
+        with pytest.raises(RunError, match="toy"):
+            refused()
     for again in (dict(overwrite=True), {}):  # what has not begun may be written again
         path = launcher.write(dataclasses.replace(toy, lr=1e-5), **again).path
         assert paths.read_status(path)["status"] == "planned"
@@ -219,9 +203,6 @@ def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
         launcher.stop("toy")
 
 
-# ---- following
-
-
 def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     # then a resumed run drops what came after its checkpoint, and goes on with a longer line or further than before
@@ -237,66 +218,48 @@ def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
     assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 
 
-# ---- end to end, in a folder that is the root of all processes
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Whatever a test leaves running is killed, ranks included."""
-    for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for file in (tmp_path / "runs").glob("**/process.json"):
-        process = json.loads(file.read_text())
-        if process_start(process["pid"]) == process["pid_start"]:
-            for pid in [process["pid"], *descendants(process["pid"])]:
-                os.kill(pid, 9)
-
-
-def codechat(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "codechat", *words], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float = 90.0) -> Any:
-    ends = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < ends, "timed out"
-        time.sleep(0.2)
-    return found
-
-
-TINY = ["--task", "toy", "--tokenizer", "bytes", "--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "2", "--model.block-size", "64",
-        "--device-batch-size", "2", "--group-size", "4", "--eval-every", "0", "--eval-examples", "4", "--max-new-tokens", "4",
-        "--diagnose-groups", "0", "--dead-patience", "100000"]  # fmt: skip
-
-
-def read(project: Path, file: str) -> dict[str, Any]:
-    return json.loads((project / "runs" / file).read_text())
-
-
-def steps_of(file: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
+TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --device-batch-size 2
+--group-size 4 --eval-every 0 --eval-examples 4 --max-new-tokens 4 --diagnose-groups 0 --dead-patience 100000 --max-steps 100000
+--save-every 0 --run-name a/toy"""
 
 
 @pytest.mark.slow
-def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path) -> None:
-    run = ["--max-steps", "100000", "--save-every", "0", "--run-name", "a/toy"]
-    printed = codechat("launch", "reinforce", "--nproc", "2", "--start", "--", *TINY, *run)
-    assert re.search(r"max_steps +50 -> 100000", printed) and "started" in printed
-    rows = project / "runs/a/toy/metrics.jsonl"
-    wait_for(lambda: len(steps_of(rows)) > 3)
-    shell = read(project, "a/toy/process.json")["pid"]
-    assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
-    assert "running" in codechat("launch", "a/toy", "status")
-    assert codechat("launch", "a/toy", "stop").strip() == "a/toy: stopped"
-    saved = int((project / "runs/a/toy/checkpoints/latest").read_text().strip().removeprefix("step_"))
-    assert read(project, f"a/toy/checkpoints/step_{saved:06d}/meta.json")["world_size"] == 2 and saved >= 3
-    codechat("launch", "a/toy", "start")
-    wait_for(lambda: steps_of(rows)[-1] > saved and read(project, "a/toy/status.json")["status"] == "running")
-    ranks = descendants(read(project, "a/toy/process.json")["pid"])
-    assert codechat("launch", "a/toy", "stop", "--now").strip() == "a/toy: killed"
-    assert len(ranks) >= 2 and not any(map(process_start, ranks))
-    assert steps_of(rows) == sorted(set(steps_of(rows))), "the curve is continuous"
+def test_two_ranks_from_a_shell_start_stop_and_continue(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that is the root of all processes. Whatever is left running is killed, ranks included."""
+    for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(runs_root)
+    path = runs_root / "runs/a/toy"
+
+    def codechat(words: str) -> str:
+        command = [sys.executable, "-m", "codechat", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def wait_for_more_than(step: int) -> None:
+        ends = time.monotonic() + 90
+        while (state := launcher.status(path))["status"] != "running" or state["step"] <= step:
+            assert time.monotonic() < ends, state
+            time.sleep(0.2)
+
+    printed = codechat(f"launch reinforce --nproc 2 --start -- {TINY}")
+    try:
+        assert re.search(r"max_steps +50 -> 100000", printed) and "started" in printed
+        wait_for_more_than(3)
+        shell = launcher.process_of(path)["pid"]
+        assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
+        assert "running" in codechat("launch a/toy status")
+        assert codechat("launch a/toy stop").strip() == "a/toy: stopped"
+        saved = Run.open(path).checkpoints()[-1]
+        assert checkpoint.read_meta("a/toy")["world_size"] == 2 and saved >= 3
+        codechat("launch a/toy start")
+        wait_for_more_than(saved)
+        ranks = descendants(launcher.process_of(path)["pid"])
+        assert codechat("launch a/toy stop --now").strip() == "a/toy: killed"
+        assert len(ranks) >= 2 and not any(map(process_start, ranks))
+        steps = Run.open(path).metrics()["step"].tolist()
+        assert steps == sorted(set(steps)), "the curve is continuous"
+    finally:
+        if process := launcher.process_of(path):
+            launcher.end("a/toy", process, now=True)

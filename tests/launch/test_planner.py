@@ -30,9 +30,6 @@ TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
 
 
-# ---- fake against real
-
-
 def plan_of(**settings: object) -> PlanConfig:
     """A tiny step on GPUs of which `over` share a copy of the weights."""
     over = settings.pop("over", 1)
@@ -137,9 +134,7 @@ if os.environ["RANK"] == "0":
     [(2, {}), (2, {"optimizer": "adamw", "grad_accum": 2}), (1, {}), (2, {"model": {"recompute": "blocks"}})],
     ids=["sharded", "adamw-accumulating", "replicated", "recomputing"],
 )
-def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
-    over: int, settings: dict, tmp_path: Path
-) -> None:
+def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings: dict, tmp_path: Path) -> None:
     texts = ["the quick brown fox jumps over the lazy dog. " * 400] * 3
     corpus.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
@@ -178,9 +173,6 @@ def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest
     held = step_memory._run(sft, "bfloat16", True)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # blocks for a CPU's cache, a row at a time
     assert step_memory._run(sft, "bfloat16", True) == held and not torch.distributed.is_initialized()
-
-
-# ---- the numbers
 
 
 def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
@@ -298,8 +290,8 @@ def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     assert gpu_specs.find("a800-80gb").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
-def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
-    runs_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_command_plans_settings_and_a_written_run(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
     assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict

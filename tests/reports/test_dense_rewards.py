@@ -8,15 +8,12 @@ from codechat.labs.reward_starts import SHAPES, STARTS
 from codechat.reports import dense_rewards
 
 
-def row(seed: int, start: str, reward: str, before: list[int], after: list[int], **more: Any) -> dict[str, Any]:
+def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:
     """A run of four samples per problem, whose greedy answer is exact where a sample is."""
-    parts = {
-        when: dict(greedy=[int(c > 0) for c in counts], correct=counts)
-        for when, counts in (("before", before), ("after", after))
-    }
-    curve = dict(reward=[0.1, 0.5], exact=[0.0, 0.4], live=[1.0, 0.5])
-    about = dict(seed=seed, start=start, reward=reward, baseline="mean", steps=10, samples=4, weights=1000, seconds=1.0)
-    return about | parts | dict(curve=curve) | more
+    parts = zip(
+        ("before", "after"), (dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after))
+    )
+    return dict(parts, seed=seed, start=start, reward=reward, samples=4, curve=dict(live=[1.0, 0.5]))
 
 
 ROWS = [row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])
@@ -34,9 +31,7 @@ def test_the_table_in_closed_form() -> None:
 
 def test_a_gain_is_paired_by_seed_and_problem() -> None:
     """Seeds that differ by far more than the rewards do leave the gain's interval at its value."""
-    binary, stairs = (
-        [row(s, "weak", r, [0] * 2, [3 * s + (r == "staircase")] * 2) for s in (0, 1)] for r in ("binary", "staircase")
-    )
+    binary, stairs = ([row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1))
     found, by_hand = dense_rewards.gain(stairs, binary), equal_interval(0.25, 2, (-1.0, 1.0))  # equal differences
     assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)
 
@@ -44,10 +39,8 @@ def test_a_gain_is_paired_by_seed_and_problem() -> None:
 def test_the_figure_shows_each_reward_at_each_start() -> None:
     fig = dense_rewards.figure(ROWS)
     greedy, warm, live = fig.axes
-    assert fig.get_suptitle().startswith("0 of 2 ") and set(greedy.get_legend_handles_labels()[1]) >= {
-        "binary",
-        "staircase",
-    }
+    shown = set(greedy.get_legend_handles_labels()[1])
+    assert fig.get_suptitle().startswith("0 of 2 ") and shown >= {"binary", "staircase"}
     ends = [line.get_ydata().tolist() for line in warm.lines if line.get_marker() == "o"]
     assert ends == [[0.25, 0.25], [0.5, 0.5]] and len(live.lines) == 2
 

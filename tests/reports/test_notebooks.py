@@ -92,9 +92,6 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-# --- build
-
-
 def test_a_built_notebook_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     text = text_outputs(built)
     assert text.startswith(". [] ") and "<object object at 0x...>" in text and "<cell>:" in text
@@ -117,9 +114,7 @@ def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(proje
 @pytest.mark.parametrize(
     "code, reason", [("1 / 0", "ZeroDivisionError"), ("import time\ntime.sleep(60)", "did not end")]
 )
-def test_a_cell_that_fails_or_does_not_end_is_named_and_leaves_the_committed_notebook(
-    project: Path, code: str, reason: str
-) -> None:
+def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(project: Path, code: str, reason: str) -> None:
     source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
     before = path.read_bytes()
     replace(source, "import warnings\n", f"import warnings\n{code}\n")
@@ -160,13 +155,8 @@ def test_new_prose_and_links_to_a_new_neighbour_keep_the_outputs(project: Path) 
     pairs.rewrite_prose("01_adds")
     assert pairs.check() == [] and text_outputs(project) == outputs
     texts = [(project / "notebooks" / f"{name}.ipynb").read_text() for name in notebooks.names()]
-    assert "Is it so?" in texts[0] and [re.findall(r"\((\w+)\.ipynb\)", t) for t in texts] == [
-        ["02_other"],
-        ["01_adds"],
-    ]
-
-
-# --- check
+    assert "Is it so?" in texts[0]
+    assert [re.findall(r"\((\w+)\.ipynb\)", text) for text in texts] == [["02_other"], ["01_adds"]]
 
 
 def swap_counts(notebook: dict) -> None:
@@ -186,9 +176,7 @@ LARGE = dict(output_type="stream", name="stdout", text="x" * 300_000)
         (lambda nb: nb["cells"][2]["outputs"].append(LARGE), "300000"),
     ],
 )
-def test_check_finds_a_notebook_that_is_not_its_source_executed(
-    project: Path, change: Callable[[dict], object], found: str
-) -> None:
+def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path, change: Callable, found: str) -> None:
     edit(project / "notebooks" / "01_adds.ipynb", change)
     problems = pairs.check()
     assert len(problems) == 1 and found in problems[0]
@@ -204,48 +192,30 @@ def test_check_finds_outputs_older_than_their_code_and_a_lonely_half(project: Pa
     assert "notebooks/02_moved.ipynb" in problems and "notebooks/01_adds.ipynb" in problems
 
 
-# --- copies
-
-
-def test_copies_of_those_that_read_runs_say_which_claims_held(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_copies_say_which_claims_held(
+    project: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, source in (("02", "mine"), ("03", "frozen")):
-        (project / "nbs_py" / f"{number}_reads.py").write_text(READS.format(source))
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    for name, source in (("02_reads", "mine"), ("03_reads", "frozen")):
+        (project / "nbs_py" / f"{name}.py").write_text(READS.format(source))
+    monkeypatch.setattr(paths, "ROOT", project.parent)
     notebooks.run_copies(notebooks.CopiesConfig(out="copies", source="mine"))
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.endswith("02_reads: It reads runs: held") and last.startswith("1 of 2 claims held")
     assert "03_reads" in second and "FAILED: code cell 3 of 3" in second and second.endswith("AssertionError: mine")
-    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"02_reads.ipynb", "03_reads.ipynb"}
+    assert {path.name for path in (project.parent / "copies").iterdir()} == {"02_reads.ipynb", "03_reads.ipynb"}
 
-
-# --- the project's own notebooks
 
 WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
 
 
-def committed(name: str) -> dict:
-    return json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
-
-
-def outputs_of(name: str) -> list[dict]:
-    return [output for cell in committed(name)["cells"] for output in cell.get("outputs", [])]
-
-
-def test_every_link_leads_somewhere() -> None:
+def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_for_pictures() -> None:
     link = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
     for name in WALKS:
-        cells = ["".join(cell["source"]) for cell in committed(name)["cells"] if cell["cell_type"] == "markdown"]
-        lost = [target for cell in cells for target in link.findall(cell) if not (ROOT / "notebooks" / target).exists()]
-        assert not lost, name
-
-
-def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> None:
-    for name in WALKS:
-        assert not [output for output in outputs_of(name) if output.get("name") == "stderr"]
-        for output in outputs_of(name):
-            assert not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
+        cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+        targets = link.findall("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
+        assert not [target for target in targets if not (ROOT / "notebooks" / target).exists()], name
+        for output in (output for cell in cells for output in cell.get("outputs", ())):
+            assert output.get("name") != "stderr" and not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
             images = [kind for kind in output.get("data", {}) if kind.startswith("image/")]
             assert all(len(output["metadata"].get(kind, {}).get("alt", "")) > 10 for kind in images)
             assert "<img" not in "".join(output.get("data", {}).get("text/html", ""))
@@ -253,14 +223,12 @@ def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text() -> No
 
 # They train whole policies in front of their reader: three minutes instead of 90 seconds, twice that beside other work.
 TRAINS_LIVE = {"00_rl_in_two_minutes": 360, "29_a_reward_with_a_leak": 360}
-
-
 # Executed by `make test`, the others by `make test-all`.
 ALWAYS = ("01_tokens_and_masks", "17_losses_by_hand")
 
 
 @pytest.mark.parametrize("name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WALKS])
-def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
+def test_every_walk_through_executes_and_its_claim_holds(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -91,8 +91,8 @@ def test_the_index_shows_title_first_sentence_and_picture(tmp_path: Path) -> Non
     assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
 
 
-def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_that_fails_says_where(
-    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_list_an_unknown_report_and_one_that_fails(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     COMMANDS["report"].run([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
@@ -113,9 +113,7 @@ def test_reports_are_listed_an_unknown_one_raises_before_any_is_built_and_one_th
 
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_a_page_fits_its_screen_and_opens_its_code_by_keyboard(
-    chromium: Browser, tmp_path: Path, width: int, scheme: str
-) -> None:
+def test_a_page_fits_its_screen_and_opens_its_code(chromium: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     chromium.fresh(width, scheme=scheme)
     chromium.open(html.write_page(article(tmp_path / "x.ipynb")).as_uri())
     assert chromium.overflow() == 0, "wide tables scroll by themselves"
@@ -129,9 +127,7 @@ def test_a_page_fits_its_screen_and_opens_its_code_by_keyboard(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in COMMITTED.glob("*.ipynb")))
-def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_numbers(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_committed_report_is_drawn_again_from_its_frozen_rows_alike(name: str, tmp_path: Path) -> None:
     shutil.copytree(COMMITTED / name / "data", tmp_path / name / "data")
     before = sorted((path, path.read_bytes()) for path in (tmp_path / name).rglob("*") if path.is_file())
     page = build.build(name, str(tmp_path), frozen=True)  # its own last cells assert the headline

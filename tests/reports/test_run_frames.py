@@ -60,9 +60,6 @@ def recipe(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runs_root
 
 
-# --- which runs may be used
-
-
 def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(runs_root: Path) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
     assert list(run_frames.collect(names)["runs"]["run"]) == names
@@ -116,11 +113,8 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
     assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]
 
 
-# --- frozen rows
-
-
 def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
-    runs_root: Path, capsys: pytest.CaptureFixture[str]
+    runs_root: Path, capsys: pytest.CaptureFixture
 ) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile):
@@ -218,9 +212,6 @@ def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
     found = run_frames.published("rl_train")
     assert all(column.endswith(" (published)") for column in found)
     assert pd.concat([pd.DataFrame({"reward_mean": [0.6]}), found])["reward_mean"].count() == 1
-
-
-# --- comparisons
 
 
 def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:

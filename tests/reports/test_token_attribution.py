@@ -72,9 +72,6 @@ def rendered(tok: tokenizer.Tokenizer) -> chat.Rendered:
     return chat.render(MESSAGES, tok)
 
 
-# ---- pictures
-
-
 @pytest.mark.parametrize("spec, tags", [("gpt2:512", "text"), ("gpt2", "reserved"), ("bytes", "text")])
 def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) -> None:
     image = xray_mask(MESSAGES, tokenizer.load(spec), tags)
@@ -103,12 +100,7 @@ def test_tokens_do_not_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
     assert visible("a\tb\n") == "a\tb\n"
 
 
-# ---- gradient
-
-
-def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_ends_before_the_last(
-    model: GPT, rendered: chat.Rendered
-) -> None:
+def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_before(model: GPT, rendered: chat.Rendered) -> None:
     mask = [bool(m) for m in rendered.loss_mask]
     at_outputs, at_inputs = (gradient_share(model, rendered.ids, mask, at=at) for at in ("hidden", "embedding"))
     assert sum(at_outputs) == pytest.approx(1, abs=1e-6) and sum(at_inputs) == pytest.approx(1, abs=1e-6)
@@ -155,9 +147,6 @@ def test_looking_changes_nothing(model: GPT, rendered: chat.Rendered) -> None:
     assert not model.norm._forward_hooks and not model.wte._forward_hooks
 
 
-# ---- the command
-
-
 @pytest.fixture
 def tuned(home: Path, make_run: Callable[..., Run]) -> Path:
     """A run "b", fine-tuned on data/mine; returns that folder with its conversations."""
@@ -172,7 +161,7 @@ def tuned(home: Path, make_run: Callable[..., Run]) -> Path:
     return folder
 
 
-def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsys: pytest.CaptureFixture) -> None:
     for name in ("calls.select", "chat.select"):
         COMMANDS["xray"].run(["--ckpt", "b"])
         said = capsys.readouterr()
@@ -183,7 +172,7 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsy
 
 
 def test_the_row_of_a_file_by_mask_or_gradient(
-    tuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, words = tuned / "rows.jsonl", ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
     rows.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES)))
