@@ -24,9 +24,8 @@ from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
 
-LOADED = LoadedModel(
-    GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512)), TOK, "reserved", {}, Path()
-)
+MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512))
+LOADED = LoadedModel(MODEL, TOK, "reserved", {}, Path())
 USER = {"role": "user", "content": "Rome and Oslo?"}
 TOOL = {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}}
 
@@ -92,7 +91,6 @@ def test_every_call_has_one_result_by_its_id_here_and_in_training() -> None:
 
 
 def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
-    """What the terminal keeps travels as text and is read as the same ids."""
     two = "\n".join(["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "\ud83d"})])
     unread = f'{chat.CALL_TAG} {{"name": "f", "arg'
     told = [{"role": "function", "content": "1"}, {"role": "function", "content": "2"}]
@@ -106,13 +104,8 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
 
 
 def test_what_a_stream_has_said_stays_true() -> None:
-    for content, more in (
-        (CODE, {}),
-        (CODE, {"stops": ("x > 2",)}),
-        (f"so: {CALL}", {"calls": True}),
-        ("a\n<", {}),
-        (CODE, {"tags": None}),
-    ):
+    stops, calls = {"stops": ("x > 2",)}, {"calls": True}
+    for content, more in ((CODE, {}), (CODE, stops), (f"so: {CALL}", calls), ("a\n<", {}), (CODE, {"tags": None})):
         detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
         ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
         whole = detokenizer.split(ids)[0]
@@ -163,14 +156,10 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
     (tmp_path / "abc.txt").write_text("abc\n")
     letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
-    model = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=32, vocab_size=letters.n_vocab))
-    served = protocol.ServedModel(LoadedModel(model, letters, "text", {}, tmp_path), "m", 0)
+    served = protocol.ServedModel(LoadedModel(MODEL, letters, "text", {}, tmp_path), "m", 0)
     for prompt in ("a\0b", "z"):
         with pytest.raises(DataError):
             protocol.parse_completion(protocol.CompletionRequest(model="m", prompt=prompt), served)
-
-
-LONE = "\ud83d"
 
 
 def body(*completions: list[int], **how: Any) -> dict[str, Any]:
@@ -185,17 +174,16 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
-    """One half of a character, which UTF-8 cannot hold: json can, escaped. The other choices are answered as they
-    are."""
+    """One half of a character, which UTF-8 cannot hold: json can, escaped."""
     odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
     fine = chat.format_call("f", {"x": "日本 🎉"})
     named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
     answer = json_response(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
     first, second, third = json.loads(answer.body)["choices"]
-    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a" + LONE, "\ude00": [1]}
+    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a\ud83d", "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
     assert third["message"]["content"] == named and "tool_calls" not in third["message"]
     again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
-    assert call.arguments == {"x": "a" + LONE, "\ude00": [1]}
-    assert json.loads(error_response(None, ApiError(400, f"{LONE} is unknown", LONE)).body)["error"]["param"] == LONE
+    assert call.arguments == {"x": "a\ud83d", "\ude00": [1]}
+    assert json.loads(error_response(None, ApiError(400, "unknown", "\ud83d")).body)["error"]["param"] == "\ud83d"

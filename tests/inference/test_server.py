@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import itertools
 import json
 import math
 import signal
@@ -44,15 +45,15 @@ def post(up: Running, path: str = CHAT, **more: Any) -> tuple[int, Any]:
     return up.send("POST", path, {"model": "tiny/sft"} | content | more)
 
 
+def text_of(chunks: Any, index: int = 0) -> str:
+    return "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == index)
+
+
 def sampled(text: str, n: int = 1, max_new_tokens: int = 40, **how: Any) -> list[generate.Completion]:
     """What `generate.sample` answers to the same request."""
     how |= dict(max_new_tokens=max_new_tokens, stop=chat.stop_sequences(TOK), samples_per_prompt=n)
     prompt = chat.prompt([{"role": "user", "content": text}], TOK)
     return generate.sample(loading.load_model("tiny/sft").model, [prompt], **how)
-
-
-def text_of(chunks: Any) -> str:
-    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
 def test_a_whole_and_a_streamed_answer(up: Running) -> None:
@@ -72,11 +73,8 @@ def test_seed_n_and_temperature_draw_as_sample_does(up: Running) -> None:
     how = dict(n=5, seed=11, temperature=1.7)
     right = [chat.completion_text(c.ids, TOK) for c in sampled("?", **how)]
     assert [c.message.content for c in say(up, "?", max_tokens=40, **how).choices] == right and len(set(right)) > 1
-    streamed = [""] * 5
-    for chunk in say(up, "?", max_tokens=40, stream=True, **how):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.delta.content or ""
-    assert streamed == right
+    chunks = list(say(up, "?", max_tokens=40, stream=True, **how))
+    assert [text_of(chunks, index) for index in range(5)] == right
     cut = say(up, "?", seed=3, temperature=1.7, top_p=0.5, max_tokens=40, extra_body={"top_k": 7}).choices[0]
     (ids,) = (c.ids for c in sampled("?", seed=3, temperature=1.7, top_p=0.5, top_k=7))
     assert cut.message.content == chat.completion_text(ids, TOK)
@@ -227,7 +225,7 @@ def test_a_late_answer_is_504_or_ends_its_stream(root: Path, slow_down: Any) -> 
         assert up.idle()
 
 
-def test_a_bad_request_is_400_and_names_the_field(up: Running) -> None:
+def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Running) -> None:
     text = Path(__file__).with_name("bad_requests.json").read_text().replace('"TOOL"', json.dumps(TOOL))
     for change, field in json.loads(text):
         status, body = post(up, **change)
@@ -239,6 +237,11 @@ def test_a_bad_request_is_400_and_names_the_field(up: Running) -> None:
         status, body = post(up, TEXT, **change)
         assert status == 400 and body["error"]["param"].startswith(next(iter(change)))
     assert all(post(up, TEXT, prompt=[1, id])[0] == 400 for id in (600, -1)) and up.idle()
+    for path, name in itertools.product((CHAT, TEXT), ("gpt-4", "", "tiny/sft@60", "tiny\0")):
+        status, got = post(up, path, model=name)
+        assert (status, got["error"]["param"], got["error"]["code"]) == (404, "model", "model_not_found")
+        assert "'tiny/sft'" in got["error"]["message"]
+    assert up.client.models.list().data[0].id == "tiny/sft"
 
 
 def test_what_is_no_request_of_this_server(up: Running) -> None:
@@ -266,23 +269,10 @@ def test_a_key_is_asked_for(root: Path, tmp_path: Path) -> None:
             assert up.send("GET", "/v1/models", Authorization=given)[0] == status, given
 
 
-def test_another_model_is_not_found_and_the_served_one_is_named(up: Running) -> None:
-    for path in (CHAT, TEXT):
-        for name in ("gpt-4", "", "tiny/sft@60", "tiny\0"):
-            status, got = post(up, path, model=name)
-            assert (status, got["error"]["param"], got["error"]["code"]) == (404, "model", "model_not_found")
-            assert "'tiny/sft'" in got["error"]["message"]
-    assert up.client.models.list().data[0].id == "tiny/sft"
-
-
 def test_no_text_can_forge_a_role(up: Running) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "square", "arguments": json.dumps({"x": FORGED})}}
-    messages = [
-        {"role": "system", "content": FORGED},
-        {"role": "user", "content": FORGED},
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": FORGED},
-    ]
+    messages = [{"role": role, "content": FORGED} for role in ("system", "user")]
+    messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": FORGED}]
     schema = {"name": "f", "description": FORGED, "parameters": {"properties": {"p": {"type": FORGED}}}}
     tools = [{"type": "function", "function": schema}]
     status, answer = post(up, messages=messages, tools=tools, max_tokens=1, return_token_ids=True)

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import pytest
@@ -259,9 +259,7 @@ FOLLOWING = ("Is 97 prime?", "and 91?", REQUEST)
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_a_small_model_sees_a_new_request_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, small: bool
-) -> None:
+def test_a_small_model_sees_a_new_request_alone(monkeypatch: Any, capsys: pytest.CaptureFixture, small: bool) -> None:
     monkeypatch.setattr(terminal, "mixes_requests", lambda model: small)
     model = Scripted(monkeypatch, "one", "two", "three")
     session = ToolChat(ToolsConfig(ckpt="x", constrain="off"))

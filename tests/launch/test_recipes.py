@@ -365,7 +365,7 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_larger_scale_prints_its_plan_and_asks(
-    planned_8b: list, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    planned_8b: list, monkeypatch: Any, capsys: pytest.CaptureFixture
 ) -> None:
     cfg = RecipeConfig(recipe="late", scale="8b")
     with pytest.raises(ConfigError, match="--yes"):

@@ -27,10 +27,7 @@ def test_the_table_in_closed_form() -> None:
     assert (binary["greedy before"], binary["pass@4 before"], stairs["pass@4"]) == (0.25, 0.25, 0.5)
     assert math.isnan(binary["gain"]) and (stairs["gain"], stairs["live"], stairs["worst seed"]) == (0.25, 0.75, 0.5)
     assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"] and stairs["seeds"] == 2
-
-
-def test_a_gain_is_paired_by_seed_and_problem() -> None:
-    """Seeds that differ by far more than the rewards do leave the gain's interval at its value."""
+    # paired by seed and problem: seeds that differ by far more than the rewards leave the gain's interval at its value
     binary, stairs = ([row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1))
     found, by_hand = dense_rewards.gain(stairs, binary), equal_interval(0.25, 2, (-1.0, 1.0))  # equal differences
     assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)

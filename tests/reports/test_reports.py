@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pandas as pd
@@ -44,7 +45,6 @@ def article(path: Path) -> Path:
     said = new.new_output("display_data", data={"text/markdown": "RL adds 6.5 points.\nTwo.\nThree."})
     wide = articles.table(pd.DataFrame([dict(a="x" * 300, b="word " * 90)]), {"a": ("a", articles.VERBATIM), "b": "b"})
     cells = [
-        ("# It holds\n\n**Question.** Does it?", (), ()),
         ("secret = 1", ("parameters", "hide-cell"), ()),
         ("secret = 2", ("injected-parameters",), ()),
         ("load()", ("hide-cell",), (new.new_output("stream", name="stdout", text="drawn from rows\n"),)),
@@ -52,32 +52,34 @@ def article(path: Path) -> Path:
         ("draw()", ("thumbnail", "hide-input"), (image,)),
         ("compare()", ("hide-input",), (new.new_output("display_data", data={"text/markdown": wide.data}),)),
     ]
-    made = []
-    for source, tags, outputs in cells:
-        made.append(new.new_code_cell(source, outputs=list(outputs)) if tags else new.new_markdown_cell(source))
-        made[-1].metadata["tags"] = list(tags)
-    nbformat.write(new.new_notebook(cells=made), path)
+    code = [new.new_code_cell(s, outputs=list(outputs), metadata=dict(tags=list(tags))) for s, tags, outputs in cells]
+    nbformat.write(new.new_notebook(cells=[new.new_markdown_cell("# It holds\n\n**Question.** Does it?"), *code]), path)
     return path
 
 
-def test_an_article_shows_answer_and_figure_and_folds_all_code_at_its_end(tmp_path: Path) -> None:
+def test_an_article_shows_answer_and_figure_and_folds_its_code_and_the_index_names_it(tmp_path: Path) -> None:
     text = html.write_page(article(tmp_path / "x.ipynb")).read_text()
     body, folded = text.split("<details>")
     order = [body.index(part) for part in ("It holds", "RL adds 6.5 points.", 'alt="two curves"', "<table>")]
     assert order == sorted(order) and body.count('class="answer"') == 1
     for code in ("secret = 1", "secret = 2", "load()", "drawn from rows", "say()", "draw()", "compare()"):
         assert code not in body and code in folded, code
+    text = html.write_index(tmp_path / "index.html", [tmp_path / "x.ipynb"]).read_text()
+    assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
 
 
 def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
-    cells = [
-        nbformat.v4.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>"),
-        nbformat.v4.new_code_cell("print(1)"),
+    new = nbformat.v4
+    outputs = [
+        new.new_output("stream", name=f"std{name}", text=text)
+        for name, text in (("out", "<i>1</i>\n"), ("err", "50%|#"))
     ]
-    cells[1].outputs = [nbformat.v4.new_output("stream", name="stdout", text="<i>1</i>\n"),
-                        nbformat.v4.new_output("stream", name="stderr", text="50%|#####")]  # fmt: skip
+    cells = [
+        new.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>"),
+        new.new_code_cell("print(1)", outputs=outputs),
+    ]
     path = tmp_path / "x.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    nbformat.write(new.new_notebook(cells=cells), path)
     text = html.write_page(path).read_text()
     assert "<script" not in text and "<i>" not in text and "50%" not in text and "&lt;i&gt;1" in text
     assert "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
@@ -86,14 +88,7 @@ def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
     assert 'href="../x.html"' in index
 
 
-def test_the_index_shows_title_first_sentence_and_picture(tmp_path: Path) -> None:
-    text = html.write_index(tmp_path / "index.html", [article(tmp_path / "x.ipynb")]).read_text()
-    assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
-
-
-def test_the_list_an_unknown_report_and_one_that_fails(
-    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_unknown_report_and_one_that_fails(runs_root: Path, monkeypatch: Any, capsys: pytest.CaptureFixture) -> None:
     COMMANDS["report"].run([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
     with pytest.raises(ConfigError, match="nothing.*nano"):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 
 import freeze_rows
@@ -113,9 +114,7 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
     assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]
 
 
-def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
-    runs_root: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(runs_root: Path, capsys: pytest.CaptureFixture) -> None:  # fmt: skip
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
@@ -129,12 +128,7 @@ def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
     with pytest.raises(ConfigError):
         run_frames.freeze(large, runs_root / "large")
     assert not (runs_root / "large").exists()
-
-
-def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
-    name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    run_frames.gather([name], data, False)
-    run_frames.headline({"gain": 0.0512345, "n": 3}, data)
+    run_frames.headline({"gain": 0.0512345, "n": 3}, data)  # what a report says must follow from its rows
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)
     for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
@@ -147,15 +141,11 @@ def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
 def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
     """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its cluster."""
     samplings = (("x", "T=1", 4), ("x", "greedy", 1), ("y", "greedy", 1))
+    order = product("xy", ("sft", "rl"), ("test", "test_hard"), samplings, range(3))
     rows = [
         dict(run=run, checkpoint=c, split=t, sampling=s, id=f"{t}-{i}", n=n, c=i % 2, cluster="a" if i else None)
-        for of in ("x", "y")
-        for c in ("sft", "rl")
-        for t in ("test", "test_hard")
-        for run, s, n in samplings
-        if run == of
-        for i in range(3)
-    ]
+        for of, c, t, (run, s, n), i in order if run == of
+    ]  # fmt: skip
     counts, some = pd.DataFrame(rows), pd.DataFrame({"run": ["x"]})
     frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
     found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
@@ -171,8 +161,7 @@ def test_the_frozen_rows_of_a_recipe_are_those_of_its_runs_and_of_other_seeds_th
     for stage, tables in TABLES.items():
         for table in tables:
             live, kept = (run_frames.stage_rows(source, stage, table) for source in ("nano", "frozen"))
-            where = f"{stage} {table}"
-            pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=where)
+            pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=f"{stage} {table}")
     for source in ("nano", "frozen"):
         for data in freeze_rows.DATA:
             assert run_frames.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
@@ -204,14 +193,9 @@ def test_the_committed_rows_serve_every_stage() -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     for stage in freeze_rows.STAGES:
         assert run_frames.stage_rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
-    for data in freeze_rows.DATA:
-        assert run_frames.manifest("frozen", data)
-
-
-def test_published_figures_cannot_be_stacked_under_measured_ones() -> None:
-    found = run_frames.published("rl_train")
-    assert all(column.endswith(" (published)") for column in found)
-    assert pd.concat([pd.DataFrame({"reward_mean": [0.6]}), found])["reward_mean"].count() == 1
+    assert all(run_frames.manifest("frozen", data) for data in freeze_rows.DATA)
+    # published figures cannot be stacked under measured ones
+    assert all(column.endswith(" (published)") for column in run_frames.published("rl_train"))
 
 
 def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
@@ -229,12 +213,8 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
 
 
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
-    rows = [
-        dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)
-        for c, hits in (("sft", 0), ("mid", 0), ("rl", 1))
-        for s in ("test", "select")
-        for i in range(4)
-    ]
+    order = product((("sft", 0), ("mid", 0), ("rl", 1)), ("test", "select"), "0123")
+    rows = [dict(run="e", checkpoint=c, split=s, id=i, n=2, c=hits) for (c, hits), s, i in order]
     frames = {"per_problem": pd.DataFrame(rows)}
     assert run_frames.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
     assert run_frames.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
