@@ -1,5 +1,6 @@
 """Errors by their type and by what they name: settings, numbers, files. How the sentence around them reads is free to change."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,3 +20,10 @@ def raising(
         number = isinstance(name, (int, float)) and not isinstance(name, bool)
         found = re.search(rf"(?<![\w.]){re.escape(str(name))}(?![\w])", message) if number else str(name) in message
         assert found, f"{name!r} is not named in: {message}"
+
+
+class Bomb:
+    """Unpickled, it makes the directory `exploded`."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)

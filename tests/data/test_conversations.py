@@ -1,7 +1,5 @@
 """Conversations: what is read, what carries loss, what shares a row, and how domains are mixed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -34,14 +32,6 @@ def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = 
 
 def random_lengths(seed: int, low: int, high: int, n: int) -> list[int]:
     return np.random.default_rng(seed).integers(low, high, n).tolist()
-
-
-def mixed() -> dict[str, list[Example]]:
-    return {d: numbered(random_lengths(n, 5, 60, n), d) for d, n in (("a", 70), ("b", 30))}
-
-
-def same(a: conversations.Batch, b: conversations.Batch) -> bool:
-    return all(map(torch.equal, a, b))
 
 
 def ids_by_row(batch: conversations.Batch) -> list[list[int]]:
@@ -187,26 +177,16 @@ def test_a_mix_given_in_rows_is_one_in_rows():
 @pytest.mark.parametrize("beside", [False, True])
 def test_state_resumes_bitwise_across_epochs(beside):
     """Also with the thread of a GPU, which has prepared batches that were not learned from."""
-    loader, again = (
-        Prefetched(PackedLoader(mixed(), {"a": 2, "b": 1}, 4, 128, seed=7), torch.device("cpu"), 2, beside)
-        for _ in range(2)
-    )
-    plain = PackedLoader(mixed(), {"a": 2, "b": 1}, 4, 128, seed=7)
+    same = lambda a, b: all(map(torch.equal, a, b))  # noqa: E731
+    mixed = {d: numbered(random_lengths(n, 5, 60, n), d) for d, n in (("a", 70), ("b", 30))}
+    plain, *both = (PackedLoader(mixed, {"a": 2, "b": 1}, 4, 128, seed=7) for _ in range(3))
+    loader, again = (Prefetched(each, torch.device("cpu"), 2, beside) for each in both)
     assert all(same(loader.next(), plain.next()) for _ in range(9))
     again.load_state(json.loads(json.dumps(loader.state())))
-    batches = [(loader.next(), again.next(), plain.next()) for _ in range(20)]
-    assert all(same(a, b) and same(b, c) for a, b, c in batches)
+    for a, b, c in ((loader.next(), again.next(), plain.next()) for _ in range(20)):
+        assert same(a, b) and same(b, c)
     assert again.state() == loader.state()
-    fewer = {name: rows[:-1] for name, rows in mixed().items()}
-    for other in (PackedLoader(mixed(), None, 4, 128, seed=8), PackedLoader(fewer, None, 4, 128, seed=7)):
+    fewer = {name: rows[:-1] for name, rows in mixed.items()}
+    for other in (PackedLoader(mixed, None, 4, 128, seed=8), PackedLoader(fewer, None, 4, 128, seed=7)):
         with pytest.raises(DataError, match="--seed"):
             other.load_state(loader.state())
-
-
-def test_ranks_and_accumulation_take_turns_in_one_sequence_of_rows():
-    make = lambda batch, rank=0, world=1: PackedLoader(mixed(), None, batch, 96, 5, rank, world)  # noqa: E731
-    whole, alone, ranks = make(4), make(1), [make(2, r, 2) for r in range(2)]
-    for _ in range(5):
-        batch = whole.next()
-        assert torch.equal(batch.ids, torch.cat([alone.next().ids for _ in range(4)]))
-        assert torch.equal(batch.targets, torch.cat([r.next().targets for r in ranks]))

@@ -1,8 +1,5 @@
 """The corpus: what is written, what is read back, and which window comes next."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import numpy as np
@@ -116,27 +113,11 @@ def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
         assert np.array([*row, last], dtype="<u2").tobytes() in data
 
 
-def test_ranks_and_accumulation_take_turns_in_one_sequence_of_windows(tmp_path):
-    write(tmp_path, shard_tokens=900)
-    whole = corpus.WindowLoader(tmp_path, "train", 8, 16, seed=3)
-    alone = corpus.WindowLoader(tmp_path, "train", 2, 16, seed=3)
-    ranks = [corpus.WindowLoader(tmp_path, "train", 4, 16, seed=3, rank=r, world=2) for r in range(2)]
-    for _ in range(3):
-        want = whole.next()[0]
-        assert torch.equal(want, torch.cat([alone.next()[0] for _ in range(4)]))
-        assert torch.equal(want, torch.cat([r.next()[0] for r in ranks]))
-
-
-def test_state_resumes_exactly_and_belongs_to_its_seed_and_corpus(tmp_path):
+def test_a_state_belongs_to_its_seed_and_corpus(tmp_path):
     write(tmp_path)
-    loader, again, other = (corpus.WindowLoader(tmp_path, "train", 4, 16, seed=seed) for seed in (1, 1, 2))
-    loader.next()
-    state = json.loads(json.dumps(loader.state()))
-    again.load_state(state)
-    for _ in range(3):
-        assert all(map(torch.equal, loader.next(), again.next()))
+    state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
     with pytest.raises(DataError, match="--seed 1"):
-        other.load_state(state)
+        corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2).load_state(state)
     corpus.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
     with pytest.raises(DataError, match="corpus"):
         corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).load_state(state)
@@ -147,8 +128,7 @@ def test_every_start_is_drawn_about_equally_often(tmp_path):
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
     starts = sum(max(0, len(s) - 8) for s in loader.shards)
     draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
-    counts = np.bincount(draws.astype(np.int64), minlength=starts)
-    expected = 100_000 / starts
+    counts, expected = np.bincount(draws.astype(np.int64), minlength=starts), 100_000 / starts
     assert np.abs(counts - expected).max() < 6 * expected**0.5
 
 

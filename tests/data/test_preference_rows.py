@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jsonl import rows_of, write
 
-from codechat.core.errors import DataError
+from codechat.core.errors import DataError, MissingFile
 from codechat.rl.rollout import RolloutBatch
 from codechat.text import chat, tokenizer
 from codechat.training import preferences
@@ -13,9 +13,9 @@ from codechat.training import preferences
 BYTES = tokenizer.load("bytes")
 
 
-def read(folder: Path, rows: list[dict]) -> RolloutBatch:
+def read(folder: Path, rows: list[dict], block: int = 1 << 16) -> RolloutBatch:
     write(folder / "preferences.train.jsonl", rows)
-    return preferences.read_preferences(folder, "train", BYTES, "reserved", 1 << 16)
+    return preferences.read_preferences(folder, "train", BYTES, "reserved", block)
 
 
 # rows whose answers are yes and no, with the messages that they answer; and changes after which PAIR is no pair
@@ -35,10 +35,17 @@ def test_the_prompt_is_everything_before_the_last_answer(tmp_path: Path) -> None
 def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Path) -> None:
     single = dict(prompt="u1", completion="yes", label=True)
     wrong = [(PAIR, PAIR | line["change"], "") for line in LINES if "change" in line]
+    wrong += [(PAIR, PAIR | {"rejected": "yes"}, ".*same"), (PAIR, single, ".*pair"), (single, PAIR, ".*pair")]
+    wrong += [
+        (PAIR, dict(prompt="u1", chosen="yes"), ".*rejected"),
+        (PAIR, PAIR | {"prompt": "u" * 70}, ".*block_size"),
+    ]
     labels = ("good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None)
     for first, second, words in [*wrong, *((single, single | {"label": label}, ".*label.*true") for label in labels)]:
         with pytest.raises(DataError, match=rf"preferences.train.jsonl:2\b{words}.*\Z"):
-            read(tmp_path, [first, second])
+            read(tmp_path, [first, second], block=64)
+    with pytest.raises(MissingFile, match="preferences.train.jsonl"):
+        preferences.read_preferences(tmp_path / "none", "train", BYTES, "reserved", 64)
 
 
 def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) -> None:

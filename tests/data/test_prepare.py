@@ -218,19 +218,10 @@ SOLUTION = "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2
 
 
 def forms_of(question: str, answer: str) -> list[tuple[str, dict]]:
-    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    chatml = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
-    return [
-        ("calls", {"messages": [{"role": "system", "content": "Solve it."}, *talk]}),
-        ("sft", {"messages": [m | {"content": [{"type": "text", "text": m["content"]}]} for m in talk], "answer": 18}),
-        ("sft", {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}),
-        ("sft", {"text": chatml}),
-        ("code", {"instruction": "Solve the problem.", "input": question, "output": answer}),
-        ("sft", {"prompt": f"Question: {question}\nAnswer:", "completion": answer}),
-        ("sft", {"prompt": "Go on.", "completion": "Yes.", "history": [[question, answer]]}),
-        ("calls", {"system": "SYSTEM: Solve it.", "chat": f"USER: {question}\n\n\nASSISTANT: {answer} <|endoftext|>"}),
-        ("corpus", {"text": f"{question}\n\n{answer}"}),
-    ]
+    text = Path(__file__).with_name("gsm8k_forms.jsonl").read_text()
+    for mark, words in (("QUESTION", question), ("ANSWER", answer)):
+        text = text.replace(mark, json.dumps(words)[1:-1])
+    return [tuple(json.loads(line).values()) for line in text.splitlines()]
 
 
 def test_gsm8k_is_not_written_as_training_data_in_any_form(tmp_path):
@@ -267,11 +258,12 @@ def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sour
     from huggingface_hub import constants
 
     with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections and never answers
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{mute.getsockname()[1]}")
-        began = time.monotonic()
-        with pytest.raises(UserError, match="--source embedded, or --source PATH"):
-            run("calls", tmp_path / "out", "--source", "hub")
-    assert time.monotonic() - began < sources.PROBE_S + 3 and not list(tmp_path.glob("out/*"))
+        for url in (f"http://127.0.0.1:{mute.getsockname()[1]}", "http://127.0.0.1:9", "http://no-such-host.invalid"):
+            monkeypatch.setattr(constants, "ENDPOINT", url)
+            began = time.monotonic()
+            with pytest.raises(UserError, match=f"{url}.*--source embedded, or --source PATH"):
+                run("calls", tmp_path / "out", "--source", "hub")
+            assert time.monotonic() - began < sources.PROBE_S + 3 and not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A root with a small corpus and small conversations, for loops on one process and on several ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

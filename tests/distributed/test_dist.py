@@ -1,7 +1,5 @@
 """Processes: the same calls with one rank and with two, and the numeric type of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from torch import nn
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
+from codechat.runs import checkpoint
 
 
 def test_one_process_needs_no_group() -> None:
@@ -23,7 +22,8 @@ def test_one_process_needs_no_group() -> None:
 
 
 TWO = """
-import pathlib, random, sys
+import pathlib, sys
+import pytest
 import torch
 from codechat.runs import checkpoint, paths
 from codechat.distributed import dist
@@ -52,12 +52,8 @@ with dist.session() as world:
         again = checkpoint.load("two")
         checkpoint.restore(again, model, [sgd])
         assert again.extra == {"rank": rank} and torch.rand(1).item() == drawn
-    try:
+    with pytest.raises(RunError, match="is in use"):  # on both ranks
         Run.create("two", {"a": 1}, kind="t")
-    except RunError as e:
-        assert "is in use" in str(e)
-    else:
-        raise AssertionError("both ranks must reject a name in use")
     with dist.session() as inner:
         assert inner == world
 print("rank done")
@@ -69,9 +65,6 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     assert on_ranks(2, TWO, tmp_path, str(tmp_path)).count("rank done") == 2
     rows = (tmp_path / "runs" / "two" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 1, "one rank writes"
-
-    from codechat.runs import checkpoint
-
     alone = checkpoint.load(tmp_path / "runs" / "two")
     assert alone.extra == {"rank": 0} and alone.rng is None, "another number of ranks: no random state to continue"
     checkpoint.restore(alone, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

@@ -1,12 +1,11 @@
 """What goes wrong among ranks: killed, stopped, hung, out of step, started differently, without space. Each ends in an error with the
 rank named, and the run continues from its last good checkpoint on the curve it was on."""
 
-from __future__ import annotations
-
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ranks import finish, on_ranks, start, written
@@ -18,12 +17,17 @@ from codechat.distributed import dist
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 
-KILLED = """
-import os, pathlib, signal, sys
+TRAINS = """
+import os, pathlib, signal, sys, time
 from codechat import pretrain
 from codechat.core import config
 from codechat.runs import checkpoint, paths
+from codechat.training.session import Session
 paths.ROOT = pathlib.Path(sys.argv[1])
+{}
+print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
+"""
+KILLED = """
 saved = checkpoint.save
 
 def save_then_die(path, step, **what):
@@ -32,7 +36,6 @@ def save_then_die(path, step, **what):
         os.kill(os.getpid(), signal.SIGKILL)  # step 4 is still on its way to the disk
 
 checkpoint.save = save_then_die
-print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
 """
 
 
@@ -44,35 +47,26 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
     cfg = replace(configs(home, 8)["pretrain"], max_steps=6, eval_every=0)
     pretrain.train(replace(cfg, run_name="whole"))
     again = written(home, replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
-    out = on_ranks(2, KILLED, home, str(home), again, more=("--max-restarts", "1"))
+    out = on_ranks(2, TRAINS.format(KILLED), home, str(home), again, more=("--max-restarts", "1"))
     assert out.count("finished") == 2
-    assert losses("killed", "step", "train_loss") == [
-        pytest.approx(row, rel=1e-6) for row in losses("whole", "step", "train_loss")
-    ]
+    one, other = (losses(name, "step", "train_loss") for name in ("killed", "whole"))
+    assert one == [pytest.approx(row, rel=1e-6) for row in other]
     env = Run.open("killed").env
     assert len(env["resumed"]) == 1 and env["resumed"][0]["launch"] == env["launch"]
 
 
 STOPPED = """
-import pathlib, sys, time
-from codechat import pretrain
-from codechat.core import config
-from codechat.runs import paths
-paths.ROOT = pathlib.Path(sys.argv[1])
-from codechat.training.session import Session
 apply = Session.apply_gradients
 Session.apply_gradients = lambda self: time.sleep(0.3) or apply(self)  # steps long enough to be interrupted
-print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
-    cfg = replace(
-        configs(home, 4)["pretrain"], max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True
-    )
-    ranks = start(2, STOPPED, home, str(home), written(home, cfg))
+    how = dict(max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True)
+    cfg = replace(configs(home, 4)["pretrain"], **how)
+    ranks = start(2, TRAINS.format(STOPPED), home, str(home), written(home, cfg))
     metrics, deadline = paths.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
     while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
         assert ranks.poll() is None and time.time() < deadline, finish(ranks)[-3000:]
@@ -98,6 +92,9 @@ from codechat.runs.run import Run
 paths.ROOT, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 dist.TIMEOUT_S = 300
 
+def tiny(**shape):
+    return sharding.build(lambda: GPT(GPTConfig(depth=1, n_head=2, block_size=16, **shape)), shard_it=True)
+
 def attempt(name, act, **session):
     began = time.perf_counter()
     try:
@@ -119,7 +116,7 @@ dist.code_digest = digest
 debug = torch.distributed.DebugLevel  # as TORCH_DISTRIBUTED_DEBUG sets it
 torch.distributed.set_debug_level(debug.DETAIL)
 def in_step(world):
-    model = sharding.build(lambda: GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=16, vocab_size=60)), shard_it=True)
+    model = tiny(n_embd=16, vocab_size=60)
     model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
     dist.clip_gradients(model.parameters(), 1.0)
     dist.gather({"a": "x" * rank})
@@ -136,7 +133,7 @@ attempt("out of step", out_of_step)
 torch.distributed.set_debug_level(debug.OFF)
 
 def no_space(world):
-    model = sharding.build(lambda: GPT(GPTConfig(depth=1, n_embd=64, n_head=2, block_size=16, vocab_size=600)), shard_it=True)
+    model = tiny(n_embd=64, vocab_size=600)
     with Run.create("full", {}, kind="test") as run:
         checkpoint.save(run.path, 1, model=model)
         if rank == 1:
@@ -160,7 +157,6 @@ attempt("missing shard", missing)
 
 def slow_reward():
     time.sleep(25)
-
 dist.SIGN_OF_LIFE_S = 1.0
 def hangs(world):
     torch.distributed.barrier()
@@ -181,9 +177,8 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     for part in out.split("@end")[:-1]:
         name, rank, seconds, error = part[part.index("@") + 1 :].split("@")[:4]
         found[name, int(rank)] = (float(seconds), error)
-    assert [p.name for p in (folder / "runs" / "full" / "checkpoints").iterdir() if p.is_dir()] == ["step_000001"], (
-        "nothing half written stays"
-    )
+    steps = [p.name for p in (folder / "runs" / "full" / "checkpoints").iterdir() if p.is_dir()]
+    assert steps == ["step_000001"], "nothing half written stays"
     return found
 
 
@@ -212,25 +207,12 @@ def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int]
 
 
 def test_only_a_failed_collective_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nobody:
-        rank = 0
-
-        def others(self) -> str:
-            return "rank 1 is elsewhere"
-
-    monkeypatch.setattr(dist, "_watch", Nobody())
+    monkeypatch.setattr(dist, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere"))
     for other in (ValueError("gloo"), RunError("Timed out"), RuntimeError("mat1 and mat2 cannot be multiplied")):
         assert dist.explained(other) is other
-    try:
+    with pytest.raises(RuntimeError) as failed:
         raise RuntimeError("[/build/gloo/pair.cc:534] Connection closed by peer")
-    except RuntimeError as e:
-        error = dist.explained(e)
+    error = dist.explained(failed.value)
     assert isinstance(error, RunError)
-    for part in (
-        "rank 0",
-        "test_faults.py",
-        "in test_only_a_failed",
-        "(Connection closed by peer)",
-        "rank 1 is elsewhere",
-    ):
-        assert part in str(error)
+    named = ("rank 0", "test_faults.py", "in test_only_a_failed", "(Connection closed by peer)", "rank 1 is elsewhere")
+    assert all(part in str(error) for part in named)

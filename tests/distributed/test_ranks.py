@@ -1,10 +1,7 @@
 """One process and N ranks compute the same: whole and sharded weights, every loop, sampling, evaluation, in the same global batch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from raising import raising
+from raising import Bomb, raising
 from ranks import on_ranks, train_on_ranks, written
 
 from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
@@ -26,9 +23,8 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 
-TINY = GPTConfig(
-    depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, mlp="swiglu", qk_norm=True
-)  # Qwen3's architecture
+QWEN3 = dict(mlp="swiglu", qk_norm=True)
+TINY = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, **QWEN3)
 
 
 def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
@@ -55,41 +51,26 @@ def losses(name: str, *columns: str) -> list[list[float]]:
     return frame[list(columns)].values.tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "n, placed",
-    [(2, {"shard": True}), (4, {"shard": True, "shard_over": 2})],
-    ids=["2 shards", "2 x 2 hybrid"],
-)
-def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[str, object]) -> None:
-    """Every loop, Muon on the block matrices included, from the losses of the first step to the evaluation of the last weights."""
-    for kind, cfg in configs(home, 8).items():
-        TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
-    parts = configs(home, 8 // n, **placed)
-    train_on_ranks(n, home, *[replace(cfg, run_name=f"{kind}-n") for kind, cfg in parts.items()])
-    for kind, columns in COLUMNS.items():
-        one, many = losses(f"{kind}-one", *columns), losses(f"{kind}-n", *columns)
-        assert len(one) == 4
-        for a, b in zip(one, many, strict=True):
-            assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), kind
-            assert a[1] == pytest.approx(b[1], rel=1e-5), "the gradient's norm: rounding, through three steps of Muon"
-        evals = [run.Run.open(f"{kind}-{which}").evals().drop(columns="time") for which in ("one", "n")]
-        assert evals[0].select_dtypes("number").values.tolist() == [
-            pytest.approx(x, abs=1e-6) for x in evals[1].select_dtypes("number").values.tolist()
-        ]
+def numbers(name: str) -> list[list[float]]:
+    return run.Run.open(name).evals().drop(columns="time").select_dtypes("number").values.tolist()
+
+
+def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm: float = 1e-5) -> None:
+    """Losses, the gradient's norm (rounding, through the steps of Muon) and evaluations."""
+    rows = losses(one, *columns)
+    assert len(rows) == steps
+    for a, b in zip(rows, losses(many, *columns), strict=True):
+        assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), many
+        assert a[1] == pytest.approx(b[1], rel=norm, abs=1e-7), many
+    assert numbers(one) == [pytest.approx(row, abs=1e-6) for row in numbers(many)]
 
 
 # With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean.
 DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
+EXPERT = dict(minibatches=2, inner_epochs=2, diagnose_groups=0)
 OTHER_LOOPS = {
     "grpo": (grpo, grpo.GRPOConfig, DAPO, "policy_loss"),
-    "expert": (
-        expert_iteration,
-        expert_iteration.ExpertConfig,
-        dict(minibatches=2, inner_epochs=2, diagnose_groups=0),
-        "train_loss",
-    ),
+    "expert": (expert_iteration, expert_iteration.ExpertConfig, EXPERT, "train_loss"),
     "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, diagnose_groups=0), "policy_loss"),
     "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
 }
@@ -102,22 +83,17 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     for kind, (module, cls, more, _) in OTHER_LOOPS.items():
         settings = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2) | more
         ones[kind] = config.resolve(cls, "toy", overrides=settings, presets=module.RUN_PRESETS)
-        twos.append(
-            replace(ones[kind], run_name=f"{kind}-two", device_batch_size=ones[kind].device_batch_size // 2, shard=True)
-        )
+        half = ones[kind].device_batch_size // 2
+        twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=half, shard=True))
     train_on_ranks(2, home, *twos)
     for kind, (module, _, _, loss) in OTHER_LOOPS.items():
         module.train(ones[kind])
-        one, two = losses(f"{kind}-one", loss, "grad_norm"), losses(f"{kind}-two", loss, "grad_norm")
-        assert len(one) == 3 and checkpoint.read_meta(f"{kind}-two")["sharded"]
-        for a, b in zip(one, two, strict=True):
-            assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), kind
-            assert a[1] == pytest.approx(b[1], rel=1e-5, abs=1e-7), kind
+        assert_same_curves(f"{kind}-one", f"{kind}-two", loss, "grad_norm", steps=3)
+        assert checkpoint.read_meta(f"{kind}-two")["sharded"]
     # PPO's value head and its optimizer lie beside the shards of the policy
     rewound("ppo-two", "ppo-back", 2)
     ppo.train(replace(ones["ppo"], run_name="ppo-back", resume=True))
-    column = ("value_loss",)
-    assert losses("ppo-back", *column)[2] == pytest.approx(losses("ppo-one", *column)[2], rel=1e-6)
+    assert losses("ppo-back", "value_loss")[2] == pytest.approx(losses("ppo-one", "value_loss")[2], rel=1e-6)
 
 
 def rewound(source: str, name: str, step: int) -> None:
@@ -130,17 +106,11 @@ def rewound(source: str, name: str, step: int) -> None:
     (new / "checkpoints" / "latest").write_text(f"step_{step:06d}\n")
 
 
-def assert_same_curve(a: str, b: str, kind: str) -> None:
-    one, many = losses(a, COLUMNS[kind][0]), losses(b, COLUMNS[kind][0])
-    assert len(one) == 4
-    for x, y in zip(one, many, strict=True):
-        assert x == pytest.approx(y, rel=1e-6, abs=1e-6), (a, b)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp_path: Path) -> None:
-    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run that was never cut."""
+    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run that was never cut,
+    Muon on the block matrices included."""
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
@@ -154,23 +124,23 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
-            assert_same_curve(f"{kind}-one", f"{kind}-{name}", kind)
+            assert_same_curves(f"{kind}-one", f"{kind}-{name}", *COLUMNS[kind])
     with pytest.raises(RunError, match="device_batch_size x grad_accum x ranks 8 -> 4"):
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
     pretrain.train(replace(one, run_name="pretrain-one"))
     train_on_ranks(2, home, replace(two, shard=True, run_name="pretrain-two"))
     path = paths.find_checkpoint("pretrain-two")
     assert {p.name for p in (path / "shards").iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    ours, theirs = (
-        loading.load_model("pretrain-one").model.state_dict(),
-        loading.load_model("pretrain-two").model.state_dict(),
-    )
+    ours, theirs = (loading.load_model(f"pretrain-{n}").model.state_dict() for n in ("one", "two"))
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=2e-5), name
     exchange.export(exchange.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32"))
@@ -183,31 +153,21 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
         checkpoint.restore(checkpoint.load(path), model, optim.build(model, lr=1.0))
 
     # damage
-    (path / "shards" / "__1_0.distcp").rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match="__1_0.distcp"):
-        checkpoint.load(path)
-    damaged = bytearray((tmp_path / "away").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (path / "shards" / "__1_0.distcp").write_bytes(damaged)
-    with pytest.raises(CheckpointError, match="__1_0.distcp"):
-        checkpoint.load(path)
-    (tmp_path / "away").replace(path / "shards" / "__1_0.distcp")
-    table = pickle.dumps(Bomb(tmp_path / "exploded"))
+    shard = path / "shards" / "__1_0.distcp"
+    raw = shard.read_bytes()
+    for damage in (shard.unlink, lambda: shard.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])):
+        damage()
+        with pytest.raises(CheckpointError, match="__1_0.distcp"):
+            checkpoint.load(path)
+    shard.write_bytes(raw)
+    table = pickle.dumps(Bomb())
     (path / "shards" / ".metadata").write_bytes(table)
     meta = json.loads((path / "meta.json").read_text())
     meta["files"]["shards/.metadata"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
     (path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(CheckpointError, match="metadata.*posix.mkdir"):
         checkpoint.load(path)
-    assert not (tmp_path / "exploded").exists()
-
-
-class Bomb:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
+    assert not Path("exploded").exists()
 
 
 EVALUATE = """

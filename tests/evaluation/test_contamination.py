@@ -1,7 +1,5 @@
 """A leak that was planted is found, whatever it looks like; templates and chance are not taken for one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

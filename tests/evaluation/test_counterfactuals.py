@@ -1,7 +1,5 @@
 """Counterfactual swaps: each changes one thing, counts only answers that were right before, and reads what the answer did after."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

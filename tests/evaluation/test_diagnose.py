@@ -1,7 +1,5 @@
 """Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,9 +26,6 @@ def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_co
     assert diagnose.judge(correct.float(), correct).verdict == "DEAD"
     correct.view(-1)[340] = True
     assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
-
-
-def test_numbers_of_a_diagnosis() -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     judged = diagnose.judge(rewards, rewards == 1, min_groups=1)
     assert judged.exact_match == judged.reward_mean == 0.25 and judged.frac_with_variance == 0.5

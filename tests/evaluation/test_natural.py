@@ -1,8 +1,6 @@
 """Natural requests: the fixed file keeps its shares, right answers are told from wrong ones, nothing of it is in the
 training data."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

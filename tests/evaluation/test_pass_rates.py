@@ -1,7 +1,5 @@
 """Rates and verdicts before RL, and the problems that are kept because of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,14 +18,9 @@ from codechat.tasks.base import Problem
 def test_both_verdicts_stand_beside_each_other() -> None:
     """Nothing is solved, but completions differ in how far they come."""
     task, rungs = tasks.load("micro"), {"raises": 0.05, "none_passed": 0.15, "empty": 0.0}
-    tiers, problems = (
-        ("raises", "none_passed", "raises", "empty"),
-        [Problem(str(i), [], {}, "train") for i in range(70)],
-    )
-    rows = [
-        dict(reward=rungs[t], tier=t, correct=False, tokens=1, stop="stop", terms={}) for _ in problems for t in tiers
-    ]
-    result = results.TaskResult(task, problems, rows, 4, 1.0, (1, 4))
+    problems = [Problem(str(i), [], {}, "train") for i in range(70)]
+    rows = [dict(reward=rungs[t], tier=t, correct=False) for t in ("raises", "none_passed", "raises", "empty")]
+    result = results.TaskResult(task, problems, rows * 70, 4, 1.0, (1, 4))
     row = pass_rates.verdicts(result, pass_rates.PasskConfig(ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
     assert row["parseable_frac"] == 0.75 and row["runnable_frac"] == 0.25
@@ -63,9 +56,7 @@ def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
     close_all()
 
 
-def test_the_commands_end_to_end(
-    passk: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, capsys) -> None:
     passk("--run-name", "rates", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
     out, run = capsys.readouterr().out, Run.open("rates")
     for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level ", "GATE fail"):

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from contracts import PAIRS, SIDES, SINGLES, assert_close_curves, small, train, write_rows
-from raising import raising
+from contracts import PAIRS, SINGLES, assert_close_curves, small, train, write_rows
 
-from codechat.core.errors import DataError, MissingFile
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.rl.rollout import RolloutBatch
@@ -19,36 +17,6 @@ from codechat.training import preferences
 def read(home: Path, rows: list[dict], block: int = 64) -> Any:
     folder = write_rows(home / "read" / "preferences.train.jsonl", rows)
     return preferences.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)
-
-
-def test_pairs_are_groups_of_two_and_hub_messages_read_the_same(home: Path) -> None:
-    batch = read(home, PAIRS)
-    assert batch.group_size == 2 and batch.rewards.tolist() == [[1.0, 0.0]] * 12
-
-    def talk(row: dict, side: str) -> list[dict[str, str]]:
-        return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[side]}]
-
-    again = read(home, [dict(prompt=row["prompt"], **{side: talk(row, side) for side in SIDES}) for row in PAIRS[:5]])
-    assert again.prompts == batch.prompts[:5] and again.completions == batch.completions[:10]
-    singles = read(home, SINGLES)
-    assert singles.group_size == 1 and singles.rewards[:, 0].tolist() == [1.0, 0.0] * 12
-    assert singles.completions == batch.completions
-
-
-def test_rows_that_cannot_be_preferences_are_named(home: Path) -> None:
-    for rows, named in (
-        ([{"prompt": "a", "chosen": "b"}], ("jsonl:1", "chosen")),
-        ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], ("jsonl:2", "chosen", "rejected")),
-        ([PAIRS[0], SINGLES[0]], ("jsonl:2", "pair")),
-        ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], ("block_size", 64)),
-        ([{"prompt": 3, "chosen": "b", "rejected": "c"}], ("prompt", "int")),
-        ([{"prompt": "a", "completion": "b", "label": "good"}], ("label", "true", "false")),
-        ([{"chosen": [{"role": "user", "content": "x"}], "rejected": "c"}], ("jsonl:1", "assistant")),
-    ):
-        with raising(DataError, *named):
-            read(home, rows)
-    with raising(MissingFile, "preferences.train.jsonl", "prompt", "chosen", "rejected"):
-        preferences.read_preferences(str(home), "train", tokenizer.load("bytes"), "reserved", 64)
 
 
 def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:

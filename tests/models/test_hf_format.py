@@ -2,7 +2,6 @@
 behind."""
 
 import json
-import os
 import random
 from dataclasses import fields, replace
 from functools import partial
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jinja2 import TemplateError
+from raising import Bomb
 from safetensors import SafetensorError
 
 from codechat import cli, sft
@@ -436,11 +436,6 @@ def test_a_checkpoint_of_the_original_computes_what_it_computed(tmp_path: Path) 
         torch.testing.assert_close(found[..., :257], expected, atol=1e-4 * scale, rtol=1e-4)
         assert found.shape[-1] == 320 and not found[..., 257:].any(), "padding rows are zero"
         assert (loaded.meta["step"], loaded.tags, loaded.model.cfg.n_tags) == (70, "text", 0)
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, ("exploded",)
 
 
 def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

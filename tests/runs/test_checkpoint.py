@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raising import raising
+from raising import Bomb, raising
 from torch import nn
 
 from codechat.core.errors import CheckpointError
@@ -144,11 +144,10 @@ def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.
     save(run, 1, extra={"n": 1})
     with monkeypatch.context() as m:
         m.setattr(call, full_disk)
-        with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
-            save(run, 2, extra={"n": 2})
-        with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
-            save(run, 1, extra={"n": 3})
-    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list((run.path / "checkpoints").glob(".*"))
+        for step in (2, 1):
+            with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
+                save(run, step, extra={"n": 4 - step})
+    assert not [*(run.path / "checkpoints").glob("*.tmp"), *(run.path / "checkpoints").glob(".*")]
     assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
     save(run, 3)
     assert checkpoint.load("r").step == 3
@@ -256,11 +255,6 @@ def test_damage_is_found(run: Run) -> None:
             damage()
             with raising(CheckpointError, name):
                 checkpoint.load(f"r@{step}")
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, ("exploded",)
 
 
 def test_reading_never_executes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,23 +40,33 @@ def new(name: str = "r", **more: object) -> Run:
     return Run.create(name, Settings(run_name=name), kind="test", **more)
 
 
-def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
+def fake_checkpoint(run: Run, step: int) -> Path:
     folder = run.path / "checkpoints" / f"step_{step:06d}"
     folder.mkdir(parents=True)
     (folder / "meta.json").write_text("{}")
-    if latest:
-        (folder.parent / "latest").write_text(folder.name + "\n")
+    (folder.parent / "latest").write_text(folder.name + "\n")
     return folder
+
+
+HEAD = """
+import pathlib, platform, resource, sys, time
+from codechat.core.errors import RunError
+from codechat.core.processes import stop, stoppable
+from codechat.runs import paths
+from codechat.runs.run import Run
+"""
 
 
 def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
-    head = "import pathlib, sys, time\nfrom codechat.runs import paths\nfrom codechat.core.processes import stop, stoppable\nfrom codechat.runs.run import Run\n"
-    head += f"paths.ROOT = pathlib.Path({str(root)!r})\n"
-    repository = Path(__file__).resolve().parents[2]
-    return subprocess.Popen(
-        [sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen
-    )
+    command = [sys.executable, "-c", f"{HEAD}paths.ROOT = pathlib.Path({str(root)!r})\n{program}"]
+    cwd = Path(__file__).resolve().parents[2]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, cwd=cwd, **popen)
+
+
+def scalars(run: Run, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard holds."""
+    return [(e.step, e.value) for e in EventAccumulator(str(run.path / "tb")).Reload().Scalars(name)]
 
 
 # ---- a run from beginning to end
@@ -77,6 +87,9 @@ def test_what_is_logged_is_what_is_read() -> None:
     assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
     assert again.status["status"] == "finished" and again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
     assert again.env["kind"] == "test" and again.env["argv"] == sys.argv and "torch" in again.env["versions"]
+    board = EventAccumulator(str(run.path / "tb")).Reload()
+    assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "pass@1"}
+    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)] and scalars(run, "pass@1") == [(2, 0.25)]
 
 
 def test_only_declared_scalars_are_taken() -> None:
@@ -86,16 +99,6 @@ def test_only_declared_scalars_are_taken() -> None:
             run.log(1, values)
     assert not (run.path / "metrics.jsonl").exists()
     assert metric("pass@64") is METRICS["pass@*"] and metric("val_bpb").unit == "bits/byte"
-
-
-def test_tensorboard_holds_the_same_names_and_numbers() -> None:
-    with new() as run:
-        run.log(3, {"pass@1": 0.5, "train_loss": 2.0, "verdict": "LIVE"})
-        run.log_eval(4, {"val_bpb": 1.25, "n": 7})
-    board = EventAccumulator(str(run.path / "tb")).Reload()
-    assert set(board.Tags()["scalars"]) == {"pass@1", "train_loss", "val_bpb"}
-    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [(3, 2.0)]
-    assert [(e.step, e.value) for e in board.Scalars("val_bpb")] == [(4, 1.25)]
 
 
 # ---- how it ends
@@ -123,10 +126,9 @@ def test_a_killed_run_says_killed(runs_root: Path) -> None:
     )
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
-    with pytest.raises(RunError, match=str(process.pid)):
-        Run.create("k", {}, kind="t", overwrite=True)
-    with pytest.raises(RunError, match=str(process.pid)):
-        Run.create("k", {}, kind="t", resume=True)
+    for how in (dict(overwrite=True), dict(resume=True)):
+        with pytest.raises(RunError, match=str(process.pid)):
+            Run.create("k", {}, kind="t", **how)
     process.kill()
     deadline = time.monotonic() + 20
     while Run.open("k").status["status"] == "running" and time.monotonic() < deadline:
@@ -197,10 +199,9 @@ def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     new("old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
-        new("r")
-    with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
-        new("old", overwrite=True)
+    for name in ("r", "old"):
+        with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
+            new(name, overwrite=True)
     assert not exists("r") and exists("old") and [p.name for p in runs_dir().iterdir()] == ["old"]
 
 
@@ -226,9 +227,7 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     again.finish()
     assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
     assert len(again.env["resumed"]) == 1 and {k: again.env[k] for k in before} == before
-    board = EventAccumulator(str(again.path / "tb")).Reload()
-    expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
-    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == expected
+    assert scalars(again, "train_loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
     new("early").log(1, train_loss=1.0)
     again = new("early", resume=True)  # before the first checkpoint it starts again
     again.log(1, train_loss=7.0)
@@ -290,9 +289,6 @@ def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is
 
 def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(runs_root: Path) -> None:
     program = f"""
-import platform
-import resource
-from codechat.core.errors import RunError
 run = Run.create('full', {{}}, kind='t')
 run._show = lambda *row: None
 run.log(1, lr=1.0)
@@ -329,12 +325,9 @@ def test_references_to_runs_and_checkpoints() -> None:
 
 
 def test_the_parent_is_recorded() -> None:
-    parent = new("sft")
-    fake_checkpoint(parent, 10)
-    run = new("rl", parent="sft@10")
-    origin = run.env["parent"]
-    assert (origin["ref"], origin["run"], origin["step"]) == ("sft@10", "sft", 10)
-    parent.finish()
+    with new("sft") as parent:
+        fake_checkpoint(parent, 10)
+    assert new("rl", parent="sft@10").env["parent"] == dict(ref="sft@10", run="sft", step=10)
     with pytest.raises(ConfigError, match="--overwrite.*sft"):
         new("sft", parent="sft", overwrite=True)
 
