@@ -44,7 +44,7 @@ def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected:
 def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Losses:
     """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO, uniform reference.
 
-    Its behaviour-cloning term is `sft_loss`, per token where the paper sums over the sequence."""
+    `pair_loss` adds its behaviour-cloning term, per token where the paper sums over the sequence."""
     return Losses(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
 
 
@@ -66,8 +66,7 @@ def orpo_loss(
     chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
 ) -> Losses:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
-    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is
-    `sft_loss`."""
+    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). `pair_loss` adds its SFT term."""
     good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
     return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
 
@@ -91,11 +90,6 @@ def kto_loss(
     return 1 - torch.sigmoid(beta * signed), beta * reward.detach()
 
 
-def sft_loss(chosen: Tensor, chosen_lengths: Tensor) -> Tensor:
-    """(B,) mean negative log-probability per token of the preferred completion: the SFT term of CPO and ORPO."""
-    return -chosen / chosen_lengths
-
-
 def pair_loss(
     kind: PairLoss,
     chosen: Tensor,
@@ -107,7 +101,7 @@ def pair_loss(
     ref_chosen: Tensor | None = None,
     ref_rejected: Tensor | None = None,
 ) -> Losses:
-    """The loss called `kind`, with `sft_loss` where its paper has it."""
+    """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative log-probability per token of what was preferred."""
     refs, lengths = (ref_chosen, ref_rejected), (chosen_lengths, rejected_lengths)
     loss, more = {
         "dpo": (dpo_loss, (*refs, beta)),
@@ -118,5 +112,5 @@ def pair_loss(
     }[kind]
     result = loss(chosen, rejected, *more)
     if kind in WITH_SFT:
-        return result._replace(losses=result.losses + sft_loss(chosen, chosen_lengths))
+        return result._replace(losses=result.losses - chosen / chosen_lengths)
     return result

@@ -35,13 +35,9 @@ class CodecError(ValueError):
     """A value that cannot be encoded, or bytes that cannot be decoded."""
 
 
-def _no_constant(name: str) -> Any:
-    raise CodecError(f"{name} is not written so")
-
-
-# Built once: json.dumps and json.loads with options build theirs in every call.
+# Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a table that is empty.
 ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
-DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
+DECODER = json.JSONDecoder(parse_constant={}.__getitem__).decode
 
 # ---- encode
 

@@ -256,20 +256,13 @@ class Handle:
         while item := self.__ask("next", kind=list):
             yield item[0]
 
-    def __len__(self) -> int:
-        return self.__ask("len", kind=int)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__ask("item", key)
-
     def __bool__(self) -> bool:
         return self.__ask("bool") is True
 
-    def __str__(self) -> str:
-        return self.__ask("str", kind=str)
-
-    def __repr__(self) -> str:
-        return self.__ask("repr", kind=str)
+    __len__ = functools.partialmethod(__ask, "len", kind=int)
+    __getitem__ = functools.partialmethod(__ask, "item")
+    __str__ = functools.partialmethod(__ask, "str", kind=str)
+    __repr__ = functools.partialmethod(__ask, "repr", kind=str)
 
 
 def write_back(given: list[Any], after: Any) -> None:

@@ -71,11 +71,6 @@ class CapHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
-def drop_capabilities() -> Step:
-    """Drops every capability of the running thread: effective, permitted and inheritable."""
-    return prepared("capset", CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)())
-
-
 def empty_bounding_set() -> None:
     """No program executed from here on can gain a capability. Without CAP_SETPCAP, no_new_privs prevents the same."""
     for capability in range(64):

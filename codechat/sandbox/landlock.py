@@ -60,11 +60,6 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
         os.close(fd)
 
 
-def restrict(ruleset_fd: int) -> kernel.Step:
-    """Applies the rules permanently to the running thread and all that it starts. Needs no_new_privs."""
-    return kernel.prepared("landlock_restrict_self", ruleset_fd, 0)
-
-
 # ---- the interpreter's library and the user
 
 

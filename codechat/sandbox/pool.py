@@ -82,11 +82,6 @@ class Verdict:
     def passed(self) -> bool:
         return all(r.passed for r in self.results)
 
-    @property
-    def fraction(self) -> float:
-        """Share of tests passed, in [0, 1]."""
-        return sum(r.passed for r in self.results) / len(self.results)
-
 
 def job_of(program: Program) -> dict[str, Any]:
     """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow nothing."""

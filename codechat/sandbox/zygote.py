@@ -16,6 +16,7 @@ A reply is [number, "ok", value] or [number, "raise", type, message].
 import _socket
 import builtins
 import contextlib
+import ctypes
 import gc
 import importlib
 import itertools
@@ -98,8 +99,9 @@ def build(level: str) -> Walls:
 def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
     """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
     steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
-    if ruleset >= 0:
-        steps += [kernel.drop_capabilities(), landlock.restrict(ruleset), kernel.prepared("close", ruleset)]
+    if ruleset >= 0:  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
+        steps.append(kernel.prepared("capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()))
+        steps += [kernel.prepared("landlock_restrict_self", ruleset, 0), kernel.prepared("close", ruleset)]
     return steps
 
 

@@ -59,10 +59,8 @@ _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|
 
 # Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the call costs a rung; else a
 # further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float where an integer is expected.
-OURS = dict(
-    no_tag=0.0, bad_json=0.15, no_name=0.30, not_offered=0.20, wrong_name=0.35, name_only=0.55, cap=0.99, full=1.0
-)
-OURS |= dict(marks_down=True, integer_tolerance=0.0)
+OURS = dict(no_tag=0.0, bad_json=0.15, no_name=0.30, not_offered=0.20, wrong_name=0.35, name_only=0.55, full=1.0,
+            cap=0.99, marks_down=True, integer_tolerance=0.0)  # fmt: skip
 STAIRCASES = {"ours": OURS, "published": OURS | dict(not_offered=0.35, marks_down=False, integer_tolerance=TOLERANCE)}
 
 

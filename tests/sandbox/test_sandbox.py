@@ -37,7 +37,7 @@ def test_each_test_has_its_result(pool: Pool) -> None:
     verdict = judged(pool, ADD, "assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add('a', 'b') == 'ab'")
     assert [r.passed for r in verdict.results] == [True, False, True]
     assert verdict.stage == "tests" and verdict.reason == "assertion failed" and not verdict.passed
-    assert verdict.fraction == pytest.approx(2 / 3) and 0 < verdict.seconds < 10
+    assert 0 < verdict.seconds < 10
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process
 def test_a_whole_program_has_a_time_limit(pool: Pool) -> None:
     code = "def f(x):\n    while True: pass"
     verdict = judged(pool, code, *["assert f(1) == 1"] * 50, timeout_s=0.2)
-    assert verdict.fraction == 0 and verdict.seconds < 3 and "not tried" in verdict.results[-1].reason
+    assert (
+        not any(r.passed for r in verdict.results) and verdict.seconds < 3 and "not tried" in verdict.results[-1].reason
+    )
 
 
 def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:

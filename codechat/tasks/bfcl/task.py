@@ -81,7 +81,7 @@ class BfclTask(BaseTask):
                 self.ledger.skip("another category")
 
     def score(self, problem: Problem, completion: str) -> Score:
-        calls = calls_of(completion)
+        calls = chat.parse_calls(completion) if chat.CALL_TAG in completion else _python_calls(completion.strip())
         tier = tier_of(calls, problem.gold)
         parts = {"calls": len(calls), "form": calls[0].form if calls else None}
         return Score(float(tier == "full"), tier, parts, tier == "full")
@@ -197,7 +197,7 @@ def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -
     kind = kind_of(schema)
     of_items = kind_of(schema.get("items")) if kind is list else None
     first = _first_type(ways)
-    if _has_type(value, kind):
+    if kind is None or type(value) is kind or (kind is float and type(value) is int):
         if of_items and not any(_items_fit(value, way, of_items) for way in ways):
             return "wrong_type"
     elif type(value) is not first:
@@ -216,10 +216,6 @@ def kind_of(schema: Any) -> type | None:
     """The declared type, or None where the schema declares no known type."""
     named = schema.get("type") if isinstance(schema, Mapping) else None
     return KINDS.get(named) if isinstance(named, str) else None
-
-
-def _has_type(value: Any, kind: type | None) -> bool:
-    return kind is None or type(value) is kind or (kind is float and type(value) is int)
 
 
 def _first_type(ways: Sequence[Any]) -> type | None:
@@ -262,11 +258,6 @@ def _objects_fit(value: Sequence[Any], way: Any) -> bool:
 
 
 # ------------------------------------------------------------------ calls
-
-
-def calls_of(text: str) -> list[chat.Call]:
-    """Every call of a completion, in order. The form of an unreadable call is not in FORMS_READ."""
-    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text.strip())
 
 
 def _python_calls(text: str) -> list[chat.Call]:
@@ -354,7 +345,8 @@ def problem_of(row: Row, tools_style: str) -> Problem | str:
     """A problem, or the reason why the row is lost."""
     category = row["category"]
     try:
-        question, functions, truth = (_decoded(row[key]) for key in ("question", "functions", "ground_truth"))
+        columns = (row[key] for key in ("question", "functions", "ground_truth"))
+        question, functions, truth = (json.loads(c) if isinstance(c, str) else c for c in columns)
         messages = _conversation(question, functions, tools_style)
         tools = {tool["name"]: _parameters(tool) for tool in functions}
         answers = [_answer(call) for call in truth]
@@ -368,11 +360,6 @@ def problem_of(row: Row, tools_style: str) -> Problem | str:
         return UNSOLVABLE
     gold = {"expect": expect, "answers": answers, "tools": tools}
     return Problem(str(row["id"]), messages, gold, "test", {"category": category, "tools_present": True})
-
-
-def _decoded(value: Any) -> Any:
-    """The value of a column that holds JSON text or the value itself."""
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def _conversation(question: list[Any], functions: list[Row], tools_style: str) -> list[Message]:
