@@ -168,22 +168,12 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
 # ---------------------------------------------------------------- the loops
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_curve_over_http_is_the_local_one(loop: str, up: Any, home: Path) -> None:
-    more = dict(lora_rank=2) if loop == "grpo" else {}  # what is pushed are the merged weights
-    local = train(settings(loop, home, run_name="local", **more))
-    http = train(settings(loop, home, run_name="http", engine="http", engine_url=up.url, **more))
-    same(local, http)
-    found = http.metrics()
-    assert (found["push_s"] > 0).all()
-    assert found["logprob_mismatch"].max() < 1e-3 and found["mismatch_kl"].max() < 1e-6
-    assert "push_s" not in local.metrics()
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_server_that_stays_away_stops_the_run(loop: str, up: Any, home: Path, monkeypatch: Any) -> None:
+def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops_the_run(
+    loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
+    more = dict(max_steps=4) | (dict(lora_rank=2) if loop == "grpo" else {})  # what is pushed are the merged weights
     ask, calls = Link.ask, {"gone": False}
 
     def cut(self: Link, path: str, body: Any = None) -> Any:
@@ -192,15 +182,19 @@ def test_a_server_that_stays_away_stops_the_run(loop: str, up: Any, home: Path, 
             raise http_client.NoAnswer("no server answers")
         return ask(self, path, body)
 
-    local = train(settings(loop, home, run_name="local", max_steps=4))
-    cfg = settings(loop, home, run_name="cut", max_steps=4, engine="http", engine_url=up.url, engine_patience_s=0.3)
+    local = train(settings(loop, home, run_name="local", **more))
+    cfg = settings(loop, home, run_name="cut", engine="http", engine_url=up.url, engine_patience_s=0.3, **more)
     with monkeypatch.context() as patch:
         patch.setattr(Link, "ask", cut)
         found = train(cfg)
     assert found.status["status"] == "stopped"
     assert "step 2" in found.status["reason"] and "--resume" in found.status["reason"]
     assert found.checkpoints() == [2] and len(found.metrics()) == 2
-    same(local, train(replace(cfg, resume=True)))
+    http = train(replace(cfg, resume=True))
+    same(local, http)
+    found = http.metrics()
+    assert (found["push_s"] > 0).all() and "push_s" not in local.metrics()
+    assert found["logprob_mismatch"].max() < 1e-3 and found["mismatch_kl"].max() < 1e-6
 
 
 @pytest.mark.slow

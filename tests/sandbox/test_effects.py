@@ -117,72 +117,35 @@ def ended(host: Host) -> bool:
     return host.victim.returncode is not None
 
 
-MEMORY = """
-import ctypes
-class Part(ctypes.Structure):
-    _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
-buffer = ctypes.create_string_buffer(64)
-mine, theirs = Part(ctypes.addressof(buffer), 24), Part(%(address)s, 24)
-ctypes.CDLL(None).process_vm_readv(%(pid)s, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-tell(buffer.raw)"""
-DAEMON = """
-import os, time
-if os.fork() == 0:
-    os.setsid(); os.close(1); os.close(2); time.sleep(0.5)
-    open('%(folder)s/daemon', 'w').close()
-    os._exit(0)"""
-THREAD = """
-import threading, time
-def late():
-    time.sleep(0.3)
-    open('%(folder)s/late', 'w').close()
-threading.Thread(target=late).start()"""
-PLANT = """
-d = '%(folder)s/home/.local/lib/python3.11/site-packages'
-os.makedirs(d)
-open(d + '/usercustomize.py', 'w').write('print(1)')"""
-HOME = """
-here = '%(folder)s/home'
-os.chmod(here, 0o700) if os.stat(here).st_uid == os.getuid() else os.mkdir(here + '/x')"""
-SHARED = """
-from multiprocessing import shared_memory, resource_tracker
-resource_tracker.register = lambda *a: None
-shared_memory.SharedMemory('%(name)s', create=True, size=10)"""
-
-# What a program does, and how it is seen that it happened to the host.
-REACHES: dict[str, tuple[str, Callable[[Host], bool]]] = {
-    "delete a file": ("os.unlink('%(folder)s/precious')", lambda h: not (h.folder / "precious").exists()),
-    "overwrite a file": ("open('%(folder)s/precious', 'w').write('x')", lambda h: (h.folder / "precious").read_text() != "precious"),
-    "make a file": ("open('%(folder)s/new', 'w').close()", exists("new")),
-    "change a mode": (HOME, lambda h: (h.folder / "home/x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777),
-    "rename a file": ("os.rename('%(folder)s/precious', '%(folder)s/moved')", exists("moved")),
-    "plant usercustomize": (PLANT, lambda h: any(h.folder.rglob("usercustomize.py"))),
-    "a tree 200 deep": ("os.chdir('%(folder)s')\nfor _ in range(200):\n    os.mkdir('d'); os.chdir('d')", exists("d/d/d")),
-    "a shell": ("import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)", exists("shell")),
-    "os.system": ("os.system('echo x > %(folder)s/shell') and 1 / 0", exists("shell")),
-    "a daemon that outlives the run": (DAEMON, lambda h: time.sleep(0.8) or exists("daemon")(h)),
-    "a thread that outlives the run": (THREAD, lambda h: time.sleep(0.6) or exists("late")(h)),
-    "kill another process": ("os.kill(%(pid)s, 9)", ended),
-    "stop another process": ("os.kill(%(pid)s, signal.SIGSTOP)", stopped),
-    "queue a signal by ctypes": ("import ctypes\nctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)", stopped),
-    "slow another process down": ("os.setpriority(os.PRIO_PROCESS, %(pid)s, 15)", lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15),
-    "limit another process": (
-        "import resource\nresource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))",
-        lambda h: "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text(),
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
+REACHES = {row["name"]: row["code"] for row in PROGRAMS["reaches"]}
+# How it is seen that a program did it to the host.
+HAPPENED: dict[str, Callable[[Host], bool]] = {
+    "delete a file": lambda h: not (h.folder / "precious").exists(),
+    "overwrite a file": lambda h: (h.folder / "precious").read_text() != "precious",
+    "make a file": exists("new"),
+    "change a mode": lambda h: (h.folder / "home/x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777,
+    "rename a file": exists("moved"),
+    "plant usercustomize": lambda h: any(h.folder.rglob("usercustomize.py")),
+    "a tree 200 deep": exists("d/d/d"),
+    **dict.fromkeys(("a shell", "os.system"), exists("shell")),
+    "a daemon that outlives the run": lambda h: time.sleep(0.8) or exists("daemon")(h),
+    "a thread that outlives the run": lambda h: time.sleep(0.6) or exists("late")(h),
+    "kill another process": ended,
+    **dict.fromkeys(("stop another process", "queue a signal by ctypes"), stopped),
+    "slow another process down": lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15,
+    "limit another process": lambda h: (
+        "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text()
     ),
-    "pin another process": (
-        "os.sched_setaffinity(%(pid)s, {min(os.sched_getaffinity(0))})",
-        lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0)),
-    ),
-    "read another's environment": ("tell(open('/proc/%(pid)s/environ').read())", told(SECRET)),
-    "read another's memory file": ("f = open('/proc/%(pid)s/mem', 'rb')\nf.seek(%(address)s)\ntell(f.read(24))", told("in-the-memory")),
-    "read another's memory by a call": (MEMORY, told("in-the-memory")),
-    "read a file of the host": ("tell(open('%(folder)s/precious').read())", told("precious")),
-    "connect by TCP": ("socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()", lambda h: accepted(h.tcp)),
-    "send by UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', %(udp)s))", lambda h: received(h.udp)),
-    "connect to an abstract socket": ("socket.socket(socket.AF_UNIX).connect('\\0%(name)s')", lambda h: accepted(h.abstract)),
-    "leave shared memory": (SHARED, lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
-}  # fmt: skip
+    "pin another process": lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0)),
+    "read another's environment": told(SECRET),
+    **dict.fromkeys(("read another's memory file", "read another's memory by a call"), told("in-the-memory")),
+    "read a file of the host": told("precious"),
+    "connect by TCP": lambda h: accepted(h.tcp),
+    "send by UDP": lambda h: received(h.udp),
+    "connect to an abstract socket": lambda h: accepted(h.abstract),
+    "leave shared memory": lambda h: Path(f"/dev/shm/{h.names['name']}").exists(),
+}
 PROGRAM = """import os, signal, socket
 def tell(what): open('%(folder)s/told', 'w').write(str(what))
 def attempt():
@@ -192,14 +155,14 @@ def attempt():
 
 
 def code_of(reach: str, host: Host) -> str:
-    return PROGRAM.replace("{body}", textwrap.indent(REACHES[reach][0], "    ")) % host.names
+    return PROGRAM.replace("{body}", textwrap.indent(REACHES[reach], "    ")) % host.names
 
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], pool: Pool) -> None:
     if reach == "pin another process" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one processor")
-    happened, host = REACHES[reach][1], next(hosts)
+    happened, host = HAPPENED[reach], next(hosts)
     script = code_of(reach, host) + "\nassert attempt() == 'done'\n"
     home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
     how = dict(timeout=20, cwd=host.folder, env=home, check=True, capture_output=True)
@@ -213,12 +176,11 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
 
 # ---- too harmful to be shown; what the next program sees
 
-SELFISH = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["selfish"]
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "body"), [row.values() for row in SELFISH], ids=[row["name"] for row in SELFISH])
-def test_the_next_program_finds_everything_in_order(name: str, body: str, pool: Pool) -> None:
+@pytest.mark.parametrize("row", PROGRAMS["selfish"], ids=lambda row: row["name"])
+def test_the_next_program_finds_everything_in_order(row: dict[str, str], pool: Pool) -> None:
+    name, body = row.values()
     test = "assert sum(attempt()) < 0" if "lazy" in name else TRY[0]
     harmless = "output" in name
     code = f"def attempt():\n{textwrap.indent(body, '    ')}\n    return 'done'"

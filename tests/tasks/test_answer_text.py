@@ -1,7 +1,9 @@
 """Extraction of the program from an answer in any wrapping; nothing where there is no program."""
 
 import ast
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,39 +12,7 @@ from codechat.tasks.coding.answer_text import extract
 
 ADD = "def add(a, b):\n    return a + b"
 STUB = 'def add(a, b):\n    """Add two numbers."""\n'
-WRAPPED = [
-    ADD,
-    ADD + "\n",
-    f"```python\n{ADD}\n```",
-    f"```\n{ADD}\n```",
-    f'```Python title="add.py"\n{ADD}\n```',
-    f"~~~python3\n{ADD}\n~~~",
-    f"````markdown\n{ADD}\n````",
-    f"Sure! Here it is:\n\n```python\n{ADD}\n```\n\nIt adds `a` and `b`.",
-    f"```python\n{ADD}",  # cut off before the fence was closed
-    f"Here is the function:\n\n{ADD}\n\nIt adds both numbers.",
-    f"{ADD}\n\nThis function's result is the sum.",
-    f"Explanation (short).\n{ADD}",
-    "  " + ADD.replace("\n", "\n  "),
-    "1. Write it:\n   ```python\n   " + ADD.replace("\n", "\n   ") + "\n   ```\n2. Done",
-    "> ```python\n" + ADD + "\n> ```",
-    ADD.replace("\n", "\r\n"),
-    ">>> def add(a, b):\n...     return a + b\n...\n>>> add(1, 2)\n3",
-    "```pycon\n>>> def add(a, b):\n...     return a + b\n>>> add(1, 2)\n3\n```",
-    "Try this:\n>>> def add(a, b):\n...     return a + b\n>>> add(1, 2)\n3",
-    f"Use it like this:\n```python\nprint(add(1, 2))\n```\nwith\n```python\n{ADD}\n```",
-    f"```python\n{ADD}\n```\nExample:\n```python\nprint(add(1, 2))\n```",
-    f"```bash\npip install add\n```\n```python\n{ADD}\n```",
-    f"```python\ndef add(a, b):\n    return a - b\n```\nNo, that is wrong:\n```python\n{ADD}\n```",
-]
-BODIES = [
-    "    return a + b\n",
-    "return a + b",
-    "```python\n    return a + b\n```",
-    "    total = a\n    total += b\n    return total\n\n\ndef other():\n    return 1 +",
-    "total = a\n    total += b\n    return total",
-    ADD,
-]
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 
 
 def sum_of(code: str) -> object:
@@ -52,10 +22,9 @@ def sum_of(code: str) -> object:
 
 
 def test_a_wrapped_function_or_a_bare_body_gives_the_same_program() -> None:
-    for answer in WRAPPED:
-        assert sum_of(extract(answer, ["add"])) == 5, answer
-    for answer in BODIES:
-        assert sum_of(extract(answer, ["add"], STUB)) == 5, answer
+    for kind, stub in (("wrapped", ""), ("bodies", STUB)):
+        for row in PROGRAMS[kind]:
+            assert sum_of(extract(row["answer"], ["add"], stub)) == 5, row
     assert extract(ADD, ["add"], STUB) == ADD  # a whole function is preferred to the stub
 
 
