@@ -39,7 +39,7 @@ class RowsTask(BaseTask):
 
     rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source` (--data-dir) replaces it. Without "split" the hash of the
     prompt decides. "reference" is a completion that must earn the full reward; without it that is the gold. Other fields are the problem's `meta`.
-    A completion is correct where the reward is full; override `correct` for another rule."""
+    A completion is correct where the reward is full."""
 
     name: ClassVar[str] = ""
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
@@ -98,9 +98,6 @@ class RowsTask(BaseTask):
         gold = problem.meta.get("reference", problem.gold)
         return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False)
 
-    def correct(self, completion: str, problem: Problem, reward: float) -> bool:
-        return reward == self.max_reward
-
     def score(self, problem: Problem, completion: str) -> Score:
         """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed."""
         try:
@@ -108,7 +105,6 @@ class RowsTask(BaseTask):
             terms, reward = self._rewarded(completion, problem)
             if list(terms) != self._terms:
                 raise ValueError(f"the rewards are {list(terms)}; of a reference solution {self._terms}")
-            correct = bool(self.correct(completion, problem, reward))
         except Exception as error:  # the functions are the user's and may raise anything
             message = f"{type(error).__name__}: {error}"[:300]
             if not self._shown:
@@ -117,7 +113,7 @@ class RowsTask(BaseTask):
             self._shown = True
             return Score(0.0, "error", {"error": message}, False, dict.fromkeys(self._terms or self._rewards, 0.0))
         tier = "none" if reward == 0 else "full" if reward == self.max_reward else "some"
-        return Score(reward, tier, {}, correct, terms)
+        return Score(reward, tier, {}, tier == "full", terms)
 
     def _rewarded(self, completion: str, problem: Problem) -> tuple[dict[str, float], float]:
         """(the terms of all reward functions, their weighted mean). ValueError for what is no number from 0 to 1."""

@@ -141,8 +141,7 @@ class FuncallTask(BaseTask):
     """source: "toolbox", or a jsonl or parquet file or a directory (MissingFile; DataError for an unknown format, a
     damaged file, or too many losses). staircase: the reward's values, a name of STAIRCASES.
 
-    shares: strata of the toolbox's problems (`problems.SHARES`; none = those of the split). ledger: counts of a file's
-    rows, or None."""
+    ledger: counts of a file's rows, or None."""
 
     name, tiers = "funcall", TIERS
     grouped_by = "stratum"  # the key of a problem's meta by which evaluations group scores
@@ -150,11 +149,9 @@ class FuncallTask(BaseTask):
     classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
     ledger: Ledger | None = None
 
-    def __init__(
-        self, source: str = "toolbox", shares: Mapping[str, float] | None = None, staircase: str = "ours"
-    ) -> None:
+    def __init__(self, source: str = "toolbox", staircase: str = "ours") -> None:
         check_choice("staircase", staircase, STAIRCASES)
-        self.staircase, self.shares = STAIRCASES[staircase], shares
+        self.staircase = STAIRCASES[staircase]
         if str(source) != "toolbox":
             self.ledger = Ledger(Path(source).name)
             self.rows = list(self.ledger.counted(_read(Path(source))))
@@ -168,7 +165,7 @@ class FuncallTask(BaseTask):
         if self.ledger or split not in SPLITS:
             return super().problems(split, limit, seed)
         n = DEFAULT_LIMIT if limit is None else limit
-        return shuffled(problems.draw(split, n, seed, shares=self.shares), n, seed)
+        return shuffled(problems.draw(split, n, seed), n, seed)
 
     def score(self, problem: Problem, completion: str) -> Score:
         offered = chat.offered_names("\n".join(m["content"] for m in problem.messages if m["role"] == "system"))

@@ -74,12 +74,12 @@ def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_th
     for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
         score = task.score(PROBLEM, text)
         assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed"), text
-        assert score.parts["tests"] == 4 and score.parts["tiered"] == score.reward == together.reward
+        assert score.parts["tests"] == 4 and score.reward == together.reward
     half = "def add(a, b):\n    return 3 if a == 1 else 4"
     for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)):
         other = CodingTask("add", [PROBLEM], reward=mode)
         score = other.score(PROBLEM, half)
-        assert (score.reward, score.parts["tiered"]) == (pytest.approx(reward), pytest.approx(0.575))
+        assert (score.reward, score.tier) == (pytest.approx(reward), "some_passed")
         assert not score.correct and other.score(PROBLEM, GOLD["code"]).reward == 1.0
 
 

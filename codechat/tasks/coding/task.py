@@ -3,7 +3,7 @@
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-`Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode. A row of MBPP gets its split from
+`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from
 its task_id, whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the
 standard library only, so `NUMPY` replaces the few names that their scripts use.
 """
@@ -87,8 +87,7 @@ class CodingTask(JudgedTask):
         passed = sum(r.passed for r in results)
         tier = rewards.tier_of(verdict) if verdict else rewards.tier_without_running(answer)
         reason = verdict.reason if verdict else tier
-        tiered = rewards.tiered(tier, passed, total)
-        parts = {"passed": passed, "tests": total, "reason": reason, "tiered": tiered}
+        parts = {"passed": passed, "tests": total, "reason": reason}
         return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
 
 
@@ -175,10 +174,8 @@ class HumanEvalTask(PublicTask, CodingTask):
         self, source: str | None = None, variant: str = "base", reward: str = "tiered", timeout_s: float = 5.0
     ) -> None:
         check_choice("variant", variant, HUMANEVAL_HUB)
-        self.source, self.hub = (
-            str(source or ("embedded" if variant == "base" else "hub")),
-            {self.other: HUMANEVAL_HUB[variant]},
-        )
+        self.source = str(source or ("embedded" if variant == "base" else "hub"))
+        self.hub = {self.other: HUMANEVAL_HUB[variant]}
         self.own_limits = PLUS_LIMITS if variant == "plus" else {}
         super().__init__(self.name, self.rows, reward, timeout_s)
 
