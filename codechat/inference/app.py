@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +44,12 @@ def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hos
     for kind in (UserError, StarletteError, RequestValidationError):
         app.add_exception_handler(kind, error_response)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    guarded = APIRouter(dependencies=[Depends(_key_check(key))] if key else [])
+
+    async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
+        if not hmac.compare_digest(given.credentials.strip().encode(), (key or "").encode()):
+            raise protocol.ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+    guarded = APIRouter(dependencies=[Depends(check_key)] if key else [])
     add_api(guarded, engine, served)
     add_page(guarded, served)
     app.include_router(guarded)
@@ -75,19 +80,15 @@ def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, StarletteError):
         error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
     elif isinstance(error, RequestValidationError):
-        error = protocol.validation_error(error.errors()[0])
+        found = error.errors()[0]
+        place = () if found["type"] == "json_invalid" else found["loc"][1:]
+        param, unknown = ".".join(map(str, place)) or None, found["type"] == "extra_forbidden"
+        code = "unknown_parameter" if unknown else None
+        error = protocol.ApiError(400, f"{param or 'the body'}: {found['msg']}", param, code)
     elif not isinstance(error, protocol.ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
     return json_response(error.body(), error.status)
-
-
-def _key_check(key: str) -> Callable[..., Awaitable[None]]:
-    async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
-        if not hmac.compare_digest(given.credentials.strip().encode(), key.encode()):
-            raise protocol.ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-
-    return check_key
 
 
 def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> None:
@@ -132,7 +133,13 @@ async def _answer(
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
     jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
     response = protocol.ResponseBuilder(body, jobs, detokenizer)
-    request.state.leaving = asyncio.create_task(_cancel_when_left(request, jobs))
+
+    async def cancel_when_left() -> None:
+        """After the client left, or the answer is complete, where one job may have failed before the others."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for job in jobs:
+            job.cancelled = True
 
     async def over() -> bool:
         """Wait for a change. Whether it was the last one."""
@@ -157,20 +164,13 @@ async def _answer(
             yield _events([response.usage_chunk()])
         yield "data: [DONE]\n\n"
 
+    request.state.leaving = asyncio.create_task(cancel_when_left())
     while not (ended := await over()) and not (body.stream and any(job.ids for job in jobs)):
         pass
     check_ends(jobs)
     if body.stream:
         return StreamingResponse(events(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     return json_response(response.body())
-
-
-async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
-    """After the client left, or the answer is complete, where one job may have failed before the others."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    for job in jobs:
-        job.cancelled = True
 
 
 def check_ends(jobs: list[Job]) -> None:

@@ -7,8 +7,6 @@
 The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do
 not depend on the rest of the batch. New weights come in between two tokens, when no row runs."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -19,21 +17,16 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
-from codechat.models.attention import KVCache
-from codechat.models.config import GPTConfig
-from codechat.models.draws import apply_grammars, take_allowed
-from codechat.models.generate import Truncation, draw, last_real, pad_right, reading, uniform
-from codechat.models.loading import LoadedModel
+from codechat.models import attention, config, draws, generate, loading
 from codechat.runs.checkpoint import fingerprint
-from codechat.text import chat
-from codechat.text.call_grammar import CallGrammar, GrammarState
+from codechat.text import call_grammar, chat
 from codechat.text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
@@ -53,10 +46,10 @@ class Request:
     prompt: Sequence[int]
     max_new_tokens: int
     draws: int  # `generate.row_key`
-    how: Truncation = Truncation()
+    how: generate.Truncation = generate.Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
-    grammar: CallGrammar | None = None
+    grammar: call_grammar.CallGrammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     timeout_s: float = math.inf  # from submission to the last token
 
@@ -78,8 +71,13 @@ class Job:
     version: str = ""  # of the weights; set when it joins
     cancelled: bool = False  # set it to leave the batch or the queue before the next token
     flushed: float = 0.0
-    state: GrammarState | None = None
+    state: call_grammar.GrammarState | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def interruption(self) -> End | None:
+        late = time.monotonic() - self.submitted > self.request.timeout_s
+        return "cancelled" if self.cancelled else "timeout" if late else None
 
     def finish(self, end: End) -> None:
         self.end = end
@@ -87,17 +85,17 @@ class Job:
         self.on_progress()
 
 
-class SlotCache(KVCache):
+class SlotCache(attention.KVCache):
     """Keys and values of rows that come and go: each stores its next token at its own length.
 
     Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that leaves."""
 
-    def __init__(self, cfg: GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, slots, cfg.block_size, device, dtype)
         self.tokens: list[int] = []  # of each row in use
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
-    def join(self, prefilled: KVCache, row: int, length: int) -> None:
+    def join(self, prefilled: attention.KVCache, row: int, length: int) -> None:
         """Copy the first `length` tokens of a prefilled row into the next free slot."""
         self.kv[:, :, len(self.tokens), :, :length] = prefilled.kv[:, :, row, :, :length]
         self.tokens.append(length)
@@ -105,8 +103,7 @@ class SlotCache(KVCache):
     def leave(self, slot: int) -> None:
         """Free a slot; the last row in use moves there."""
         length = self.tokens.pop()
-        last = len(self.tokens)
-        if slot != last:
+        if slot != (last := len(self.tokens)):
             self.kv[:, :, slot, :, :length] = self.kv[:, :, last, :, :length]
             self.tokens[slot] = length
 
@@ -137,7 +134,7 @@ class Engine:
     """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as
     "closed"."""
 
-    def __init__(self, loaded: LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
+    def __init__(self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
@@ -147,7 +144,7 @@ class Engine:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -202,7 +199,7 @@ class Engine:
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
-                    with dist.autocast(device), reading(self.model, False) as self._reader:
+                    with dist.autocast(device), generate.reading(self.model, False) as self._reader:
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made
@@ -240,7 +237,7 @@ class Engine:
         first, tokens = len(self.rows), 0
         with self._changed:
             for job in list(self.waiting):
-                if end := _interruption(job):
+                if end := job.interruption:
                     self.waiting.remove(job)
                     job.finish(end)
             while self.waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
@@ -253,9 +250,9 @@ class Engine:
         device = self.model.wte.weight.device
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
-        ids, lengths = pad_right(list(index), device)
-        cache = KVCache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
-        last = last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
+        ids, lengths = generate.pad_right(list(index), device)
+        cache = attention.KVCache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
+        last = generate.last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
@@ -268,15 +265,15 @@ class Engine:
         logits[:, self.model.cfg.n_ids :] = -math.inf
         states, room = [job.state for job in jobs], [self._room(job) - 1 for job in jobs]
         if any(states):
-            apply_grammars(logits, states, room)
+            draws.apply_grammars(logits, states, room)
         for row, job in enumerate(jobs):
             if job.request.top is not None:
                 job.details.append(detail_of(logits[row], job.request))
         keys = torch.tensor([job.request.draws for job in jobs], device=logits.device)
         positions = torch.tensor([len(job.ids) for job in jobs], device=logits.device)
-        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], uniform(keys, positions))
+        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], generate.uniform(keys, positions))
         if any(states):
-            ids, logprobs = take_allowed(states, ids, logprobs, room)
+            ids, logprobs = draws.take_allowed(states, ids, logprobs, room)
         now = time.monotonic()
         for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
             job.logprobs.append(logprob)
@@ -287,14 +284,13 @@ class Engine:
 
     def _room(self, job: Job) -> int:
         """Tokens that the completion may still have."""
-        block = self.model.cfg.block_size - len(job.request.prompt)
-        return min(job.request.max_new_tokens, block) - len(job.ids)
+        return min(job.request.max_new_tokens, self.model.cfg.block_size - len(job.request.prompt)) - len(job.ids)
 
     def _leave(self) -> None:
         """Rows that ended leave; the last row takes the place of each."""
         for slot in reversed(range(len(self.rows))):
             job = self.rows[slot]
-            if end := self._ended(job) or _interruption(job):
+            if end := self._ended(job) or job.interruption:
                 self._cache.leave(slot)
                 self.rows[slot] = self.rows[-1]
                 self.rows.pop()
@@ -303,35 +299,26 @@ class Engine:
     def _ended(self, job: Job) -> End | None:
         """Why the completion ends with its last token, if it does."""
         request, ids, state = job.request, job.ids, job.state
-        free = state is None or not state.inside
-        if (
-            (request.should_stop and request.should_stop(ids))
-            or (state and state.ended)
-            or (free and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop))
-        ):
+        by_ids = not (state and state.inside) and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop)
+        if by_ids or (state and state.ended) or (request.should_stop and request.should_stop(ids)):
             return "stop"
         return "length" if len(ids) == request.max_new_tokens else "context" if self._room(job) == 0 else None
 
 
-def _interruption(job: Job) -> End | None:
-    late = time.monotonic() - job.submitted > job.request.timeout_s
-    return "cancelled" if job.cancelled else "timeout" if late else None
-
-
-def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
+def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
     """`generate.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
     if len(set(hows)) == 1:
-        return draw(logits, hows[0], u)
+        return generate.draw(logits, hows[0], u)
     ids, logprobs = torch.zeros(len(u), dtype=torch.long, device=u.device), torch.zeros(len(u), device=u.device)
     for how in set(hows):
         rows = [row for row, other in enumerate(hows) if other == how]
-        ids[rows], logprobs[rows] = draw(logits[rows], how, u[rows])
+        ids[rows], logprobs[rows] = generate.draw(logits[rows], how, u[rows])
     return ids, logprobs
 
 
 def detail_of(logits: Tensor, request: Request) -> Detail:
     """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the model's own."""
-    how = request.how if request.how.temperature else Truncation()
+    how = request.how if request.how.temperature else generate.Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]
     entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0.0)).sum()
@@ -346,8 +333,7 @@ def detail_of(logits: Tensor, request: Request) -> Detail:
 def stable_text(text: str, end: str) -> str:
     """The part of a growing text that more tokens cannot change: without half characters, without a prefix of `end`."""
     text = text.rstrip("\ufffd")
-    cut = next((n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n])), 0)
-    return text[: len(text) - cut]
+    return text.removesuffix(next(filter(text.endswith, (end[:n] for n in range(len(end), 0, -1))), ""))
 
 
 @dataclass(frozen=True)
@@ -380,10 +366,9 @@ class Detokenizer:
         unreadable one. Without a readable call all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
-        readable = list(takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls))
-        return text.split(chat.CALL_TAG)[0] if readable else text, [
-            (str(call.name), call.arguments or {}) for call in readable
-        ]
+        readable = takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls)
+        named = [(str(call.name), call.arguments or {}) for call in readable]
+        return text.split(chat.CALL_TAG)[0] if named else text, named
 
     def piece(self, token: int) -> bytes:
         """The bytes of one id; a tag is spelled out."""

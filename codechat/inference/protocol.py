@@ -5,8 +5,6 @@ alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_i
 `key` for trainers; beside a log-probability, the token's id and its entropy.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
@@ -14,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 
@@ -22,8 +20,7 @@ from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.engine import Detokenizer, Job, Request
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
-from codechat.text import chat, tool_calls
-from codechat.text.call_grammar import CallGrammar, call_grammar
+from codechat.text import call_grammar, chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
 Json = dict[str, Any]
@@ -46,13 +43,6 @@ class ApiError(UserError):
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-
-def validation_error(error: Mapping[str, Any]) -> ApiError:
-    """An error of pydantic in OpenAI's form."""
-    unknown, place = error["type"] == "extra_forbidden", () if error["type"] == "json_invalid" else error["loc"][1:]
-    param = ".".join(map(str, place)) or None
-    return ApiError(400, f"{param or 'the body'}: {error['msg']}", param, "unknown_parameter" if unknown else None)
 
 
 # ---- the fields
@@ -103,7 +93,7 @@ class Message(Lenient):
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
-    def complete(self) -> Message:
+    def complete(self) -> Self:
         if self.content is None and not self.tool_calls:
             raise ValueError("content is absent; give a text")
         if self.tool_calls and self.role != "assistant":
@@ -238,7 +228,7 @@ def requests_of(
 # ---- conversations
 
 
-def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], CallGrammar | None]:
+def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], call_grammar.CallGrammar | None]:
     """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
     function is strict; none = free."""
     tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
@@ -261,7 +251,7 @@ def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], Ca
     schemas = [tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT}) for tool in callable_]
     how = dict(required=required, one_call=named is not None, strict=strict, declines=loaded.declines)
     try:
-        return tools, call_grammar(loaded.tokenizer, loaded.tags, schemas, **how)
+        return tools, call_grammar.call_grammar(loaded.tokenizer, loaded.tags, schemas, **how)
     except ConfigError as error:
         raise ApiError(400, str(error), "tools") from None
 
@@ -293,20 +283,14 @@ class ResponseBuilder:
         self.request: Any = body
         self.jobs, self.detokenizer, self.chat = jobs, detokenizer, isinstance(body, ChatRequest)
         kind = f"chat.completion{'.chunk' if body.stream else ''}" if self.chat else "text_completion"
-        self.head: Json = dict(
-            id=f"{kind[:4]}cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=body.model, object=kind
-        )
-        self.sent = [0] * len(jobs)  # characters
-        self.logged = [0] * len(jobs)  # tokens
+        id, now = f"{kind[:4]}cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head: Json = dict(id=id, created=now, model=body.model, object=kind)
+        self.sent = [(0, 0)] * len(jobs)  # characters, tokens
         self.over = [False] * len(jobs)
 
     def body(self) -> Json:
         """The body of a finished answer."""
-        return {
-            **self.head,
-            "choices": [self._choice(i, job) for i, job in enumerate(self.jobs)],
-            "usage": self._usage(),
-        }
+        return self.usage_chunk() | {"choices": [self._choice(i, job) for i, job in enumerate(self.jobs)]}
 
     def new_chunks(self) -> Iterator[Json]:
         """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
@@ -315,44 +299,38 @@ class ResponseBuilder:
                 yield {**self.head, "choices": [choice]}
 
     def usage_chunk(self) -> Json:
-        return {**self.head, "choices": [], "usage": self._usage()}
-
-    def _usage(self) -> dict[str, int]:
-        prompt = len(self.jobs[0].request.prompt)
-        completion = sum(len(job.ids) for job in self.jobs)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        prompt, completion = len(self.jobs[0].request.prompt), sum(len(job.ids) for job in self.jobs)
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {**self.head, "choices": [], "usage": usage}
 
     def _choice(self, i: int, job: Job) -> Json:
         """What came since the last call, of a finished answer all; empty where nothing came."""
         end, ids = job.end, list(job.ids)  # in this order: `end` is set last
-        text, calls = self._split(i, ids) if end else (self.detokenizer.growing(ids), [])
-        piece, first = text[self.sent[i] :], not self.logged[i]
+        text, called = self.detokenizer.split(ids) if end else (self.detokenizer.growing(ids), [])
+        calls = [self._call(i, k, *call) for k, call in enumerate(called)]
+        characters, tokens = self.sent[i]
+        piece = text[characters:]
         if end in CUT_SHORT or not (piece or end):
             return {}
         reason = "tool_calls" if calls else "stop" if end == "stop" else "length"
         choice: Json = {"index": i, "finish_reason": reason if end else None}
-        choice["logprobs"] = self._logprobs(job, self.logged[i], len(ids))
+        choice["logprobs"] = self._logprobs(job, tokens, len(ids))
         if self.chat:
-            said: Json = {"role": "assistant", "refusal": None} if first else {}
+            said: Json = {} if tokens else {"role": "assistant", "refusal": None}
             said |= {"content": piece if piece or not calls else None} | ({"tool_calls": calls} if calls else {})
             choice["delta" if self.request.stream else "message"] = said
         else:
             choice["text"] = piece
         if self.request.return_token_ids:
             choice |= {"token_ids": ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
-        self.sent[i], self.logged[i], self.over[i] = len(text), len(ids), bool(end)
+        self.sent[i], self.over[i] = (len(text), len(ids)), bool(end)
         return choice
 
-    def _split(self, i: int, ids: list[int]) -> tuple[str, list[Json]]:
-        """Text and calls of a finished completion."""
-        text, calls = self.detokenizer.split(ids)
-        written = []
-        for k, (name, arguments) in enumerate(calls):
-            given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
-            call: Json = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
-            call |= {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
-            written.append(call)
-        return text, written
+    def _call(self, i: int, k: int, name: str, arguments: Json) -> Json:
+        """Call k of completion i."""
+        given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
+        call: Json = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
+        return call | {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
 
     def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
         """Entries of the tokens from `start` to `stop`; entropies in nats."""
@@ -361,13 +339,12 @@ class ResponseBuilder:
         if not self.chat:
             tokens = [self.detokenizer.piece(token).decode("utf-8", "replace") for token in job.ids[start:stop]]
             return {"tokens": tokens, "token_logprobs": job.logprobs[start:stop], "top_logprobs": None}
-        entries = []
-        for (entropy, likeliest), token, lp in list(zip(job.details, job.ids, job.logprobs))[start:stop]:
-            entry = self._token(token, lp) | {"entropy": max(0.0, entropy)}
-            entries.append(entry | {"top_logprobs": [self._token(*one) for one in likeliest]})
+        entries = [
+            self._token(id, lp) | dict(entropy=max(0.0, entropy), top_logprobs=[self._token(*one) for one in likeliest])
+            for (entropy, likeliest), id, lp in list(zip(job.details, job.ids, job.logprobs))[start:stop]
+        ]
         return {"content": entries, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> Json:
         piece = self.detokenizer.piece(token)
-        shown = piece.decode("utf-8", "replace")
-        return {"token": shown, "token_id": token, "logprob": logprob, "bytes": list(piece)}
+        return dict(token=piece.decode("utf-8", "replace"), token_id=token, logprob=logprob, bytes=list(piece))

@@ -72,9 +72,8 @@ def serve(
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             # not before: Ctrl-C would end a half-built event loop
-            print(
-                f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True
-            )
+            about = f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it"
+            print(about, flush=True)
             if ready:
                 ready(self, url)
 
@@ -92,8 +91,5 @@ def serve(
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
-        settings: dict[str, Any] = dict(
-            log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_S
-        )
-        app = build_app(engine, served, key, hosts)
-        Server(uvicorn.Config(app, cfg.host, cfg.port, **settings)).run()
+        how: Any = dict(log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_S)
+        Server(uvicorn.Config(build_app(engine, served, key, hosts), cfg.host, cfg.port, **how)).run()

@@ -25,16 +25,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
+from codechat.core.errors import ConfigError, DataError, UserError, nearest
 from codechat.core.http_client import Link
 from codechat.distributed import dist
 from codechat.inference import engine
 from codechat.models import generate, loading
 from codechat.runs import paths
 from codechat.tasks.toolbox.catalogue import TOOLS, family
-from codechat.text import chat, tool_calls, tool_functions
-from codechat.text.call_grammar import call_grammar
-from codechat.text.token_view import visible
+from codechat.text import call_grammar, chat, token_view, tool_calls, tool_functions
 
 Message = dict[str, str]
 Schema = dict[str, Any]
@@ -127,7 +125,8 @@ class LocalModel:
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
         """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which `messages`
         offer."""
-        grammar = call_grammar(self.tokenizer, self.tags, tools, declines=self.loaded.declines) if held else None
+        grammar_of, declines = call_grammar.call_grammar, self.loaded.declines
+        grammar = grammar_of(self.tokenizer, self.tags, tools, declines=declines) if held else None
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
         ids = self._write(self.prompt(messages), engine.Detokenizer(self.tokenizer, self.tags), **how)
         return chat.completion_text(ids, self.tokenizer, self.tags)
@@ -179,10 +178,7 @@ def drop_oldest(
     """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last
     one stays."""
     kept = list(messages)
-    while too_long(kept):
-        users = [i for i, m in enumerate(kept) if role(m) == "user"]
-        if len(users) < 2:
-            break
+    while too_long(kept) and len(users := [i for i, m in enumerate(kept) if role(m) == "user"]) > 1:
         kept = [m for m in kept[: users[0]] if role(m) == "system"] + kept[users[1] :]
     return kept
 
@@ -208,8 +204,7 @@ class RemoteModel:
         for function in (call["function"] for call in message.get("tool_calls") or ()):  # as the model wrote them
             named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
             lines.append(f"{chat.CALL_TAG} {tool_calls.escape_tags(named)}")
-        content = "\n".join(lines)
-        show(content, end="\n")
+        show(content := "\n".join(lines), end="\n")
         return content
 
     def fit(self, messages: list[Message]) -> list[Message]:
@@ -243,8 +238,7 @@ class Toolkit:
             return answer(error=f"this call cannot be read ({call.form})")
         if call.name not in self.names:
             return answer(error=f"there is no function {str(call.name)[:60]!r}")
-        parameters = self.schemas[self.names.index(call.name)].get("parameters") or {}
-        if problem := misfit(call.arguments or {}, parameters):
+        if problem := misfit(call.arguments or {}, self.schemas[self.names.index(call.name)].get("parameters") or {}):
             return answer(error=problem)
         try:
             text = answer(result=self.functions[call.name](**tool_functions.whole(call.arguments)))
@@ -299,11 +293,9 @@ def read_schemas(path: Path) -> dict[str, Schema]:
             row = row.get("function", row)
             parameters = {"type": "object", "required": [], "properties": {}, **row.get("parameters", {})}
             jsonschema.Draft202012Validator.check_schema(parameters)
-            about = dict(name=row["name"], description=str(row.get("description", "")), parameters=parameters)
-            schemas[row["name"]] = about
-    except OSError:
-        raise MissingFile(f"{path} is not a file; --tools-file takes a json file with function schemas") from None
-    except (ValueError, AttributeError, KeyError, TypeError, jsonschema.SchemaError) as error:
+            name, description = row["name"], str(row.get("description", ""))
+            schemas[name] = dict(name=name, description=description, parameters=parameters)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, jsonschema.SchemaError) as error:
         needed = '[{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}]'
         raise DataError(f"{path} item {len(schemas)}: {type(error).__name__}: {error}; required: {needed}") from None
     return schemas
@@ -379,8 +371,7 @@ class ToolChat:
             return [{"role": "system", "content": NEUTRAL}]
         if self.cfg.server:
             return []
-        style = self.model.loaded.tools_style
-        return [{"role": "system", "content": chat.tools_prompt(self.kit.schemas, style)}]
+        return [{"role": "system", "content": chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)}]
 
     def reply(self, messages: list[Message]) -> list[Message]:
         """The conversation with the model's turns and those of the functions that it called.
@@ -400,8 +391,7 @@ class ToolChat:
             messages = self.model.fit(messages)
             if self.cfg.raw:
                 print(chat.decode(self.model.prompt(messages), self.model.tokenizer), end="")
-            held = bool(self.kit.schemas) and self.cfg.constrain == "auto"
-            text = self.model.say(messages, self.kit.schemas, held)
+            text = self.model.say(messages, self.kit.schemas, bool(self.kit.schemas) and self.cfg.constrain == "auto")
             messages = [*messages, {"role": "assistant", "content": text}]
             calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
             if not calls:
@@ -421,15 +411,14 @@ class ToolChat:
                 self._note(f"stopped: {'the call cannot be read' if unreadable else 'this call was already answered'}")
                 return messages
             for call in calls:
-                response = self.kit.respond(call)
-                messages = [*messages, {"role": "function", "content": response}]
+                messages = [*messages, {"role": "function", "content": (response := self.kit.respond(call))}]
                 self._note(f"{call.name or 'call'}: {response}")
             answered |= signatures
         self._note(f"stopped after {ROUNDS} answers")
         return messages
 
     def _note(self, text: str) -> None:
-        print(f"[{visible(text).encode(errors='replace').decode()}]", flush=True)
+        print(f"[{token_view.visible(text).encode(errors='replace').decode()}]", flush=True)
 
 
 # ---- the terminal
@@ -437,7 +426,7 @@ class ToolChat:
 
 def show(text: str, end: str = "") -> None:
     """Print text. A terminal gets no control characters."""
-    print(visible(text) if sys.stdout.isatty() else text, end=end, flush=True)
+    print(token_view.visible(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def converse(reply: Callable[[list[Message]], list[Message]]) -> None:

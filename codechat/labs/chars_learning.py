@@ -24,11 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.distributed import dist, sharding
-from codechat.distributed.dist import World
 from codechat.models import generate
 from codechat.models.gpt import GPT
-from codechat.rl import advantages, losses
-from codechat.rl.engines import step_seed
+from codechat.rl import advantages, engines, losses
 from codechat.tasks import chars
 
 if TYPE_CHECKING:
@@ -37,16 +35,13 @@ if TYPE_CHECKING:
 CLIP, LAMBDA = 0.2, 0.95  # of ratios and values; decay of PPO's advantages
 VALUE_COEF = 0.1  # of PPO's value loss, whose gradient reaches the policy's body too
 FILL_PASSES = 32  # in which a denoising model fills a sample in
-VAL_SYMBOLS, VAL_DRAWS = (
-    16_384,
-    4,
-)  # held-out symbols per validation; masks of each window in the bound of a denoising model
+VAL_SYMBOLS, VAL_DRAWS = 16_384, 4  # held-out symbols per validation; masks of each window in the bound of denoising
 
 
 class Learner:
     """The model, PPO's value head, the reference policy and this rank's part of the windows of a step."""
 
-    def __init__(self, cfg: CharsConfig, text: chars.Text, world: World) -> None:
+    def __init__(self, cfg: CharsConfig, text: chars.Text, world: dist.World) -> None:
         self.cfg, self.text, self.world = cfg, text, world
         self.model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
         self.head = advantages.ValueHead(cfg.model.n_embd).to(world.device)
@@ -58,7 +53,7 @@ class Learner:
         """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none where no draw is better than another.
 
         row: what is logged of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
-        rng = torch.Generator().manual_seed(step_seed(self.cfg, step))
+        rng = torch.Generator().manual_seed(engines.step_seed(self.cfg, step))
         windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, rng)[self.mine].to(self.world.device)
         if self.cfg.objective in ("grpo", "ppo"):
             yield from self._rewarded(step, tokens, windows, rng, row)
@@ -138,7 +133,7 @@ class Learner:
         self.model.eval()
         with dist.autocast():
             if cfg.feed == "own":
-                how = dict(seed=step_seed(cfg, step), first=int(self.mine[0]))
+                how = dict(seed=engines.step_seed(cfg, step), first=int(self.mine[0]))
                 batch = draw_fed_by_itself(self.model, windows, T, G, **how)
             else:
                 uniforms = torch.rand(self.total, G, T, generator=rng, dtype=torch.float64)[self.mine]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 from codechat.rl import advantages, losses, preference_losses
 
@@ -107,12 +108,6 @@ def _lengths(rng: torch.Generator) -> Tensor:
     return torch.randint(1, 9, (4,), generator=rng).double()
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    """(..., V) logits -> (...) entropy in nats."""
-    logp = logits.log_softmax(-1)
-    return -(logp.exp() * logp).sum(-1)
-
-
 TOKENS, SUMS = _logprobs(3, 5), _logprobs(4, scale=5.0)  # log-probabilities of tokens, and of whole completions
 PAIR = dict(chosen=SUMS, rejected=SUMS)
 REFERENCE, LENGTHS = dict(ref_chosen=SUMS, ref_rejected=SUMS), dict(chosen_lengths=_lengths, rejected_lengths=_lengths)
@@ -126,7 +121,9 @@ def _preference(name: str, **arguments: Any) -> Exercise:
 
 EXERCISES: Mapping[str, Exercise] = {
     "masked_mean": Exercise(losses.masked_mean, dict(x=_normal(3, 5), mask=_mask), ("x",)),
-    "entropy": Exercise(_entropy, dict(logits=_normal(2, 3, 5, scale=3.0)), ("logits",)),
+    "entropy": Exercise(
+        lambda logits: Categorical(logits=logits).entropy(), dict(logits=_normal(2, 3, 5, scale=3.0)), ("logits",)
+    ),
     "group_advantages": Exercise(
         lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps), dict(rewards=_normal(3, 4), eps=1e-6)
     ),

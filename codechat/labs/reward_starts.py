@@ -20,15 +20,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from codechat.data import conversations
-from codechat.models import optim
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
+from codechat.models import config, gpt, optim
 from codechat.rl import losses, rollout
-from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall import FuncallTask
+from codechat.tasks import base, funcall
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
-from codechat.text.tokenizer import Tokenizer
 
 SHAPES = ("binary", "fractional", "tiered", "staircase")
 CALLED = ("add", "modulo", "percentage", "tip", "discount", "multiply", "gcd", "power")
@@ -38,7 +34,7 @@ SFT_ROWS, SFT_TOKENS, SFT_LR = 8, 128, 1e-2
 ROW_TOKENS, ROWS = 512, 8
 
 
-def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
+def requests(split: str, n: int, seed: int = 0) -> list[base.Problem]:
     """n requests of the toolbox for the tools in CALLED. A pair of numbers belongs to one split."""
     rng, problems = random.Random(f"reward starts {split} {seed}"), []
     while len(problems) < n:
@@ -47,12 +43,12 @@ def requests(split: str, n: int, seed: int = 0) -> list[Problem]:
         if all(isinstance(value, int) and value < 100 for value in arguments.values()):
             gold = {"name": tool.name, "arguments": arguments}
             messages = [{"role": "user", "content": tool.ask(rng, arguments)}]
-            problems.append(Problem(f"{split}-{seed}-{len(problems)}", messages, gold, split))
+            problems.append(base.Problem(f"{split}-{seed}-{len(problems)}", messages, gold, split))
     return problems
 
 
 @lru_cache(maxsize=1)
-def vocabulary() -> Tokenizer:
+def vocabulary() -> tokenizer.Tokenizer:
     """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code, so runs cost half."""
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -63,7 +59,7 @@ def vocabulary() -> Tokenizer:
     return tokenizer.from_dict({"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}})
 
 
-def _answer(problem: Problem) -> str:
+def _answer(problem: base.Problem) -> str:
     return chat.format_call(problem.gold["name"], problem.gold["arguments"])
 
 
@@ -79,20 +75,20 @@ class Setting:
     width: int = 64
 
     def __post_init__(self) -> None:
-        self.task, self.tokenizer = FuncallTask(), vocabulary()
+        self.task, self.tokenizer = funcall.FuncallTask(), vocabulary()
         self.train, self.held_out = requests("train", TRAINING_REQUESTS), requests("test", self.held_out_requests)
         shape = dict(depth=2, n_embd=self.width, n_head=self.width // 16, block_size=SFT_TOKENS)
-        self.model = GPTConfig(**shape, vocab_size=self.tokenizer.n_vocab)
+        self.model = config.GPTConfig(**shape, vocab_size=self.tokenizer.n_vocab)
         lengths = [len(chat.completion_ids(_answer(p), self.tokenizer, TAGS)) for p in self.train]
         self.most_tokens = max(lengths) + 2  # room to go wrong
 
-    def sampled(self, policy: GPT, problems: Sequence[Problem], **how: Any) -> rollout.RolloutBatch:
+    def sampled(self, policy: gpt.GPT, problems: Sequence[base.Problem], **how: Any) -> rollout.RolloutBatch:
         how |= dict(max_new_tokens=self.most_tokens)
         with torch.no_grad():
             return rollout.collect(policy, self.task, problems, self.tokenizer, TAGS, **how)
 
 
-def reshaped(score: Score, shape: str) -> float:
+def reshaped(score: base.Score, shape: str) -> float:
     """The reward of a scored call under a shape.
 
     binary: 1 for the exact call. fractional: the share of arguments that match if the name is correct. tiered, as for
@@ -110,7 +106,7 @@ def reshaped(score: Score, shape: str) -> float:
     return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
 
 
-def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0) -> None:
+def backward(model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0) -> None:
     """Add the gradient of REINFORCE's loss on the batch, at the temperature of sampling. advantages (P, G)."""
     device = model.wte.weight.device
     for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
@@ -120,13 +116,12 @@ def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor, temper
         losses.policy_gradient_loss(packed.unpack(logprobs), advantage, packed.mask(), batch.n_tokens).backward()
 
 
-def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
+def start_policies(setting: Setting, seed: int) -> dict[str, gpt.GPT]:
     """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
-    policy, starts = GPT(setting.model, seed=seed), {}
+    policy, starts = gpt.GPT(setting.model, seed=seed), {}
     talks = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
-    rows = [
-        conversations.encode({"messages": m, "domain": "calls"}, setting.tokenizer, TAGS, SFT_TOKENS) for m in talks
-    ]
+    given = [{"messages": messages, "domain": "calls"} for messages in talks]
+    rows = [conversations.encode(row, setting.tokenizer, TAGS, SFT_TOKENS) for row in given]
     loader = conversations.PackedLoader({"calls": rows}, None, batch=SFT_ROWS, T=SFT_TOKENS, seed=seed)
     optimizers = optim.build(policy, lr=SFT_LR, optimizer="muon", weight_decay=0.0)
     *_, decay_from, last = setting.sft_steps

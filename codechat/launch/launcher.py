@@ -34,10 +34,9 @@ from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, descendants, process_start
-from codechat.launch import planner, portable_scripts
-from codechat.launch.portable_scripts import SAVE_S
+from codechat.launch import planner
+from codechat.launch.portable_scripts import SAVE_S, fill
 from codechat.runs import paths
-from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 from codechat.runs.run import metric
 
 LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
@@ -85,7 +84,7 @@ class Written:
     def __str__(self) -> str:
         width = max(map(len, self.changes), default=0)
         rows = "\n".join(f"  {k:<{width}}  {a} -> {b}" for k, (a, b) in self.changes.items())
-        return f"{name_of(self.path)}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
+        return f"{paths.name_of(self.path)}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
 
     __repr__ = __str__
 
@@ -97,44 +96,33 @@ def write(cfg: Any, **machines: Any) -> Written:
     entry, where, name = registry.entry_of(cfg, LAUNCHABLE), Machines(**machines), cfg.run_name
     if getattr(cfg, "resume", False) or cfg.overwrite:
         raise ConfigError("leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own")  # fmt: skip
-    check_not_started(name, runs_dir() / name)
-    verdict = plan_verdict(cfg, entry.id, where)
+    check_not_started(name, paths.runs_dir() / name)
+    if not where.gpu:
+        verdict = "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
+    elif entry.id not in planner.PLANNED_LOOPS:
+        verdict = f"none for {entry.id}"
+    else:
+        verdict = planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
     texts, submit = {"launch.sh": launch_sh(cfg, entry.command, where)}, f"codechat launch {name} start"
     if where.slurm or where.nodes > 1:
-        texts["job.slurm"], submit = slurm(name, where), f"sbatch runs/{name}/job.slurm"
+        # a Slurm job: one torchrun on each node, met at the first node's port; requeued, it continues
+        to, machines = paths.runs_dir() / name, dict(nodes=where.nodes, nproc=where.nproc, save_s=SAVE_S, port=PORT)
+        how = dict(job=name.replace("/", "-"), path=to.as_posix(), launch=shlex.quote(f"{to.as_posix()}/launch.sh"))
+        texts["job.slurm"], submit = fill("job.slurm.sh", **how, **machines), f"sbatch runs/{name}/job.slurm"
     path = paths.prepare(name, cfg, entry.id, overwrite=where.overwrite, plan=texts)
-    changes = {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"}
-    return Written(path, changes, verdict, submit)
+    return Written(path, {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"}, verdict, submit)
 
 
 def launch_sh(cfg: Any, command: str, where: Machines) -> str:
     """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
     name, message = cfg.run_name, f"{where.nodes} nodes: start this by its job script"
-    return portable_scripts.fill(
+    return fill(
         "launch.sh", name=name, command=command, ranks=f"{where.nodes} x {where.nproc} ranks", where=f"runs/{name}", save_s=SAVE_S,
         nproc=where.nproc, up="/".join([".."] * (2 + name.count("/"))), python=shlex.quote(sys.executable),
         again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
         guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if where.nodes > 1 else "",
         restarts=f" --max-restarts {where.max_restarts}" if where.max_restarts else "",
     )  # fmt: skip
-
-
-def slurm(name: str, where: Machines) -> str:
-    """A Slurm job: one torchrun on each node, met at the first node's port. Requeued, it continues."""
-    path = (runs_dir() / name).as_posix()
-    return portable_scripts.fill(
-        "job.slurm.sh", job=name.replace("/", "-"), nodes=where.nodes, nproc=where.nproc, path=path, save_s=SAVE_S, port=PORT,
-        launch=shlex.quote(path + "/launch.sh"),
-    )  # fmt: skip
-
-
-def plan_verdict(cfg: Any, kind: str, where: Machines) -> str:
-    """One line of the plan for these settings on these machines."""
-    if where.gpu is None:
-        return "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
-    if kind not in planner.PLANNED_LOOPS:
-        return f"none for {kind}"
-    return planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
 
 
 # ---- a detached process
@@ -153,8 +141,7 @@ def start_detached(words: list[str], where: Path, log: str) -> None:
 def process_of(where: Path) -> dict[str, Any] | None:
     """{host, pid, pid_start} of the process that was started last there; None where it is gone."""
     file = where / "process.json"
-    process = read_json(file) if file.is_file() else None
-    return process if process and alive(process) else None
+    return process if file.is_file() and alive(process := read_json(file)) else None
 
 
 def check_not_started(what: str, where: Path) -> None:
@@ -181,8 +168,9 @@ def end(what: str, process: Mapping[str, Any], now: bool) -> None:
 
 def error_line(log: Path) -> str | None:
     """The line of a log that says what went wrong: the last one with `error:`, else the last one."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = (
+        [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    )
     return ([line for line in lines if line.startswith("error: ")] or lines or [None])[-1]
 
 
@@ -213,9 +201,11 @@ def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> It
 
 
 def _folder(ref: str | Path) -> Path:
-    path = find_run(ref)
+    path = paths.find_run(ref)
     if not (path / "launch.sh").is_file():
-        raise MissingFile(f"run {name_of(path)} has no launch.sh; write it with `codechat launch LOOP -- SETTINGS`")
+        raise MissingFile(
+            f"run {paths.name_of(path)} has no launch.sh; write it with `codechat launch LOOP -- SETTINGS`"
+        )
     return path
 
 
@@ -224,10 +214,10 @@ def start(ref: str | Path) -> Path:
 
     A run that was stopped or killed continues. RunError if it is finished or running."""
     path = _folder(ref)
-    state = read_status(path)["status"]
-    check_not_started(name_of(path), path)
+    state = paths.read_status(path)["status"]
+    check_not_started(paths.name_of(path), path)
     if state in ("running", "finished"):
-        raise RunError(f"run {name_of(path)} is {state}; nothing to start")
+        raise RunError(f"run {paths.name_of(path)} is {state}; nothing to start")
     start_detached(["sh", str(path / "launch.sh")], path, "launch.log")
     return path
 
@@ -237,25 +227,30 @@ def stop(ref: str | Path, *, now: bool = False) -> str:
 
     RunError where nothing runs, where it runs on another host, or where it does not end."""
     path = _folder(ref)
-    state = read_status(path)
+    state = paths.read_status(path)
     owner = process_of(path) or (state if state["status"] == "running" else None)
     if owner is None:
-        raise RunError(f"run {name_of(path)} is not running ({state['status']})")
-    end(f"run {name_of(path)}", owner, now)
-    return read_status(path)["status"]
+        raise RunError(f"run {paths.name_of(path)} is not running ({state['status']})")
+    end(f"run {paths.name_of(path)}", owner, now)
+    return paths.read_status(path)["status"]
 
 
 def status(ref: str | Path) -> dict[str, Any]:
     """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun its run;
     "start failed" one that never did, with the last line of its log as reason."""
     path = _folder(ref)
-    read, process = read_status(path), process_of(path)
+    read, process = paths.read_status(path), process_of(path)
     state, reason = read["status"], read.get("reason")
     if process and state in (paths.PLANNED, "killed", "stopped"):
         state = "starting"
     elif state == paths.PLANNED and (path / "process.json").is_file():
         state, reason = "start failed", error_line(path / "launch.log")
-    about = {"run": name_of(path), "status": state, "reason": reason, "process": process["pid"] if process else None}
+    about = {
+        "run": paths.name_of(path),
+        "status": state,
+        "reason": reason,
+        "process": process["pid"] if process else None,
+    }
     about |= {"max_steps": read_json(path / "config.json").get("max_steps"), "step": 0}
     for row in read_rows(path / "metrics.jsonl"):
         about |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
@@ -264,15 +259,14 @@ def status(ref: str | Path) -> dict[str, Any]:
 
 def lives(path: Path) -> bool:
     """Whether more metrics may come: a process is alive, or the run's status is running."""
-    return process_of(path) is not None or read_status(path)["status"] == "running"
+    return process_of(path) is not None or paths.read_status(path)["status"] == "running"
 
 
 def attach(ref: str | Path) -> dict[str, Any]:
     """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
-    max_steps = read_json(path / "config.json").get("max_steps")
-    lines = new_lines(path / "metrics.jsonl", lambda: lives(path))
-    follow((line_of(json.loads(line), max_steps) for line in lines), name_of(path))
+    lines, max_steps = new_lines(path / "metrics.jsonl", lambda: lives(path)), status(path)["max_steps"]
+    follow((line_of(json.loads(line), max_steps) for line in lines), paths.name_of(path))
     state = status(path)
     print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))
     return state
@@ -305,10 +299,9 @@ def main(argv: list[str]) -> int:
         return print_rows(status(cfg.what))
     if cfg.action == "tail":
         return int(attach(cfg.what)["status"] in FAILED)
-    if cfg.action == "stop":
-        print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
-        return 0
     run = cfg.what
+    if cfg.action == "stop":
+        print(f"{run}: {stop(run, now=cfg.now)}")
     if cfg.action == "write":
         entry, how = registry.find(cfg.what, LAUNCHABLE), f"codechat launch {cfg.what} --"
         settings = config.parse(entry.config_class, argv[at + 1 :], presets=entry.presets, prog=how)

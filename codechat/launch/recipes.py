@@ -70,15 +70,14 @@ def _tables(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
     if "from" in here:
         places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
-        parent = next((place for place in places if place.exists() and not place.samefile(path)), None)
-        if parent is None:
+        parents = [place for place in places if place.exists() and not place.samefile(path)]
+        if not parents:
             raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
-        above = _tables(parent)
+        above = _tables(parents[0])
         for name in here.get("without", ()):
             above["stage"].pop(name, None)
         for part in ("shared", "stage"):
-            changed = {name: above[part].get(name, {}) | table for name, table in here[part].items()}
-            here[part] = above[part] | changed
+            here[part] = above[part] | {name: above[part].get(name, {}) | table for name, table in here[part].items()}
     return here
 
 
@@ -113,8 +112,7 @@ def read_recipe(path: Path) -> Recipe:
             raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
         about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
         stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
-    words = {key: tables.get(key, "") for key in ("home", "larger")}
-    return Recipe(tables.get("about", path.stem), tuple(stages), **words)
+    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("home", ""), tables.get("larger", ""))
 
 
 def read_scale(path: Path) -> Scale:

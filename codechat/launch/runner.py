@@ -146,7 +146,10 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
     stands behind a stage that was."""
     processes.stop.clear()
     began = time.perf_counter()
-    if not (ranks and follow_living(b.run_name)):
+    path = paths.runs_dir() / (b.run_name or "")
+    if ranks and (path / "launch.sh").is_file() and launcher.lives(path):
+        launcher.attach(path)  # an earlier `codechat run` launched it
+    else:
         lost = b.name not in read_ledger(ledger)  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
         note(ledger, b.name, None)
@@ -222,13 +225,6 @@ def gpus_here() -> int:
     return torch.cuda.device_count()
 
 
-def follow_living(run_name: str) -> bool:
-    """Follow a stage that an earlier `codechat run` launched and that is still running; False where there is none."""
-    path = paths.runs_dir() / run_name
-    living = (path / "launch.sh").is_file() and launcher.lives(path)
-    return living and bool(launcher.attach(run_name))
-
-
 def launch_stage(settings: Any, ranks: int) -> None:
     """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is written again."""
     name = settings.run_name
@@ -256,7 +252,7 @@ class RecipeLaunch(RecipeConfig):
         return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
 
 
-def launch(argv: list[str]) -> int:
+def launch(argv: list[str]) -> int | None:
     """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a recipe comes first."""
     what = argv[0] if argv else ""
     if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
@@ -265,13 +261,11 @@ def launch(argv: list[str]) -> int:
     where = cfg.where
     if cfg.action == "start":
         start_recipe(cfg)
-        print(f"started; log: {where}/recipe.log; codechat launch {what} tail")
-        return 0
+        return print(f"started; log: {where}/recipe.log; codechat launch {what} tail")
     if not (where / "process.json").is_file():
         raise MissingFile(f"no launch of recipe {what} in {where}; give the --scale and --seed that it had")
     if cfg.action == "stop":
-        print(f"{what}: {stop_recipe(where, now=cfg.now)}")
-        return 0
+        return print(f"{what}: {stop_recipe(where, now=cfg.now)}")
     if cfg.action == "tail":
         launcher.follow(launcher.new_lines(where / "recipe.log", lambda: bool(launcher.process_of(where))), what)
     return launcher.print_rows(recipe_status(where))

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist, hardware
 from codechat.models import gpt, head, optim
-from codechat.models.gpt import GPT
 
 if TYPE_CHECKING:
     from codechat.launch.planner import PlanConfig
@@ -138,8 +137,8 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         FakeTensorMode(),
         Tape() as tape,
     ):
-        model = GPT(cfg.model)
-        hardware.leave_out_head(GPT)  # as in training, where these calls keep the last hidden states alive
+        model = gpt.GPT(cfg.model)
+        hardware.leave_out_head(gpt.GPT)  # as in training, where these calls keep the last hidden states alive
         one = {"weights": tape.now}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
         _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first
@@ -175,7 +174,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         return one | {"evaluation": tape.peak - start}
 
 
-def _loss(model: GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
+def _loss(model: gpt.GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
     ids, targets = (torch.zeros(cfg.batch, cfg.length, dtype=torch.int64) for _ in range(2))
     # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
     where = {} if cfg.loop == "pretrain" else {"positions": torch.zeros_like(ids)}
@@ -186,7 +185,7 @@ def _loss(model: GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
         return model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)[0].sum() / ids.numel()
 
 
-def _update(model: GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
+def _update(model: gpt.GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
     """A step of the optimizers: the bytes at its peak beyond gradients and what was there before."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -24,8 +24,8 @@ def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
 
 def beside(rows: Iterable[Sequence[str]]) -> Markdown:
     """The table "published | ours | what it means"; a row is (what, published, ours, meaning)."""
-    columns = {"what": "", "published": "published", "ours": "ours", "means": "what it means"}
-    return table(pd.DataFrame(rows, columns=list(columns)), columns)
+    words = ("", "published", "ours", "what it means")
+    return table(pd.DataFrame(rows, columns=words), dict(zip(words, words)))
 
 
 def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> Markdown:
@@ -41,11 +41,9 @@ def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> 
 def _cell(value: Any, how: str) -> str:
     if value == "" or value is None or (not isinstance(value, str) and pd.isna(value)):
         return "–"
-    text = _verbatim(str(value)) if how == VERBATIM else f"{value:{how}}"
+    if how == VERBATIM:  # inline code: markup in a completion must not become ours
+        fence = "`" * (1 + max(map(len, re.findall("`+", str(value))), default=0))
+        text = f"{fence} {' '.join(str(value).split())} {fence}"
+    else:
+        text = f"{value:{how}}"
     return text.replace("|", "\\|")
-
-
-def _verbatim(text: str) -> str:
-    """Any text as inline code: markup in a completion must not become ours."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {' '.join(text.split())} {fence}"

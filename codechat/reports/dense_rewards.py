@@ -60,9 +60,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     for (start, reward), runs in found.items():
         row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live_share(runs))
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
-            row |= {f"{measure} before": score(runs, "before", measure).value} | score(runs, "after", measure).row(
-                measure
-            )
+            row[f"{measure} before"] = score(runs, "before", measure).value
+            row |= score(runs, "after", measure).row(measure)
         row["worst seed"] = float(values(runs, "after", "pass@1").mean(1).min())
         parts.append(row | (gain(runs, found[start, REFERENCE]).row("gain") if reward != REFERENCE else {}))
     return pd.DataFrame(parts)
@@ -84,8 +83,7 @@ def figure(rows: Sequence[Row]) -> Plot:
             how = dict(fmt="o", label=reward, capsize=2.5, elinewidth=1.4, **look)
             ax.errorbar(at, runs[measure], errors_of(runs, measure), **how)
         axes[0, 2].plot(at, runs["live"], "o", **look)
-    labels = ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")
-    for ax, label in zip(axes[0], labels):
+    for ax, label in zip(axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")):
         ax.set_xticks(places, [f"{s}\n{v:.1%}" for s, v in zip(before["start"], before["pass@1 before"])])
         ax.set_ylim(-0.02, 1.02)
         finish(ax, x="start of RL, and its exact match at T = 1", y=label, loc="upper left", legend=ax is axes[0, 0])

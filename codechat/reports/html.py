@@ -31,8 +31,7 @@ def write_page(notebook_path: Path) -> Path:
     Prose, outputs, and each cell's code behind a fold. Cells tagged `hide-cell` are at the end, behind one fold with the code of those tagged
     `hide-input`; an article has all its code there."""
     notebook, path = read(notebook_path), notebook_path.with_suffix(".html")
-    article = bool(answer(notebook))
-    cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
+    cells = [dict(c, place=_place(c, bool(answer(notebook)))) for c in notebook.cells if c.source.strip()]
     write_atomic(path, fill("notebook.html", title=title(notebook), cells=cells))
     return path
 

@@ -144,13 +144,11 @@ def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600) -> Non
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         cells = code_cells(notebook)
         number = 1 + cells.index(notebook.cells[begun[-1]])
-        raise NotebookError(f"code cell {number} of {len(cells)} {_reason(error, number == len(cells))}") from error
+        reason = f"did not end: {str(error).splitlines()[0]}"
+        if isinstance(error, CellExecutionError):
+            claim = number == len(cells) and error.ename == "AssertionError"
+            said = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
+            reason = f"failed: {'the claim did not hold: ' if claim else ''}{said}"
+        raise NotebookError(f"code cell {number} of {len(cells)} {reason}") from error
     finally:
         notebook.metadata["language_info"] = nbformat.from_dict(LANGUAGE)
-
-
-def _reason(error: Exception, last: bool) -> str:
-    if not isinstance(error, CellExecutionError):
-        return f"did not end: {str(error).splitlines()[0]}"
-    reason = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
-    return f"failed: {'the claim did not hold: ' if last and error.ename == 'AssertionError' else ''}{reason}"

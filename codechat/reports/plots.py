@@ -12,8 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from codechat.evaluation.behaviour_probes import EXPECTED
-from codechat.evaluation.intervals import wilson_interval
+from codechat.evaluation import behaviour_probes, intervals
 from codechat.reports.style import (
     GREY,
     OKABE_ITO,
@@ -55,7 +54,7 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
     columns = [c for c in evals if c.startswith("heldout_loss/")]
     risen = [c.partition("/")[2] for c in columns if (v := evals[c].dropna()).iloc[-1] > v.min() * 1.02]
     said = (
-        f"{', '.join(risen)} ends above its lowest held-out loss"
+        ", ".join(risen) + " ends above its lowest held-out loss"
         if risen
         else "no domain's held-out loss ends above its lowest"
     )
@@ -163,9 +162,10 @@ def draw_behaviour(
     share = np.full([1 + max(sides) for sides in zip(*cells)], np.nan)
     for at, (row, cell) in cells.items():
         if row.get(f"probe/{cell}/n", 0) > 0:
-            n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{EXPECTED[cell]}"]
-            shown, look = wilson_interval(round(p * n), n), dict(ha="center", va="center", fontsize=fontsize)
-            words = text.format(expected=EXPECTED[cell], p=p, lo=shown.lo, hi=shown.hi, n=n)
+            n, expected = int(row[f"probe/{cell}/n"]), behaviour_probes.EXPECTED[cell]
+            p = row[f"probe/{cell}/{expected}"]
+            shown, look = intervals.wilson_interval(round(p * n), n), dict(ha="center", va="center", fontsize=fontsize)
+            words = text.format(expected=expected, p=p, lo=shown.lo, hi=shown.hi, n=n)
             ax.text(at[1], at[0], words, color="black" if p > 0.55 else "white", **look)
             share[at] = p
     ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")

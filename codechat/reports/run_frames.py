@@ -18,8 +18,7 @@ import pandas as pd
 
 from codechat.core.atomic_files import json_lines, read_json, read_rows, write_atomic, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.evaluation.intervals import Interval, hierarchical_interval
-from codechat.evaluation.results import difference_over_seeds, paired_difference
+from codechat.evaluation import intervals, results
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -69,7 +68,9 @@ def check(runs: Sequence[Run]) -> None:
             reason = status.get("reason", "no end yet")
             raise RunError(f"run {run.name} is {status['status']} ({reason}); wait, or use --resume")
         if status["kind"] in ("evaluate", "swaps", "anatomy"):
-            _check_weights(run, status["started"])
+            for name in filter(paths.exists, _trained(run)):  # of a run that was deleted the scores still hold
+                if (started := Run.open(name).status["started"]) > status["started"]:
+                    raise RunError(f"run {run.name} evaluated {name}, trained again on {started}; evaluate it again")
         if status["kind"] == "evaluate" and QUOTED & set(config.get("split", ())):
             _check_choice(run)
         other = first.setdefault((status["kind"], bool(config.get("all_checkpoints"))), run)
@@ -83,12 +84,6 @@ def _trained(run: Run, ending: str = "") -> set[str]:
     """The runs whose checkpoints an evaluation read; of references that end so."""
     refs = run.config.get("ckpt", [])
     return {ref.partition("@")[0] for ref in ([refs] if isinstance(refs, str) else refs) if ref.endswith(ending)}
-
-
-def _check_weights(run: Run, evaluated: str) -> None:
-    for name in _trained(run):  # of a run that was deleted the scores still hold
-        if paths.exists(name) and (started := Run.open(name).status["started"]) > evaluated:
-            raise RunError(f"run {run.name} evaluated {name}, which was trained again on {started}; evaluate it again")
 
 
 def _check_choice(run: Run) -> None:
@@ -152,8 +147,7 @@ def gather(
 ) -> Frames:
     """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
     has none of the runs. prepare: what becomes of the frames before they are frozen."""
-    here = any(paths.exists(run) for run in runs)
-    if frozen or (not here and (Path(data) / "runs.csv").is_file()):
+    if frozen or (not any(map(paths.exists, runs)) and (Path(data) / "runs.csv").is_file()):
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
         return load_frozen(data)
     frames = collect(runs)
@@ -310,8 +304,8 @@ def _rows_ending(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 class Gains(NamedTuple):
     """Paired gains of several seeds: each seed's, and all together."""
 
-    seeds: list[Interval]
-    all: Interval
+    seeds: list[intervals.Interval]
+    all: intervals.Interval
 
 
 def paired_gains(
@@ -326,7 +320,7 @@ def paired_gains(
         return rows[rows["checkpoint"] == rows["checkpoint"].iloc[end]].to_dict("records")
 
     pairs = [(problems(other, 0), problems(run, -1)) for run, other in zip(runs, against or runs, strict=True)]
-    return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
+    return Gains([results.paired_difference(*pair, k=k) for pair in pairs], results.difference_over_seeds(pairs, k=k))
 
 
 def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
@@ -354,7 +348,7 @@ def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
     shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
     named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict() if "cluster" in rows else {}
     clusters = [named.get(id, id) for id in shares.index]
-    value = hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
+    value = intervals.hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
     return value.row(f"{kind}/pass@1") | {f"{kind}/n": len(shares)}
 
 
@@ -362,12 +356,12 @@ def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
     """name, value, lo, hi: each seed's gain and that of all, in order."""
     rows = []
     for name, found in gains.items():
-        rows += [(f"{name}, seed {i}", gain) for i, gain in enumerate(found.seeds)]
-        rows.append((f"{name}, {len(found.seeds)} seeds", found.all))
-    return pd.DataFrame([dict(name=name, value=g.value, lo=g.lo, hi=g.hi) for name, g in rows])
+        ends = [*(f"seed {i}" for i in range(len(found.seeds))), f"{len(found.seeds)} seeds"]
+        rows += [(f"{name}, {end}", g.value, g.lo, g.hi) for end, g in zip(ends, [*found.seeds, found.all])]
+    return pd.DataFrame(rows, columns=["name", "value", "lo", "hi"])
 
 
-def in_points(gain: Interval) -> str:
+def in_points(gain: intervals.Interval) -> str:
     """A difference of shares in words: "+6.5 points [+4.8, +8.2]"."""
     return f"{100 * gain.value:+.1f} points [{100 * gain.lo:+.1f}, {100 * gain.hi:+.1f}]"
 

@@ -173,9 +173,9 @@ def add_note(ax: Axes, text: str) -> None:
 
 def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **options: Any) -> Legend:
     """A legend of the labels of `ax` outside all axes; reverse = in the order of a stack, the top first."""
-    handles, labels = ax.get_legend_handles_labels()
-    order = slice(None, None, -1 if reverse else 1)
-    return fig.legend(handles[order], labels[order], loc=loc, **dict(fontsize=8, frameon=False) | options)
+    return fig.legend(
+        *ax.get_legend_handles_labels(), loc=loc, reverse=reverse, **dict(fontsize=8, frameon=False) | options
+    )
 
 
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:

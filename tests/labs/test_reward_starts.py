@@ -13,6 +13,7 @@ from reward_rows import RL
 
 from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, Setting
+from codechat.models.gpt import GPT
 
 TINY: dict[str, Any] = dict(held_out_requests=4, samples=2, sft_steps=(1, 2, 3, 12), width=16)
 
@@ -70,7 +71,7 @@ def test_temperature_varies_at_the_middle_and_every_run_has_the_same_completions
 
 def test_the_loss_is_taken_at_the_temperature_of_sampling(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the loss are those of the sampler: the ratio of the update is 1."""
-    policy, seen = reward_starts.GPT(setting.model, seed=0), []
+    policy, seen = GPT(setting.model, seed=0), []
     batch = setting.sampled(policy, setting.train[:2], group_size=4, temperature=2.0, seed=1)
     real = reward_starts.losses.policy_gradient_loss
     monkeypatch.setattr(reward_starts.losses, "policy_gradient_loss", lambda *a, **k: seen.append(a) or real(*a, **k))
