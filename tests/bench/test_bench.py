@@ -1,11 +1,11 @@
 """`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from on_gpu import randomized
 
 import benchmarks as bench
 from benchmarks import curve, data, measure, peers, quality, rl, sft
@@ -19,44 +19,37 @@ from codechat.models.gpt import GPT
 TINY = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --model.block-size 64 --model.vocab-size 300".split()
 
 
+ONE = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
+
+
 def lines_of_python(folder: Path, n: int) -> Path:
-    path = folder / "text.jsonl"
-    path.write_text(
-        "".join(json.dumps({"text": f"def f{i}():\n    return {'x' * 40}{i}\n" * 30}) + "\n" for i in range(n))
-    )
-    return path
+    rows = [{"text": f"def f{i}():\n    return {'x' * 40}{i}\n" * 30} for i in range(n)]
+    (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "text.jsonl"
 
 
-def sleeper(name: str, seconds: float, order: list[str]) -> measure.Contestant:
-    def run() -> None:
-        order.append(name)
-        time.sleep(seconds)
-
-    return measure.Contestant(name, run, units=2.0, flops=50.0)
+def contestant(order: list[str], name: str, *turns: float) -> measure.Contestant:
+    """Its turns take these seconds; the first is the one to warm up."""
+    left = iter(turns)
+    return measure.Contestant(name, lambda: order.append(name), 2.0, flops=50.0, seconds=lambda: next(left))
 
 
-def test_contestants_take_turns_and_ratios_are_of_the_first() -> None:
+def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machine_slows_down() -> None:
+    """Both slow down threefold after a round; the medians of the rates alone would mix the two states."""
     order: list[str] = []
-    fast, slow = measure.race([sleeper("fast", 0.02, order), sleeper("slow", 0.06, order)], rounds=3, peak_flops=1e4)
-    assert order == ["fast", "slow"] * 4  # one turn each to warm up
-    assert fast.ratio == 1.0 and 2.0 < slow.ratio < 4.0
-    assert fast.slowest <= fast.rate <= fast.fastest <= 2.0 / 0.02
-    assert fast.mfu == pytest.approx(fast.rate * 50 / 1e4)
-
-
-def test_a_ratio_survives_a_machine_that_slows_down() -> None:
-    """Both slow down threefold after the first round; the medians of the rates alone would mix the two states."""
-    turns = {"a": iter((0.01, 0.01, 0.03, 0.03)), "b": iter((0.02, 0.02, 0.06, 0.06))}
-    made = [measure.Contestant(n, lambda: None, 1.0, seconds=lambda n=n: next(turns[n])) for n in turns]
-    assert [t.ratio for t in measure.race(made, rounds=3)] == [1.0, 2.0]
+    made = [contestant(order, "a", 0.01, 0.01, 0.03, 0.03), contestant(order, "b", 0.02, 0.02, 0.02, 0.06)]
+    a, b = measure.race(made, rounds=3, peak_flops=1e5)
+    assert order == ["a", "b"] * 4 and (a.ratio, b.ratio) == (1.0, 2.0)
+    assert (a.slowest, a.rate, a.fastest) == pytest.approx((2 / 0.03, 2 / 0.03, 2 / 0.01))
+    assert a.mfu == pytest.approx(a.rate * 50 / 1e5)
 
 
 def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturbed() -> None:
     """An idle moment shows the peak; where none came, a share above 1 is no share."""
-    peaks, order = iter((100.0, 4e4, 300.0, 200.0)), []
-    (found,) = measure.race([sleeper("a", 0.01, order)], rounds=3, peak_flops=lambda: next(peaks))
-    assert found.mfu == pytest.approx(found.rate * 50 / 4e4) and 0 < found.mfu < 1 and not found.disturbed
-    (found,) = measure.race([sleeper("a", 0.01, order)], rounds=1, peak_flops=lambda: 100.0)
+    peaks = iter((100.0, 4e4, 300.0, 200.0))
+    (found,) = measure.race([contestant([], "a", *[0.01] * 4)], rounds=3, peak_flops=lambda: next(peaks))
+    assert found.mfu == pytest.approx(2 / 0.01 * 50 / 4e4) and not found.disturbed
+    (found,) = measure.race([contestant([], "a", 0.01, 0.01)], rounds=1, peak_flops=lambda: 100.0)
     assert found.mfu is None and found.disturbed and measure.rows([found])[0]["disturbed"]
 
 
@@ -78,15 +71,9 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
         with pytest.raises(SystemExit):
             bench.main([kind, "--help"])
         assert f"python -m benchmarks {kind}" in capsys.readouterr().out
-    for words in (
-        ["qualty"],
-        ["--rounds", "1"],
-        ["train", "--vs", "nobody"],
-        ["sample", *TINY],
-        ["train", "--seq-len", "999"],
-    ):
+    for words in ("qualty", "--rounds 1", "train --vs nobody", "sample", "train --seq-len 999"):
         with pytest.raises(ConfigError):
-            bench.main(words)
+            bench.main([*words.split(), *(TINY if words == "sample" else [])])
     with pytest.raises(RunError):
         measure.race([], 1)
     with pytest.raises(MissingFile):
@@ -118,16 +105,13 @@ def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert bench.main(["serve", *TINY, *words, "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [t["name"] for t in figures["timings"]] == ["generate.sample", "engine", "server, whole", "server, streamed"]
-    assert (
-        figures["first_token_s"] > 0 < figures["prefill_s"]
-        and "first token on an idle server" in capsys.readouterr().out
-    )
+    assert figures["first_token_s"] > 0 < figures["prefill_s"]
+    assert "first token on an idle server" in capsys.readouterr().out
 
 
 def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
-    model = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
     words = "--problems 2 --group-size 2 --max-new-tokens 8 --rounds 1 --vs".split()
-    found = bench.run_kind("rl", [*model, *words])
+    found = bench.run_kind("rl", [*ONE, *words])
     (own,) = found["timings"]
     steps = [json.loads(line) for line in (tmp_path / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
     assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
@@ -136,23 +120,19 @@ def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_data_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "STEPS", 1)
-    found = bench.run_kind(
-        "data", ["--path", str(lines_of_python(tmp_path, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"]
-    )
+    words = ["--path", str(lines_of_python(tmp_path, 200)), *"--tokenizer gpt2:4096 --rounds 1".split()]
+    found = bench.run_kind("data", words)
     assert [t["name"] for t in found["timings"]] == ["codechat", "tiktoken's batch encoder"]
     assert 0 < found["loader_share"] < 0.5
 
 
-def test_quality_holds_out_some_documents(tmp_path: Path) -> None:
-    text = lines_of_python(tmp_path, 100)
-    manifest = quality.prepare(quality.QualityBench(path=str(text)), "gpt2:4096", tmp_path / "corpus")
-    assert 1 <= manifest["val_documents"] <= 6 and manifest["val_documents"] + manifest["train_documents"] == 100
-
-
 @pytest.mark.slow
-def test_quality_gives_each_its_seconds(tmp_path: Path) -> None:
+def test_quality_holds_out_some_documents_and_gives_each_its_seconds(tmp_path: Path) -> None:
+    text = str(lines_of_python(tmp_path, 100))
+    manifest = quality.prepare(quality.QualityBench(path=text), "gpt2:4096", tmp_path / "corpus")
+    assert 1 <= manifest["val_documents"] <= 6 and manifest["val_documents"] + manifest["train_documents"] == 100
     words = "--seconds 0.4 --evaluations 2 --eval-tokens 512".split()
-    found = bench.run_kind("quality", ["--path", str(lines_of_python(tmp_path, 100)), *words])
+    found = bench.run_kind("quality", ["--path", text, *words])
     assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
     for name, rows in found["curves"].items():
         assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0
@@ -196,15 +176,12 @@ def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "codechat" in capsys.readouterr().out
 
 
-def test_overlap_and_difference() -> None:
+def test_overlap_and_difference_of_learners() -> None:
+    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two values ends at them."""
     rows = {"a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)], "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)]}
     assert curve._overlap(rows) == 0.5
     found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
     assert found == {"value": pytest.approx(0.3), "p": pytest.approx(2 / 6)}  # the two extreme ones of six divisions
-
-
-def test_the_overlap_of_equal_learners() -> None:
-    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two values ends at them."""
     assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(overlap=4 / 6, p=2 / 6)
     assert curve._chance({"codechat": [[0.1], [0.9]], "trl": [[0.2], [0.8]]}) == dict(overlap=4 / 6, p=1.0)
 
@@ -229,27 +206,22 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
 
 def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     """The same summed loss from both: each conversation sees itself alone, from position 0."""
-    shape, made = sft.batches(
-        SFTBench(model=GPTConfig(depth=1, n_embd=32, n_head=1, block_size=512), device_batch_size=2)
-    )
-    assert len(made) == sft.STEPS
-    batch = made[0]
+    tiny = GPTConfig(depth=1, n_embd=32, n_head=1, block_size=512)
+    shape, (batch, *others) = sft.batches(SFTBench(model=tiny, device_batch_size=2))
+    assert len(others) == sft.STEPS - 1
     ids, targets, mask = sft.padded(batch)
     n = int((batch.docs.max(1).values + 1).sum())
     assert ids.shape == targets.shape == mask.shape == (n, ids.shape[1]) and n > 4 and ids.shape[1] % sft.LENGTHS == 0
     assert int(mask.sum()) == int((batch.docs >= 0).sum())
     assert int((targets != conversations.IGNORE).sum()) == batch.supervised
-    model = GPT(shape)
+    model = randomized(GPT(shape))
     with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
         where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
         packed = model.loss(batch.ids, batch.targets, reduction="sum", **where)
         torch.testing.assert_close(model.loss(ids, targets, reduction="sum"), packed, rtol=1e-5, atol=0)
 
 
 def test_an_sft_step_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --device-batch-size 2".split()
-    figures = bench.run_kind("sft", [*model, "--rounds", "1", "--vs", "--modes", "eager"])
+    figures = bench.run_kind("sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs --modes eager".split()])
     assert 0.8 < figures["full"] <= 1 and all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
     assert "SFT step" in capsys.readouterr().out

@@ -26,7 +26,7 @@ from codechat.core.config import (
     resolve,
 )
 from codechat.core.errors import ConfigError, RunError, UserError
-from codechat.core.registry import ENTRIES, LOOPS, PREPARATIONS, STAGES
+from codechat.core.registry import ENTRIES, LOOPS, entry_of, find
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def test_what_is_wrong_on_a_command_line_is_named() -> None:
             words(line)
 
 
-@pytest.mark.parametrize("name", LOOPS | PREPARATIONS | STAGES)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
     cls = ENTRIES[name].config_class
     needed = {key: "x" for key, field in fields_of(cls).items() if field.default is REQUIRED}
@@ -143,6 +143,16 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
                 from_dict(cls, {**needed, key: value})
             with raising(ConfigError, key) if issubclass(cls, Settings) else nullcontext():
                 cls(**needed, **{key: value})
+
+
+def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() -> None:
+    for id, entry in ENTRIES.items():
+        assert find(id) is entry and callable(entry.load(entry.function))
+        assert (id in LOOPS) == ({"run_name", "lr"} <= fields_of(entry.config_class).keys())
+    for id, entry in LOOPS.items():
+        assert entry_of(entry.config_class(**({"task": "toy"} if id == "preference" else {}))) is entry
+    with raising(ConfigError, "Outer"):
+        entry_of(Outer())
 
 
 def test_what_is_wrong_in_a_mapping_or_a_file_is_named(tmp_path: Path) -> None:

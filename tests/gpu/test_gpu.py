@@ -3,8 +3,6 @@
 Rates are measured by the benchmarks, such as `python -m benchmarks train --preset 2b`. Tokens are random, nothing is
 downloaded. Left out: several GPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import warnings
@@ -175,21 +173,6 @@ def test_a_batch_prepared_ahead_waits_for_nothing() -> None:
     batches = Prefetched(SimpleNamespace(next=windows, state=lambda: 0, load_state=None), DEVICE)
     batches.next()
     assert cuda_waits(lambda: [x.to(DEVICE, non_blocking=True) for x in batches.next()]) == 0
-
-
-def test_what_waits_for_the_backward_pass_falls_with_recomputation() -> None:
-    from codechat.launch.step_memory import Tape
-
-    def held(**changed: Any) -> int:
-        trainer = Trainer(replace(deep(4), **changed), 2, CFG.block_size)
-        with contextlib.nullcontext() if CUDA else Tape() as tape, dist.autocast(DEVICE):
-            before = torch.cuda.memory_allocated() if CUDA else 0
-            loss = trainer.loss("pretrain")
-            found = torch.cuda.memory_allocated() - before if CUDA else tape.now
-        del loss
-        return found
-
-    assert held() > held(recompute="blocks")
 
 
 @pytest.mark.gpu

@@ -8,8 +8,8 @@ import on_gpu
 import pytest
 import torch
 import torch.nn.functional as F
+from test_gpt import randomise
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_mask
 
 from codechat.data import conversations
 from codechat.models import attention, generate
@@ -24,18 +24,7 @@ BRANCHES = (torch.arange(256) // 20 % 3).expand(2, 256).contiguous()
 
 
 def random_model(**options: Any) -> GPT:
-    model = GPT(replace(SHAPE, **options)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
-    return model
-
-
-def test_a_block_mask_shows_what_the_dense_one_shows() -> None:
-    with on_gpu.as_on_a_gpu():
-        blocks = [conversations.packed_mask(DOCS), attention.flex_mask(DOCS, BRANCHES)]
-    for seen, block in zip((conversations.packed_mask(DOCS), attention.Documents(DOCS, BRANCHES)), blocks):
-        assert not isinstance(block, (Tensor, attention.Documents))
-        assert torch.equal(create_mask(block.mask_mod, 2, 1, 256, 256, device="cpu"), seen.mask)
+    return randomise(GPT(replace(SHAPE, **options)), 0.1)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -139,16 +128,3 @@ def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch)
     seen = attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
     assert any(piece.hides is not None for piece in seen.pieces) and any(len(piece.before) > 1 for piece in seen.pieces)
     assert_as_masked(seen, *[(1, 2, 56, 8)] * 3, rng=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.slow
-def test_documents_of_every_batch_go_through_one_graph() -> None:
-    torch._dynamo.reset()
-    model, graphs = GPT(SHAPE).eval(), []
-    compiled = torch.compile(model.hidden, backend=lambda graph, _: graphs.append(1) or graph.forward, fullgraph=True)
-    ids = torch.randint(300, (1, 64), generator=torch.Generator().manual_seed(0))
-    for cut in (20, 33, 50):
-        seen = attention.Documents((torch.arange(64) >= cut).long()[None])
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(ids, mask=seen), model.hidden(ids, mask=seen), atol=1e-5, rtol=1e-5)
-    assert len(graphs) == 1

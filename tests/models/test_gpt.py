@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from on_gpu import as_on_a_gpu
+from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
@@ -32,12 +33,16 @@ def config(**options: Any) -> GPTConfig:
     return GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=24, vocab_size=90) | options))
 
 
-def random_model(**options: Any) -> GPT:
-    """Every weight random, gains included: at initialisation the blocks add nothing."""
-    model, rng = GPT(config(**options)), torch.Generator().manual_seed(1)
+def randomise(model: Any, scale: float = 0.2) -> Any:
+    """Every weight random, gains and biases included: at initialisation the blocks add nothing."""
+    rng = torch.Generator().manual_seed(1)
     for p in model.parameters():
-        p.data = 0.2 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
-    return model
+        p.data = scale * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    return model.eval()
+
+
+def random_model(**options: Any) -> GPT:
+    return randomise(GPT(config(**options))).train()
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -251,19 +256,20 @@ def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(mo
 
 
 @pytest.mark.slow
-def test_stages_of_one_process_compile_rows_of_every_length() -> None:
+def test_stages_of_one_process_compile_rows_of_every_length_and_documents_once() -> None:
     """A recipe trains its stages in one process: a graph made for one length of packed rows must not break the next."""
     torch._dynamo.reset()
     shape = replace(SHAPE, depth=1, n_embd=64, n_head=1, block_size=512)
     for T in (192, 160, 136):
-        ids = torch.randint(300, (2, T), generator=torch.Generator().manual_seed(T))
-        losses_of = {}
-        for compiled in (False, True):
-            model = GPT(shape, seed=1)
-            loss = hardware.maybe_compile(model.loss, compiled, torch.device("cpu"), torch.bfloat16)
+        ids, graphs = torch.randint(300, (2, T), generator=torch.Generator().manual_seed(T)), []
+        model, plain = GPT(shape, seed=1), GPT(shape, seed=1)
+        loss = hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
+        for size in (50, 33):
+            seen = attention.Documents(torch.arange(T).div(size, rounding_mode="floor").expand(2, T).contiguous())
             with torch.autocast("cpu", torch.bfloat16):
-                docs = torch.arange(T).div(50, rounding_mode="floor").expand(2, T).contiguous()
-                losses_of[compiled] = loss(ids, ids, mask=attention.Documents(docs))
-            losses_of[compiled].backward()
+                found, expected = loss(ids, ids, mask=seen), plain.loss(ids, ids, mask=seen)
+            found.backward()
             assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-        torch.testing.assert_close(losses_of[True], losses_of[False], rtol=1e-2, atol=0)
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=0)
+            graphs.append(counters["stats"]["unique_graphs"])
+        assert graphs[0] == graphs[1], "documents are no part of the graph"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jinja2 import TemplateError
 from raising import Bomb
 from safetensors import SafetensorError
+from test_gpt import randomise
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError
@@ -39,14 +40,6 @@ ARCHITECTURES = {
     ],
 }
 CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
-
-
-def randomise(model: torch.nn.Module, scale: float = 0.2) -> torch.nn.Module:
-    """Every weight random, gains and biases included."""
-    rng = torch.Generator().manual_seed(1)
-    for p in model.parameters():
-        p.data = scale * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
-    return model.eval()
 
 
 def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: Any) -> GPT:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from contracts import resume_contract, weights
 from safetensors.torch import load_file, save_file
+from test_gpt import randomise
 
 from codechat import grpo, preference, reinforce
 from codechat.core import config
@@ -25,11 +26,7 @@ IDS = torch.randint(58, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 def made(shape: GPTConfig = SHAPE) -> GPT:
-    model, rng = GPT(shape), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():  # a fresh model's output projections are zero and would hide them
-            p.add_(torch.randn(p.shape, generator=rng) * 0.1)
-    return model
+    return randomise(GPT(shape), 0.1).train()
 
 
 def moved(model: GPT) -> GPT:
@@ -120,7 +117,8 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError):
             lora.load_peft(made(), tmp_path)
     path.write_text(json.dumps(about))
-    tensors, path = load_file(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_model.safetensors"
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
     elsewhere = {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}
     for foreign in (tensors | {"base_model.model.lm_head.bias": torch.ones(3)}, elsewhere):
         save_file(foreign, path)

@@ -1,10 +1,7 @@
 """Schedules at their key steps, which parameter decays, and what Muon does to a matrix."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from learning import Claim, below, hold, lesson
 
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -94,23 +91,3 @@ def test_a_muon_step_is_the_orthogonalised_momentum_at_the_rate_of_its_shape() -
     tall.grad = torch.zeros_like(tall)
     muon.step()
     assert ((tall.detach() - after) * (after - before[0])).sum() > 0, "momentum goes on without a gradient"
-
-
-@lesson("adamw", "muon")
-def learn_a_sequence(optimizer: str, home: Path, seed: int) -> list[Claim]:
-    model, ids = tiny_model(seed), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-    optimizers = build(model, lr=0.01, optimizer=optimizer)
-    for _ in range(80):
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        loss.backward()
-        for o in optimizers:
-            o.step()
-            o.zero_grad()
-    # after 60 of these 80 steps 20 of 20 seeds are below 0.075 (AVX-512 and AVX2, 1 thread), worst 0.072 for adamw and
-    # 0.015 for muon
-    return [below("loss", loss.detach(), 0.1)]
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_training_learns_a_sequence_by_heart(optimizer: str, tmp_path: Path) -> None:
-    hold(learn_a_sequence(optimizer, tmp_path, seed=0))
