@@ -27,7 +27,7 @@ HOWS = [dict(), dict(temperature=0), dict(temperature=0.7, top_k=5), dict(top_p=
 
 
 def loaded(**options: Any) -> LoadedModel:
-    model = GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90) | options)))
+    model = GPT(GPTConfig(**dict(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90) | options))
     rng = torch.Generator().manual_seed(1)
     for p in model.parameters():
         if p.ndim == 2 or p.abs().sum() == 0:

@@ -138,7 +138,6 @@ def test_a_call_is_run_and_its_result_fed_back_within_the_rounds(said, monkeypat
 
 
 def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.CaptureFixture) -> None:
-    """The same conversation as with the file that holds these functions; a function of one's own answers its calls."""
     asked = []
 
     def count_words(text: str, unique: bool = False) -> int:
@@ -166,12 +165,7 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
         """Pick a file."""
         return [path, times]
 
-    functions = {
-        "leave": lambda: sys.exit(3),
-        "two": lambda a, b: a // b,
-        "long": lambda: "x" * 5000,
-        "plain": lambda: {1, 2},
-    }
+    functions = dict(leave=lambda: sys.exit(3), two=lambda a, b: a // b, long=lambda: "x" * 5000, plain=lambda: {1, 2})
     kit = terminal.Toolkit([{"name": name} for name in functions], functions)
     for name, arguments, form, error in (
         ("three", {}, "object", "no function 'three'"),

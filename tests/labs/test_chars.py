@@ -71,15 +71,12 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
     assert held[:, -4:].flatten().tolist() == text.val[1 : 1 + 4 * len(held)].tolist(), "each symbol is a target once"
 
 
-def test_dense_rewards_by_hand() -> None:
+def test_dense_rewards_and_the_advantages_of_the_draws_of_one_place_by_hand() -> None:
     drawn, truth = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 0, 3]])
     assert chars.dense_rewards(drawn, truth).tolist() == [[1, 0, 1]]
     partial = chars.dense_rewards(drawn, truth, partial=0.05, credit=torch.tensor([[-1.0, -2.0, -4.0]]))
     torch.testing.assert_close(partial, torch.tensor([[0.95, -0.1, 0.8]]))
-
-
-def test_advantages_compare_the_draws_of_one_place() -> None:
-    """Two windows, two draws, three places; place (0, 0) has one hit, (0, 1) two, (0, 2) none."""
+    # advantages: two windows, two draws, three places; place (0, 0) has one hit, (0, 1) two, (0, 2) none
     rewards = torch.tensor([[[1.0, 1, 0], [0, 1, 0]], [[0, 0, 1], [1, 0, 0]]])  # fed by the text: (W, G, T)
     want = torch.tensor([[[0.5, 0, 0], [-0.5, 0, 0]], [[-0.5, 0, 0.5], [0.5, 0, -0.5]]])
     torch.testing.assert_close(learning.place_advantages(rewards, 2), want)

@@ -31,15 +31,12 @@ def test_the_world_is_complete() -> None:
 
 
 def test_the_gradient_is_the_expected_score_times_reward() -> None:
-    """The policy-gradient theorem, and the scores that every estimator is made of."""
     scores = WORLD.scores(THETA).sum(1)
     p = WORLD.probabilities(THETA)
     assert same((p * WORLD.rewards) @ scores, TRUTH) and same(p @ scores, torch.zeros_like(TRUTH))
-    by_difference = [
-        (WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)) / 2e-5
-        for e in (1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[i].view_as(THETA) for i in range(4))
-    ]
-    assert [float(x) for x in by_difference] == pytest.approx(TRUTH[:4].tolist(), abs=1e-8)
+    for i, e in enumerate(1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[:4].view(4, *THETA.shape)):
+        change = WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)
+        assert float(change / 2e-5) == pytest.approx(float(TRUTH[i]), abs=1e-8)
 
 
 def test_unbiased_up_to_a_known_factor_or_biased_by_more_and_still_uphill() -> None:
@@ -96,22 +93,16 @@ def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
     assert errors[0] < 1e-12 < errors[1] < errors[2]
 
 
-def test_k1_in_the_loss_is_noise_of_mean_zero() -> None:
-    """Without any reward it still moves a policy, in random directions."""
+def test_the_kl_estimates_as_losses_and_as_values() -> None:
+    # k1 in the loss is noise of mean zero: without any reward it still moves a policy, in random directions
     loss = kl_in_loss("k1", REFERENCE)
     assert same(mean_of(loss), torch.zeros_like(TRUTH))
     at = WORLD.sample(THETA, 50, 4)
     assert float(lab.group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
-
-
-def test_for_single_choices_k2_in_the_loss_follows_the_kl_and_k3_does_not() -> None:
-    one = World(length=1)
+    one = World(length=1)  # of single choices
     a, b = one.policy(1), one.policy(2)
     assert same(expectation(one, a, kl_in_loss("k2", b)), one.kl_gradient(a, b))
     assert not same(expectation(one, a, kl_in_loss("k3", b)), one.kl_gradient(a, b))
-
-
-def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
     p, exact = WORLD.probabilities(THETA), float(WORLD.kl(THETA, REFERENCE))
     at = WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE)
     found = {k: float(p @ (losses.kl_estimate(*at, k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")}

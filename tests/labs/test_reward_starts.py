@@ -30,15 +30,13 @@ def plan() -> Any:
             yield name, start, RL(rl.shape, rl.baseline, updates=2, problems=2, group_size=3)
 
 
-def test_requests_have_two_numbers_below_100_and_no_split_shares_a_pair_of_a_tool() -> None:
+def test_requests_have_two_numbers_below_100_and_no_split_shares_a_pair_of_a_tool(setting: Setting) -> None:
     train, test = reward_starts.requests("train", 1000), reward_starts.requests("test", 128)
     pairs = [{(p.gold["name"], *p.gold["arguments"].values()) for p in part} for part in (train, test)]
     assert not pairs[0] & pairs[1] and {name for name, *_ in pairs[0]} == set(reward_starts.CALLED)
     assert all(type(v) is int and 0 <= v < 100 for p in train for v in p.gold["arguments"].values())
     assert [p.messages for p in train[:9]] == [p.messages for p in reward_starts.requests("train", 9)]
-
-
-def test_the_vocabulary_spells_every_request_and_every_correct_answer_is_exact(setting: Setting) -> None:
+    # the vocabulary spells every request, and every correct answer is exact
     for problem in setting.train[:200]:
         text = problem.messages[0]["content"]
         assert setting.tokenizer.decode(setting.tokenizer.encode(text)) == text

@@ -240,6 +240,10 @@ def chat(tiny: Path) -> RecipeConfig:
 def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConfig, tmp_path: Path) -> None:
     assert [(b.name, b.stage.needs) for b in chat.bound] == [("chat", ()), ("both", ("chat",))]
     assert chat.bound[1].cfg.ckpt == "tiny/first", "wherever the recipe names its pretraining"
+    for recipe, base, named in (("chat.toml", "tiny/frist", "'tiny/first'"), ("tiny.toml", "tiny/first", "tiny.toml")):
+        with raising(UserError, named):
+            runner.run_recipe(replace(chat, recipe=recipe, base=base))
+    assert not paths.exists("chat/chat")
     runner.run_recipe(chat)
     assert Run.open("chat/chat").env["parent"]["run"] == "tiny/first" and not paths.exists("chat/first")
     assert runner.pending(chat)[0] == set()
@@ -251,13 +255,6 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
     runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first", from_stage="first"))
     with pytest.raises(ConfigError, match="stage chat is finished"):  # other weights under the same name
         runner.run_recipe(replace(chat))
-
-
-def test_a_base_that_cannot_be_one_is_named_before_anything_is_written(chat: RecipeConfig) -> None:
-    for recipe, base, named in (("chat.toml", "tiny/frist", "'tiny/first'"), ("tiny.toml", "tiny/first", "tiny.toml")):
-        with raising(UserError, named):
-            runner.run_recipe(replace(chat, recipe=recipe, base=base))
-    assert not paths.exists("chat/chat")
 
 
 def test_a_ledger_that_cannot_be_read_is_one_line_and_keeps_the_rows_of_other_seeds(tmp_path: Path) -> None:
@@ -381,16 +378,13 @@ def test_a_larger_scale_prints_its_plan_and_asks(
         runner.run_recipe(cfg)
     assert planned_8b == []
     monkeypatch.setattr("builtins.input", lambda question: "y")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
+        patch.setattr(runner, "gpus_here", lambda: 2)
+        runner.run_recipe(cfg)
+    assert planned_8b == ["corpus", "base-code", "base-calls"], "what needs no GPU runs before GPUs are required"
     runner.run_recipe(cfg)
     runner.run_recipe(cfg)  # finished: neither asked nor launched again
     assert planned_8b == ["corpus", "base-code", "base-calls", "pretrain", "base", "ours-choose"]
-
-
-def test_what_needs_no_gpu_runs_before_gpus_are_required(planned_8b: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
-    with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
-        runner.run_recipe(RecipeConfig(recipe="late", scale="8b", yes=True))
-    assert planned_8b == ["corpus", "base-code", "base-calls"]
 
 
 def launch(*words: str) -> RecipeLaunch:

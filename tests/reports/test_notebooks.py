@@ -209,6 +209,8 @@ WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
 
 def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_for_pictures() -> None:
     link = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
+    reading = set(filter(notebooks.reads_runs, notebooks.names()))  # which a recipe executes on its runs
+    assert {"04_pretraining", "08_did_it_learn"} <= reading <= set(WALKS)
     for name in WALKS:
         cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
         targets = link.findall("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
@@ -233,8 +235,3 @@ def test_every_walk_through_executes_and_its_claim_holds(name: str, tmp_path: Pa
     begin, limit = time.perf_counter(), TRAINS_LIVE.get(name, 180)
     notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
     assert time.perf_counter() - begin < limit, f"a walk-through takes under {limit // 2} s on two free cores"
-
-
-def test_the_recipe_executes_the_notebooks_that_read_runs() -> None:
-    reading = set(filter(notebooks.reads_runs, notebooks.names()))
-    assert {"04_pretraining", "08_did_it_learn"} <= reading <= set(WALKS)

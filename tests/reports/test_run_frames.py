@@ -69,6 +69,9 @@ def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_a
         other = evaluated(f"{setting}/evaluate", ("b/rl@40",), **{setting: value})
         with raising(RunError, "a/evaluate", other, setting, str(value), str(EVALUATION[setting])):
             run_frames.collect(["a/evaluate", other])
+    for kind in run_frames.COMPARED.keys() - {"anatomy"}:  # which is written by a tool
+        settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
+        assert set(run_frames.COMPARED[kind]) <= settings.__dataclass_fields__.keys(), kind
 
 
 def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_root: Path) -> None:
@@ -89,13 +92,6 @@ def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_r
     status.write_text(json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"}))
     with raising(RunError, "a/evaluate", "a/rl", "2999"):
         run_frames.collect([scores])
-
-
-def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
-    for kind, names in run_frames.COMPARED.items():
-        if kind != "anatomy":  # written by a tool
-            settings = SwapsConfig if kind == "swaps" else COMMANDS[kind].config_class
-            assert set(names) <= settings.__dataclass_fields__.keys(), kind
 
 
 def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_seeds(runs_root: Path) -> None:
@@ -210,9 +206,7 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
     assert [*run_frames.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
-
-
-def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
+    # the first and the last checkpoint are paired, on one split
     order = product((("sft", 0), ("mid", 0), ("rl", 1)), ("test", "select"), "0123")
     rows = [dict(run="e", checkpoint=c, split=s, id=i, n=2, c=hits) for (c, hits), s, i in order]
     frames = {"per_problem": pd.DataFrame(rows)}

@@ -83,16 +83,13 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
     assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED  # 1: the legend
 
 
-def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
+def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
     hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>&lt;'
     turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
     one_token = XRay("mask", [5], [hostile], [1.0], [hostile])
     for image in (xray_mask(turns, tok), one_token):
         assert not Spans(image.html()).tags & {"script", "img"} and "<script" not in image.html()
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
-
-
-def test_tokens_do_not_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
     hostile = "\x1b]0;title\x07\x1b[2J\r\x9b1m\x7f"
     image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok)
     assert not set("\x1b\x07\r\x9b\x7f") & set(ANSI.sub("", image.terminal()))
