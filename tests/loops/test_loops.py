@@ -1,26 +1,50 @@
-"""What only one loop does. What all do is in test_contracts."""
+"""What only one loop does, one's own data, and preferences. What all do is in test_contracts; losses by hand are in tests/rl/test_losses."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonl
 import pytest
 import torch
-from contracts import assert_same_runs, curve, small, train, weights, write_corpus
+from contracts import (
+    PAIRS,
+    SINGLES,
+    TINY,
+    assert_close_curves,
+    assert_same_runs,
+    curve,
+    small,
+    train,
+    weights,
+    write_corpus,
+    write_rows,
+)
 
+from codechat import grpo, sft, tasks
+from codechat.core.config import parse
 from codechat.evaluation import evaluate
+from codechat.inference import protocol, terminal
+from codechat.models import loading
+from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
+from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import paths, run
-from codechat.tasks import base, toy
+from codechat.tasks import base, natural, toy
+from codechat.tasks.custom import RowsTask
+from codechat.tasks.toolbox import prepare
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
-from codechat.training import session
+from codechat.training import preferences, session
+from codechat.training.settings import TOY_RUN
 
 # ---------------------------------------------------------------- pretraining and SFT
 
@@ -162,3 +186,123 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
     for loop, more in (("ppo", {}), ("expert_iteration", dict(keep="correct")), ("reinforce", dict(baseline="none"))):
         assert train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"] == "finished"
+
+
+# ---------------------------------------------------------------- training on one's own files and tasks
+
+
+def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    folder = write_rows(home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}])
+    how = dict(tokenizer="bytes", max_steps=2, device_batch_size=1, log_every=1, compile=False)
+    found = sft.train(sft.SFTConfig(data_dir=folder, model=TINY, **how))
+    assert found.status["status"] == "finished"
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no ")]
+    assert [note.partition(":")[0] for note in notes] == ["no held-out loss", "no behaviour probes"]
+    assert not [name for name in found.evals() if name.startswith(("heldout_loss/", "probe/"))]
+
+
+def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
+    """On the command line, at the server, for natural requests, and after RL; until it is fine-tuned on others."""
+    tool = {"name": "get_time", "description": "Time of a city", "parameters": {"properties": {"city": {}}}}
+    words = "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1".split()
+    for style in ("described", "compact"):
+        prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style]))
+    common = dict(tokenizer="bytes", max_steps=1, device_batch_size=1, compile=False, probe_examples=0, eval_examples=1)
+    wide = replace(TINY, block_size=2048, n_embd=16)
+    first = sft.SFTConfig(data_dir=str(home / "described"), model=wide, run_name="first", **common)
+    sft.train(first)
+    sft.train(replace(first, data_dir=str(home / "compact"), run_name="then", init_from="first"))
+    compact, described = (chat.tools_prompt([tool], style) for style in ("compact", "described"))
+    for name, style, offer in (("first", "described", described), ("then", "compact", compact)):
+        loaded = loading.load_model(name)
+        assert loaded.tools_style == style
+        request = [{"role": "user", "content": "now"}]
+        ids = protocol.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
+        assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
+        (task := natural.NaturalTask()).tools_style = style
+        asked = task.problems()[0]
+        offered = chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
+        assert task.prompt(asked)[0]["content"] == offered
+    after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
+    assert after_rl.tools_style == "described"
+    (home / "tools.json").write_text(json.dumps([tool]))
+    cfg = terminal.ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
+    assert terminal.ToolChat(cfg).opening()[0]["content"] == described
+
+
+def share_of_a(completion, problem):
+    return completion.count("a") / max(8, len(completion))
+
+
+def length(completion, problem):
+    return min(len(completion), 8) / 8
+
+
+class Letters(RowsTask):
+    rows = [{"prompt": f"p{i}", "gold": "aaaaaaaa"} for i in range(20)]
+    rewards = {share_of_a: 1.0, length: 0.0}
+    no_stop = True
+
+
+def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path) -> None:
+    sizes = dict(model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16)
+    how = dict(task=Letters(), run_name="letters", allow_dead=True)
+    found = grpo.train(grpo.GRPOConfig(**TOY_RUN | sizes | how))
+    assert found.status["status"] == "finished" and found.config["task"] == "letters"
+    rows = found.metrics()
+    assert list(rows["reward/share_of_a"]) == pytest.approx(list(rows["reward_mean"]))
+    assert max(rows["reward/length"]) > max(rows["reward_mean"])
+    tasks.TASKS.pop("letters")
+
+
+# ---------------------------------------------------------------- preferences as data, and what only their loop does
+
+
+def read(home: Path, rows: list[dict], block: int = 64) -> Any:
+    folder = write_rows(home / "read" / "preferences.train.jsonl", rows)
+    return preferences.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)
+
+
+def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
+    batch = read(home, PAIRS)
+    other = preferences.mismatched(batch, 64)
+    shifted = batch.completions[2:] + batch.completions[:2]
+    assert [c.ids for c in other.completions] == [c.ids for c in shifted] and other.prompts == batch.prompts
+    tight = preferences.mismatched(batch, len(batch.prompts[0]) + 1)
+    assert all(len(c.ids) <= 1 for c in tight.completions)
+
+
+def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
+    """Whatever form the training file has: each label's rewards over its own held-out completions."""
+    found = []
+    for name, rows in (("pairs", PAIRS), ("singles", SINGLES)):
+        cfg = small("preference", home, run_name=name, loss="kto", lr=1e-2, max_steps=2, eval_every=0, eval_examples=24)
+        write_rows(home / "pairs" / "preferences.select.jsonl", rows)
+        found.append(train(cfg).evals().iloc[-1])
+    for name in ("heldout_chosen_reward", "heldout_rejected_reward", "heldout_preference_margin"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-3) and abs(found[0][name]) > 1e-4
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the shape that the longest pairs need."""
+    passes, own = [], GPT.token_logprobs
+
+    def counted(model: GPT, ids: torch.Tensor, *a: Any, **k: Any) -> Any:
+        passes.append(tuple(ids.shape))
+        return own(model, ids, *a, **k)
+
+    monkeypatch.setattr(GPT, "token_logprobs", counted)
+    how = dict(loss=loss, max_steps=3, row_tokens=32, eval_every=0)
+    plain = train(small("preference", home, run_name="plain", **how))
+    assert len(set(passes)) > 2
+    passes.clear()
+
+    def one_shape(batch: RolloutBatch, row_tokens: int, rows: int, device: Any) -> dict[str, Any]:
+        return dict(row_tokens=max(row_tokens, batch.longest_row), rows=rows, fixed=True)
+
+    monkeypatch.setattr(rollout, "row_shapes", one_shape)
+    fixed = train(small("preference", home, run_name="fixed", **how))
+    assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
+    assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6
