@@ -90,13 +90,11 @@ class Browser:
         self.until("document.readyState === 'complete'")
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def overflow(self) -> int:
-        """Pixels by which the page is wider than its window."""
         return self.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def until(self, condition: str, limit_s: float = 60) -> None:

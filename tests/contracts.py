@@ -95,13 +95,11 @@ def train(cfg: Any) -> run.Run:
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
-    """(step, value of each column) of every logged step."""
     frame = found.metrics().sort_values("step")
     return list(frame[["step", *columns]].itertuples(index=False, name=None))
 
 
 def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    """Weights of the last checkpoint."""
     return checkpoint.load(found.path).model_state
 
 
@@ -146,7 +144,6 @@ def untimed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def assert_same_runs(a: run.Run, b: run.Run) -> None:
-    """Metrics, evaluations and weights, bit by bit."""
     for one, other in ((a.metrics(), b.metrics()), (a.evals(), b.evals())):
         pd.testing.assert_frame_equal(untimed(one), untimed(other), check_exact=True, check_like=True)
     assert_same_weights(a, b)

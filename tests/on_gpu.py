@@ -36,7 +36,6 @@ def randomized(model: GPT) -> GPT:
 
 
 def packed_docs(rows: int, length: int) -> Tensor:
-    """Three documents a row, then padding."""
     ends = torch.tensor([length // 4, length // 2, length - length // 16])
     docs = torch.bucketize(torch.arange(length), ends, right=True)
     return docs.where(docs < 3, -1).expand(rows, length).contiguous()

@@ -65,7 +65,6 @@ def finish(ranks: subprocess.Popen[str], timeout: float = 1200) -> str:
 
 
 def on_ranks(n: int, program: str, folder: Path, *args: str, **more: Any) -> str:
-    """The output of a program that must end with 0 on every rank."""
     ranks = start(n, program, folder, *args, **more)
     out = finish(ranks)
     assert ranks.returncode == 0, out[-4000:]

@@ -21,7 +21,6 @@ class Running:
 
     @cached_property
     def client(self) -> Any:
-        """OpenAI's own."""
         import openai
 
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
@@ -45,7 +44,6 @@ class Running:
         return answer.status, json.loads(text) if kind.startswith("application/json") else text
 
     def idle(self) -> bool:
-        """Nothing runs and nothing waits, soon."""
         end = time.monotonic() + 20
         while time.monotonic() < end:
             if (h := self.health())["running"] == h["waiting"] == 0:
@@ -56,7 +54,6 @@ class Running:
 
 @contextmanager
 def Serving(**settings: Any) -> Iterator[Running]:  # noqa: N802
-    """A server in a thread for the time of the block."""
     cfg = ServeConfig(**({"ckpt": "tiny/sft", "port": 0, "max_batch": 8, "timeout_s": 60.0} | settings))
     box: queue.Queue[Any] = queue.Queue()
     how = dict(ready=lambda *found: box.put(found))

@@ -103,7 +103,6 @@ def _source(func: Any, args: Any) -> Tensor:
 
 
 def _target(func: Any, args: Any, kwargs: Any) -> str:
-    """The kind of device that is copied to."""
     device = args[0].device if func is aten.copy_.default else kwargs.get("device")
     return (_source(func, args).device if device is None else torch.device(device)).type
 
@@ -120,7 +119,6 @@ def _blocks(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _ones(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """What the host reads of a tensor without values."""
     if func is aten.copy_.default:
         return args[0].fill_(1)
     return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)

@@ -35,7 +35,6 @@ MODELS = {
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built programs."""
     build = tmp_path_factory.mktemp("cpp")
     for words in (
         ["cmake", "-S", str(ROOT / "cpp"), "-B", str(build), f"-DPython3_EXECUTABLE={sys.executable}"],
@@ -54,7 +53,6 @@ def run(program: Path, *words: object, code: int = 0) -> str:
 
 @pytest.fixture(params=MODELS)
 def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]:
-    """A model whose weights are all drawn, and its directory."""
     cfg = MODELS[request.param]
     model, rng = GPT(cfg).eval(), torch.Generator().manual_seed(1)
     with torch.no_grad():

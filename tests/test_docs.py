@@ -64,7 +64,6 @@ def test_the_index_lists_every_page() -> None:
 
 
 def defined(module: Path) -> set[str]:
-    """Functions and classes of a module, and Class.method."""
     found: set[str] = set()
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -101,7 +101,6 @@ def test_linters_find_nothing(words: str) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A copy of the Makefile beside an .venv that looks finished."""
     place = tmp_path / "a place"
     (place / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", place)
@@ -223,7 +222,6 @@ ANYTHING = {
 
 
 def test_rooms_import_downwards() -> None:
-    """The contract is in pyproject.toml."""
     assert lint_imports(no_cache=True) == 0
 
 
@@ -233,7 +231,6 @@ def takes_anything(handler: ast.ExceptHandler) -> bool:
 
 
 def swallowed(path: Path) -> int:
-    """Handlers that take any exception and do not raise it again."""
     handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
     return sum(takes_anything(handler) and not isinstance(handler.body[-1], ast.Raise) for handler in handlers)
 

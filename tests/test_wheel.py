@@ -41,7 +41,6 @@ sys.exit(cli.main(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an unpacked wheel of this tree."""
     try:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -64,7 +63,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(site: Path, folder: Path, *words: str) -> str:
-    """What a Python that finds only the wheel's codechat prints for these words."""
     env = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -105,10 +105,6 @@ class Zygote(Interpreter):
             raise NotStarted("the zygote has gone")
         return socket.socket(fileno=fds[0])
 
-    def end(self) -> None:
-        """End the process that was taken."""
-        self.control.sendall(codec.END)
-
 
 def main(control: socket.socket, level: str, parent: str) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -367,7 +363,7 @@ class Trial:
     def close(self) -> None:
         if self.session:
             with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
-                self.zygote.end()
+                self.zygote.control.sendall(codec.END)
             self.session = None
 
 

@@ -257,12 +257,6 @@ def shared_pool(isolation: str) -> Pool:
     return pool
 
 
-def close_all() -> None:
-    """End the judges of the shared pools, which are rebuilt where they are used again."""
-    for pool in _shared.values():
-        pool.close()
-
-
 # ---- the command
 
 # Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.

@@ -11,7 +11,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.core.registry import COMMANDS
 from codechat.evaluation import diagnose, pass_rates, results
 from codechat.runs.run import Run
-from codechat.sandbox.pool import SandboxUnavailable, close_all
+from codechat.sandbox.pool import SandboxUnavailable, shared_pool
 from codechat.tasks.base import Problem
 
 
@@ -53,7 +53,7 @@ def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
             pytest.skip(str(why))
 
     yield run
-    close_all()
+    shared_pool("auto").close()
 
 
 def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, capsys) -> None:

@@ -185,7 +185,6 @@ def scaled_loss(own: Callable[..., None], calls: Any) -> Callable[..., None]:
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
     loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one microbatch among several."""
     monkeypatch.setattr(torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6))))
     steps = dict(max_tokens=8 * 4 * 16, minibatches=2) if loop == "chars" else dict(max_steps=14, grad_accum=2)
     with raising(RunError, "gradient", "--lr"):

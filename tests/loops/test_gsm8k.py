@@ -55,7 +55,6 @@ def write_tokenizer(folder: Path, bos: bool) -> None:
 
 @pytest.fixture(params=SHAPES)
 def directory(request: pytest.FixtureRequest, home: Path) -> Path:
-    """A Hugging Face directory with random weights."""
     (home / "tok").mkdir()
     write_tokenizer(home / "tok", bos=request.param == "llama")
     tok = tokenizer.load(f"hf:{home / 'tok'}")

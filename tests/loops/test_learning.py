@@ -16,7 +16,6 @@ LOSSES = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
 
 
 def toy_run(loop: str, **changes: Any) -> Any:
-    """The preset of a loop, as it is."""
     entry = registry.LOOPS[loop]
     how = dict(save_every=0, diagnose_groups=0) | changes
     return config.resolve(entry.config_class, "toy", None, how, presets=entry.presets)
@@ -65,7 +64,6 @@ def predict_worth(home: Path, seed: int) -> list[Claim]:
 
 @lesson(*LOSSES, "kto on single completions")
 def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
-    """The held-out preferences are the training ones here."""
     rows = PAIRS if loss in LOSSES else SINGLES
     for split in ("train", "select"):
         folder = write_rows(home / loss / f"preferences.{split}.jsonl", rows)

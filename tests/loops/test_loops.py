@@ -203,7 +203,6 @@ def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: 
 
 
 def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
-    """On the command line, at the server, for natural requests, and after RL; until it is fine-tuned on others."""
     tool = {"name": "get_time", "description": "Time of a city", "parameters": {"properties": {"city": {}}}}
     words = "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1".split()
     for style in ("described", "compact"):

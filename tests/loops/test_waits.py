@@ -45,7 +45,6 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def per_step(run: Callable[[int], Any]) -> Counter[str]:
-    """Waits of one step: those of two steps less those of one."""
     found = []
     for steps in (1, 2):
         with on_meta(), SyncCount() as syncs:

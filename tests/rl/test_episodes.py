@@ -52,8 +52,6 @@ class Counting:
 
 
 class Talk:
-    """A task over `Counting`."""
-
     name, tiers, max_reward = "talk", ("some",), 1.0
 
     def __init__(self, ends_after: int = 3, max_turns: int = 5) -> None:
@@ -73,8 +71,6 @@ class Talk:
 
 
 class OneTurn(Talk):
-    """The same problems on the single-turn path."""
-
     environment = property()  # hasattr says no
 
 
@@ -111,7 +107,6 @@ def closing() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def batch(policy: GPT) -> rollout.RolloutBatch:
-    """Twelve episodes of one to three turns, read by many tests."""
     with closing_answers():
         played = collect(policy, Talk())
     assert any(len(turns) == 3 for turns in played.turns)

@@ -142,7 +142,6 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> None:
-    """What makes GRPO's first update a REINFORCE step."""
     new, plain = LOGPROBS.clone().requires_grad_(), LOGPROBS.clone().requires_grad_()
     weights = token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
     loss = clipped_policy_loss(policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2)
@@ -236,7 +235,6 @@ LENGTHS = dict(chosen_lengths=THREE, rejected_lengths=THREE)
 
 
 def nats(x: float) -> float:
-    """-log sigmoid(x)."""
     return math.log(1 + math.exp(-x))
 
 

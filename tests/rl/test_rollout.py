@@ -95,7 +95,6 @@ def assert_close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 
 
 def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(policy: GPT, batch: RolloutBatch) -> None:
-    """In one row, a row per group, groups split over rows."""
     advantage, order = advantages.group_advantages(batch.rewards), [2, 0, 1]
     assert advantage.abs().max() > 0.05
     plain, moved = plain_gradient(policy, batch, advantage), batch.take(order)
@@ -196,7 +195,6 @@ def test_one_rank_has_the_numbers_of_diagnose() -> None:
 
 
 def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[Rank]:
-    """What each rank gives of its groups."""
     mine = []
     with monkeypatch.context() as m:
         m.setattr(dist, "gather", lambda rank: mine.append(rank) or [rank])

@@ -80,7 +80,6 @@ def made_host() -> Iterator[Host]:
 
 @pytest.fixture
 def hosts() -> Iterator[Iterator[Host]]:
-    """One after another."""
     with contextlib.ExitStack() as stack:
         yield (stack.enter_context(made_host()) for _ in range(2))
 

@@ -55,7 +55,6 @@ FORGES, SPEAKS, INHERENT = ([Attack(**row) for row in PROGRAMS[kind]] for kind i
 
 
 def forged_naively(attack: Attack, folder: Path) -> bool:
-    """Whether the naive executor takes the program for a solution."""
     script = folder / "run.py"
     tests = "\n".join(attack.tests)
     text = NAIVE[attack.naive].format(code=attack.code, asserts=tests, tests=tests, each=list(attack.tests))

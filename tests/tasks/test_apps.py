@@ -202,7 +202,6 @@ def says(text: str) -> Any:
 
 
 def played(problem: Problem, *answers: str) -> Any:
-    """The score after these answers."""
     EPISODE.reset(problem, 0)
     rewards = [says(text)[1] for text in answers]
     assert sum(rewards) == pytest.approx(EPISODE.score().reward)
@@ -234,7 +233,6 @@ def test_solving_and_declining_is_not_success() -> None:
 
 
 def test_a_change_made_twice_is_collateral() -> None:
-    """A second copy of a new row is collateral; setting the same value again changes nothing more."""
     problems = {p.gold["calls"][0]["name"]: p for p in EASY}
     for name in ("mail_send", "notes_add", "contacts_add", "calendar_add"):
         step = apps.gold_steps(problems[name])[0]
@@ -245,7 +243,6 @@ def test_a_change_made_twice_is_collateral() -> None:
 
 
 def test_trying_everything_is_not_success() -> None:
-    """Every offered tool with every id and guessed words: trying ids changes the other rows too."""
     for problem in [p for level in PROBLEMS.values() for p in level[:2]]:
         spray, last = [], [call("task_answer", text="a@b"), call("task_decline")]
         for name in set(problem.meta["tools"]) - set(CLOSING):
@@ -260,7 +257,6 @@ def test_trying_everything_is_not_success() -> None:
 
 
 def test_only_the_first_answer_counts() -> None:
-    """The first answer ends the episode; later ones have no effect, correct or not."""
     asked = [p for p in PROBLEMS[2] if p.gold["calls"][-1]["name"] == "task_answer"]
     assert asked
     for problem in asked:
@@ -294,7 +290,6 @@ def test_strange_text_is_data() -> None:
 
 
 def test_random_answers_never_break_an_episode() -> None:
-    """Random pieces of calls, all unreadable or invalid: the score stays valid."""
     rng = random.Random(0)
     ids = ['"id": 40', '"id": "40"', '"id": 1e999', '"id": -9223372036854775809', '"query": "\\ud800"', '"path": "{x}"']
     marks = ["<functioncall>", ' {"name": "', '", "arguments": {', '", "arguments": [', "}}", *"}[]'\\", "null"]

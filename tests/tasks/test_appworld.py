@@ -35,7 +35,6 @@ CHECKS = {
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
-    """What /evaluate says where these of CHECKS pass."""
     rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS.items()]
     failures = [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed]
     found = dict(success=not failures, difficulty=1, num_tests=len(rows))

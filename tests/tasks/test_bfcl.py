@@ -42,7 +42,6 @@ TABLE = [json.loads(line) for line in Path(__file__).with_name("bfcl_verdicts.js
 
 
 def test_table_of_verdicts() -> None:
-    """Every embedded problem has a correct and a wrong answer in the table."""
     for name, tier, said, *_ in TABLE:
         text = said if isinstance(said, str) else "".join(call(name, **arguments) for name, arguments in said)
         score = TASK.score(PROBLEMS[name], text)
@@ -143,7 +142,6 @@ IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "funct
 
 @pytest.fixture
 def leaderboard(tmp_path: Path) -> Path:
-    """A directory in the leaderboard's layout, with an unsupported category."""
     write(tmp_path / "BFCL_v4_simple_python.json", [QUESTION])
     (tmp_path / "possible_answer").mkdir()
     write(tmp_path / "possible_answer" / "BFCL_v4_simple_python.json", [ANSWER])

@@ -11,7 +11,7 @@ from jsonl import write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError
-from codechat.sandbox.pool import Result, SandboxUnavailable, Verdict, close_all
+from codechat.sandbox.pool import Result, SandboxUnavailable, Verdict, shared_pool
 from codechat.tasks.base import Problem
 from codechat.tasks.coding import rewards
 from codechat.tasks.coding.answer_text import extract
@@ -30,7 +30,7 @@ def task() -> Iterator[CodingTask]:
     except SandboxUnavailable as why:
         pytest.skip(str(why))
     yield made
-    close_all()
+    shared_pool("auto").close()
 
 
 # ---- rewards
@@ -191,7 +191,6 @@ def human_row(test: str, **more: Any) -> dict[str, Any]:
 
 
 def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
-    """In the form of the extended suites' scripts."""
     loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
     row = mbpp_row(11, prompt="Add.", test=PLUS + loop)
     plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")

@@ -113,8 +113,6 @@ def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(functi
 
 
 class Near:
-    """A reward with a state of its own."""
-
     def __init__(self, scale):
         self.scale = scale
 

@@ -235,7 +235,6 @@ def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Pa
 
 
 def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set of the hub by its name: training rows only, one in sixteen for validation."""
     rows = [{"query": f"What is {i} and 1?", "response": f"It is {i + 1}.\n#### {i + 1}"} for i in range(80)]
     monkeypatch.setattr("codechat.data.sources.hub_rows", lambda name: iter(rows if name == "owner/rounds" else []))
     flags = ["--source", "owner/rounds", "--columns", "question=query,answer=response", "--tokenizer", "bytes"]

@@ -264,7 +264,6 @@ def run_git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> dict[str, Any]:
-    """A git repository with a bug, and its row as SWE-bench has it."""
     repo = tmp_path / "checkouts" / "owner__shop-1"
     (repo / "shop").mkdir(parents=True)
     (repo / "tests").mkdir()

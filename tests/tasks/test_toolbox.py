@@ -149,7 +149,6 @@ def test_families():
 
 @functools.cache
 def patterns_of(name, hard):
-    """What the asks of a tool look like with any values."""
     tool = TOOLS[name]
     parts = (re.split(r"{(\w+)}", ask) for ask in (tool.hard_asks if hard else tool.asks))
     filled = ("".join(values_of(tool.slots[p]) if i % 2 else re.escape(p) for i, p in enumerate(ps)) for ps in parts)
@@ -201,7 +200,6 @@ def test_other_tools_of_a_probe_cannot_serve_the_request():
 
 
 def open_values(tool, arguments):
-    """The values that must not be shared between splits."""
     for key, value in arguments.items():
         if tool.slots[key].unseen:
             yield from (str(v).lower() for v in values.parts(value) if not is_shared(v))
