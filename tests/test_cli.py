@@ -60,9 +60,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         assert err.startswith("error: ") and repr(word) in err and repr(near) in err and err.count("\n") == 1
 
 
-def test_what_goes_wrong_is_one_line_and_a_code_and_a_defect_keeps_its_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_goes_wrong_is_one_line_and_a_code_a_defect_keeps_its_traceback(capsys: Any) -> None:
     for kind in (UserError, ConfigError, DataError, MissingFile, RunError, CheckpointError):
         assert guarded(fails(kind("got 1; 2 is required; set --x 2")), []) == 2
         assert capsys.readouterr() == ("", "error: got 1; 2 is required; set --x 2\n")

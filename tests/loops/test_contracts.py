@@ -158,9 +158,7 @@ def good_checkpoints(name: str, last: int) -> None:
 
 
 @pytest.mark.parametrize(("loop", "part"), [*((loop, "model") for loop in LOOPS), ("ppo", "head")])
-def test_weights_that_are_not_finite_are_never_saved(
-    loop: str, part: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_not_finite_are_never_saved(loop: str, part: str, home: Path, monkeypatch: Any) -> None:
     """Also where no metric showed it, and though only one checkpoint is kept."""
     own = Session.apply_gradients
 
@@ -182,9 +180,7 @@ def scaled_loss(own: Callable[..., None], calls: Any) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
-    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(loop: str, home: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6))))
     steps = dict(max_tokens=8 * 4 * 16, minibatches=2) if loop == "chars" else dict(max_steps=14, grad_accum=2)
     with raising(RunError, "gradient", "--lr"):

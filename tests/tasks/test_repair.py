@@ -296,9 +296,7 @@ def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_real_rows_are_scored_in_a_copy_of_the_checkout(
-    checkout: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_scored_in_a_copy_of_the_checkout(checkout: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     repo = tmp_path / "checkouts" / checkout["instance_id"]
     task = real(tmp_path, checkout, checkout | {"instance_id": "absent-2"})
     (problem,) = task.problems("test")
