@@ -37,7 +37,7 @@ class CodecError(ValueError):
 
 # Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a table that is empty.
 ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
-DECODER = json.JSONDecoder(parse_constant={}.__getitem__).decode
+DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 
 # ---- encode
 
