@@ -23,7 +23,7 @@ from codechat.tasks import toy
 from codechat.text import tokenizer
 
 # what another process measures differently
-TIMED = {"time", "mfu"} | {name for name, m in run.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
+TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}
 Train = Callable[[Any], run.Run]
 
 

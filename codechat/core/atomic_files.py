@@ -26,8 +26,9 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line of JSON per row. A lone surrogate is written as its escape: the text is UTF-8 and reads as the same row."""
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    """A line of JSON per row, what JSON does not know as text. A lone surrogate is written as its escape: the text is
+    UTF-8 and reads as the same row."""
+    text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     return text.encode("utf-8", "backslashreplace").decode()
 
 

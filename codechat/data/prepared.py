@@ -72,9 +72,6 @@ def write(
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
-    manifest.pop("tools_style", None)
-    if styles := {entry["tools_style"] for entry in manifest["files"].values() if "tools_style" in entry}:
-        manifest["tools_style"] = style if style in styles else min(styles)
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
@@ -91,7 +88,8 @@ def write(
 def tools_style(directory: Path | str) -> str:
     """How the system prompts of a prepared directory list tools; compact where its manifest does not say."""
     path = Path(directory) / MANIFEST
-    return config.read_json(path).get("tools_style", "compact") if path.exists() else "compact"
+    files = config.read_json(path).get("files", {}) if path.exists() else {}
+    return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"
 
 
 def described(row: Row) -> Row:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from codechat import tasks
+from codechat.core.atomic_files import append_rows
 from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations
@@ -68,8 +69,7 @@ def evaluate_task(
     the problems.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
-    the prompt offers. A prompt that fills the model's block counts
-    as failed."""
+    the prompt offers. A prompt that fills the model's block counts as failed."""
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
@@ -88,7 +88,7 @@ def evaluate_task(
                     tokenizer,
                     tags,
                     keys=[p.id for p in chunk],
-                    sampler=partial(sample_those_that_fit, generate.sample, list(begin), held),
+                    sampler=partial(sample_after, list(begin), held),
                     group_size=n,
                     temperature=temperature,
                     top_k=top_k,
@@ -102,33 +102,19 @@ def evaluate_task(
     return results.TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
-def sample_those_that_fit(
-    sampler: episodes.Sampler,
+def sample_after(
     begin: list[int],
     grammars: Sequence[CallGrammar | None] | None,
     model: gpt.GPT,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    samples_per_prompt: int = 1,
-    keys: Sequence[Any],
     **how: Any,
 ) -> list[generate.Completion]:
-    """Samples after `begin`, with an empty completion for each prompt that leaves no room in the block."""
-    fits = [len(ids) + len(begin) < model.cfg.block_size for ids in prompts]
-    sampled = iter(
-        sampler(
-            model,
-            [[*ids, *begin] for ids in itertools.compress(prompts, fits)],
-            max_new_tokens=max(1, max_new_tokens - len(begin)),
-            samples_per_prompt=samples_per_prompt,
-            keys=list(itertools.compress(keys, fits)),
-            **how | ({"grammars": list(itertools.compress(grammars, fits))} if grammars else {}),
-        )
-    )
-    full, zeros = generate.Completion([], [], "context"), [0.0] * len(begin)
-    completions = [next(sampled) if fit else full for fit in fits for _ in range(samples_per_prompt)]
-    return [c if c is full else replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) for c in completions]
+    """Completions that start with `begin`; one is empty where its prompt leaves no room in the block."""
+    how |= dict(max_new_tokens=max(1, max_new_tokens - len(begin)), grammars=grammars, on_overflow="empty")
+    sampled, zeros = generate.sample(model, [[*ids, *begin] for ids in prompts], **how), [0.0] * len(begin)
+    return [replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) if c.ids else c for c in sampled]
 
 
 def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
@@ -357,8 +343,8 @@ def _evaluate_checkpoint(
         row = result.row() | dict(sampling=way)
         say(result.report(f"{name} on {cfg.task} {split}{f', {way}' if ',' in way else ''}"))
         if dist.is_main():
-            results.append_rows(run.path / "per_problem.jsonl", (which | p for p in result.counts))
-            results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+            for file, found in (("per_problem", result.counts), ("examples", result.examples)):
+                append_rows(run.path / f"{file}.jsonl", (which | row for row in found))
         run.log_samples(step, [dict(s, **which) for s in result.samples])
         if i == 0:
             rows[split] = row

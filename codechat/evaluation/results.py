@@ -1,13 +1,11 @@
 """Results of an evaluation: counts per problem, pass@k with intervals, differences between checkpoints on the same
 problems."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from codechat.core.atomic_files import read_rows
@@ -223,12 +221,6 @@ def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str,
             row |= passes.row(f"{part}/pass@1")
             print(f"  {part}: pass@1 = {passes} ({result.settings(len(some))})")
     return row
-
-
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append one line of json per row."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
 def read_per_problem(run: Run) -> list[Row]:

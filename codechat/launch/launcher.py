@@ -37,7 +37,7 @@ from codechat.core.processes import alive, descendants, process_start
 from codechat.launch import planner
 from codechat.launch.portable_scripts import SAVE_S, fill
 from codechat.runs import paths
-from codechat.runs.run import metric
+from codechat.runs.run import unit_of
 
 LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
 SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line
@@ -276,7 +276,7 @@ def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:
     """One logged step in words."""
     shown = [k for k in SHOWN if isinstance(row.get(k), (int, float))]
     words = [f"step {row['step']}" + (f"/{max_steps}" if max_steps else "")]
-    return "  ".join([*words, *(f"{k} {row[k]:.4g} {metric(k).unit}".strip() for k in shown)])
+    return "  ".join([*words, *(f"{k} {row[k]:.4g} {unit_of(k)}".strip() for k in shown)])
 
 
 # ---- the command

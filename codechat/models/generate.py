@@ -72,7 +72,7 @@ def sample(
     samples_per_prompt: int = 1,
     keys: Sequence[int | str] | None = None,
     prefix_tokens: Sequence[int] | None = None,
-    on_overflow: Literal["raise", "stop"] = "raise",
+    on_overflow: Literal["raise", "stop", "empty"] = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
 ) -> list[Completion]:
@@ -85,7 +85,8 @@ def sample(
     keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
+    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context"; "empty":
+    the same, and a prompt that is longer itself has an empty completion.
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), [list(s) for s in stop]
@@ -268,9 +269,9 @@ def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow:
     got = f"a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"
     if max_new_tokens < 1 or not prompt or not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
         raise ConfigError(f"{got}; required are at least 1 each, and ids in 0..{cfg.n_ids - 1}")
-    if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
+    if room < 0 and on_overflow != "empty" or (room < max_new_tokens and on_overflow == "raise"):
         raise ConfigError(f"{got}; together they must fit the block_size {cfg.block_size}; shorten one of them")
-    return min(room, max_new_tokens)
+    return max(0, min(room, max_new_tokens))
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int) -> int:

@@ -21,7 +21,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from codechat.runs.run import metric
+from codechat.runs.run import unit_of
 
 LOOK = Path(__file__).with_name("codechat.mplstyle")  # in force while `new_figure` makes axes, never globally
 OKABE_ITO = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermilion": "#D55E00",
@@ -88,7 +88,7 @@ def dash_of(run: str) -> str:
 
 def label_of(name: str) -> str:
     """An axis label: the metric in words, and its unit from METRICS."""
-    unit, words = metric(name).unit, WORDS.get(name, name)
+    unit, words = unit_of(name), WORDS.get(name, name)
     return f"{words} ({unit})" if unit else words
 
 

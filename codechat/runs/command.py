@@ -12,7 +12,7 @@ from typing import Any, Literal
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError
-from codechat.runs.run import Run, is_declared, list_runs, metric, runs_dir
+from codechat.runs.run import Run, declared, list_runs, runs_dir, unit_of
 
 N_RUNS = {"list": 0, "show": 1, "compare": 2}
 
@@ -50,12 +50,12 @@ def show_run(ref: str) -> None:
     _section("", {key: value for key, value in about.items() if value not in (None, "")})
     _section("settings", {key: value for key, (value, _) in differences(run.config, {}).items()})
     rows = read_rows(run.path / "metrics.jsonl")
-    last = {k: (v, row["step"]) for row in rows for k, v in row.items() if is_declared(k)}
-    units = {k: f"{_short(v)} {metric(k).unit}".rstrip() + f" at step {n}" for k, (v, n) in last.items()}
+    last = {k: (v, row["step"]) for row in rows for k, v in row.items() if declared(k)}
+    units = {k: f"{_short(v)} {unit_of(k)}".rstrip() + f" at step {n}" for k, (v, n) in last.items()}
     _section("metrics (last value)", units)
     for row in read_rows(run.path / "eval.jsonl"):
         where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
-        _section(f"evaluation at step {row['step']} {where}", {k: v for k, v in row.items() if is_declared(k)})
+        _section(f"evaluation at step {row['step']} {where}", {k: v for k, v in row.items() if declared(k)})
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> None:

@@ -13,8 +13,7 @@ A step's number counts the optimizer updates done: the row of the first update i
 holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
 flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
 
-A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null, since json has no
-word for it, and listed in the row's `nonfinite` ("train_loss=nan").
+A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null.
 
 A configuration with wandb=True also sends the rows to Weights & Biases, under the run's name as id. The rows of another run are sent
 later by `wandb sync runs/NAME/tb`, which reads TensorBoard's files.
@@ -33,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from codechat.core import provenance
 from codechat.core.atomic_files import append_rows, drop_rows_after, read_json, read_rows, write_json
@@ -51,50 +50,40 @@ ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 # ---- names that may be logged (metrics.csv), and values as json
 
 
-class Metric(NamedTuple):
-    unit: str
-    help: str
-
-
 with Path(__file__).with_name("metrics.csv").open(encoding="utf-8", newline="") as _file:
-    METRICS = {name: Metric(unit, help) for name, unit, help in list(csv.reader(_file))[1:]}
-_FAMILIES = tuple(name[:-1] for name in METRICS if name.endswith("*"))
+    METRICS = {name: unit for name, unit, _ in list(csv.reader(_file))[1:]}
 
 
 @cache
-def is_declared(name: str) -> bool:
-    return name in METRICS or any(name.startswith(f) and len(name) > len(f) for f in _FAMILIES)
+def declared(name: str) -> str | None:
+    """The name that declares a metric, the metric's or its family's with a *; None where there is none."""
+    families = (f for f in METRICS if f.endswith("*") and name.startswith(f[:-1]) and len(name) >= len(f))
+    return name if name in METRICS else next(families, None)
 
 
-@cache
-def metric(name: str) -> Metric:
-    """The declaration of `name`; ValueError with the nearest name where there is none."""
-    if not is_declared(name):
+def unit_of(name: str) -> str:
+    """The unit of a metric; ValueError with the nearest name where none is declared."""
+    if not declared(name):
         raise ValueError(f"metric {name!r} is not declared in metrics.csv{nearest(name, METRICS)}")
-    return METRICS.get(name) or METRICS[next(f for f in _FAMILIES if name.startswith(f)) + "*"]
+    return METRICS[declared(name)]
 
 
-def plain(value: Any, name: str, bad: list[str]) -> Any:
-    """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None, noted in `bad`."""
+def plain(value: Any) -> Any:
+    """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        bad.append(f"{name}={value}")
-        return None
     if isinstance(value, Mapping):
-        return {str(k): plain(v, f"{name}.{k}", bad) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v, f"{name}.{i}", bad) for i, v in enumerate(value)]
+        return list(map(plain, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if isinstance(value, (int, float, str)) or value is None else str(value)
 
 
-def plain_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    """{step, time, ...values}, and `nonfinite` where a value is not finite."""
-    bad: list[str] = []
-    row = {"step": int(step), "time": round(time, 3), **{k: plain(v, k, bad) for k, v in values.items()}}
-    if bad:
-        row["nonfinite"] = " ".join(bad)
-    return row
+def plain_row(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """{step, time, ...values}."""
+    return {"step": int(step), "time": round(time.time(), 3), **plain(values)}
 
 
 # ---- the directory
@@ -237,25 +226,25 @@ class Run:
 
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
-        row = plain_row(step, time.time(), {**(values or {}), **metrics})
-        for name in row.keys() - {"step", "time", "nonfinite"}:
-            metric(name)
+        row = plain_row(step, {**(values or {}), **metrics})
+        for name in row.keys() - {"step", "time"}:
+            unit_of(name)
         if _ranks().is_main():
             self._append("metrics.jsonl", [row])
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n, split, ...)."""
-        row = plain_row(step, time.time(), values)
+        row = plain_row(step, values)
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
-            shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}
+            shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or declared(k)}
             self._show(shown, "eval/" + (f"{row['split']}/" if "split" in row else ""))
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
         if _ranks().is_main():
-            self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
+            self._append("samples.jsonl", [plain_row(step, row) for row in rows])
 
     def _track(self, wandb: Any, kind: str, continued: bool) -> None:
         about = dict(name=self.name, id=self.name.replace("/", "--"), config=self.config, job_type=kind)
@@ -270,7 +259,7 @@ class Run:
     def _show(self, row: Mapping[str, Any], where: str = "") -> None:
         """Send a row to TensorBoard, and to the tracker, there under `where`/NAME."""
         if self._tracked:
-            values = {where + k: v for k, v in row.items() if is_declared(k) and v is not None}
+            values = {where + k: v for k, v in row.items() if declared(k) and v is not None}
             self._tracked.log({"step": row["step"]} | values)
         if not self._writing:
             return
@@ -301,7 +290,7 @@ class Run:
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """The run did all it was started for."""
-        self._end("finished", None, {"summary": plain(summary or {}, "summary", [])})
+        self._end("finished", None, {"summary": plain(summary or {})})
 
     def stop(self, reason: str) -> None:
         """The run ended early on purpose: an interruption, a rule."""

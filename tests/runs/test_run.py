@@ -24,7 +24,7 @@ from codechat.core.config import config_hash, opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.runs import paths
 from codechat.runs.paths import exists, find_checkpoint, find_run, runs_dir
-from codechat.runs.run import METRICS, Run, list_runs, metric
+from codechat.runs.run import METRICS, Run, list_runs, unit_of
 from codechat.training.settings import RunSettings
 
 
@@ -98,7 +98,7 @@ def test_only_declared_scalars_are_taken() -> None:
         with raising(ValueError, named):
             run.log(1, values)
     assert not (run.path / "metrics.jsonl").exists()
-    assert metric("pass@64") is METRICS["pass@*"] and metric("val_bpb").unit == "bits/byte"
+    assert unit_of("pass@64") == METRICS["pass@*"] and unit_of("val_bpb") == "bits/byte"
 
 
 # ---- how it ends
