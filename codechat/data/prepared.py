@@ -1,8 +1,7 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory. Each replaces its own files and its own entries of the manifest, and
-removes those that it does not write again, since training reads all files. A file of another command is never replaced.
-The manifest is written last, so it names only files that are there.
+Several commands may write into one directory. Each replaces its own files and entries of the manifest, and removes those
+that it does not write again. A file of another command is never replaced. The manifest is written last.
 """
 
 import json
@@ -28,8 +27,7 @@ MANIFEST = "manifest.json"
 
 
 def require_kind(out: Path, kind: str) -> None:
-    """DataError where a directory holds a corpus and should hold conversations, or the other way round, and where `out`
-    or a folder above it is a file."""
+    """DataError where `out` holds a corpus and not conversations, or the reverse, or it or a folder above it is a file."""
     place = next((place for place in (out, *out.parents) if place.exists()), None)
     if place is not None and not place.is_dir():
         raise DataError(f"{place} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
@@ -42,7 +40,7 @@ def require_kind(out: Path, kind: str) -> None:
 def write(
     out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
 ) -> dict[str, Any]:
-    """Write `files` (name -> rows) and add them to the manifest, which is returned. measured: more of its entries."""
+    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries."""
     path = out / MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
     style, kind = getattr(cfg, "tools_style", "compact"), type(cfg).__name__

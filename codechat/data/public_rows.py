@@ -1,8 +1,4 @@
-"""Rows of public data sets -> documents and conversations, by their columns.
-
-`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they
-come in.
-"""
+"""Rows of public data sets -> documents and conversations, by their columns. Rows of a benchmark are refused first."""
 
 import re
 import sys
@@ -30,7 +26,7 @@ from codechat.data.sources import (
 from codechat.data.synthetic import parsed, split_of
 from codechat.text import chat
 
-DOCUMENT_COLUMNS = ("code", "content", "text")
+DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))
 CALL_COLUMNS = (
     ("system", "chat"),
     ("question", "functions", "ground_truth"),
@@ -150,9 +146,8 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
     """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
-    rows = require_columns(reject_benchmark_rows(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
-    for number, row in enumerate(rows):
-        text = next((row[c] for c in DOCUMENT_COLUMNS if row.get(c) is not None), None)
+    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), DOCUMENT_COLUMNS, origin)):
+        text = next((row[c] for (c,) in DOCUMENT_COLUMNS if row.get(c) is not None), None)
         language = str(row.get("language", row.get("lang", "Python"))).lower()
         if not isinstance(text, str):
             ledger.lose("no_text")
@@ -168,9 +163,8 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
 def conversation_rows(
     rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str = "compact", domain: str = ""
 ) -> Iterator[Row]:
-    """Conversations of rows in any form of `chat_formats`, each once. Their domain is `domain`, or what the row says,
-    or "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose; code in
-    other languages is skipped by rule."""
+    """Conversations of rows in any form of `chat_formats`, each once. Their domain is `domain`, or what the row says, or
+    "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose."""
     seen: set[str] = set()
     columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
     for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
@@ -226,8 +220,7 @@ def _has_tools(messages: list[Row]) -> bool:
 
 
 def split_key(row: Row) -> str:
-    """What decides the split of a conversation. Where tools are in play, all before the answer to predict, since calls
-    repeat; else the answers, so the same question with another answer may be in another split."""
+    """What decides the split of a conversation: with tools all before the answer to predict, else the answers."""
     messages = row["messages"]
     if row["domain"] == "calls" or _has_tools(messages):
         return repr(messages[: answer_at(messages)])
@@ -241,8 +234,8 @@ def answer_at(messages: list[Row]) -> int:
 
 
 def call_problem(row: Row) -> Row | None:
-    """The problem in a conversation: everything before its first call as prompt, and that call as `gold` (None: no call
-    is correct). None for several calls at once, which the task does not judge."""
+    """The problem in a conversation: everything before its first call, and that call as `gold` (None: no call is right).
+    None for several calls at once, which the task does not judge."""
     at = answer_at(row["messages"])
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:

@@ -1,8 +1,7 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
-Each source counts its rows in a `Ledger`: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a
-row should have been usable. Above a share of losses `Ledger.check` stops, since a reader that drops most of its input
-leaves only the easy part.
+A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row
+should have been usable. Too many losses are an error: a reader that drops most of its input leaves only the easy part.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 T = TypeVar("T")
 Row = dict[str, Any]
 LARGEST_LOSS = 0.05
-PROBE_S = 3.0
+PROBE_S = 3.0  # seconds
 OTHER_SOURCES = "use --source embedded, or --source PATH with a parquet or jsonl file in the same columns"
 
 
@@ -52,7 +51,7 @@ class Ledger:
     first: dict[str, str] = field(default_factory=dict)  # reason -> where it was met first
 
     def skip(self, rule: str) -> None:
-        """A selection rule removed a row: a choice, not a loss."""
+        """A rule left a row out."""
         self.skipped[rule] += 1
 
     def lose(self, reason: str, where: str = "") -> None:
@@ -110,9 +109,8 @@ VENDOR_DIRS = frozenset(
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
-    """Documents of the interpreter's Python files, without tests and vendored copies, in the order of the hashes of
-    their relative paths, so any prefix is a fair sample of all packages. roots: (source name, directory); None = those
-    of the standard library and of installed packages."""
+    """Documents of Python files without tests and vendored copies, in the order of the hashes of their relative paths, so
+    any prefix is a fair sample. roots: (source name, directory); None = the standard library and installed packages."""
     files: dict[str, tuple[str, Path]] = {}
     standard, *installed = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
     unique = dict.fromkeys(map(os.path.realpath, [*installed, *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]))
@@ -154,8 +152,7 @@ def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Docume
 
 
 def text_rule(text: str) -> str | None:
-    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean: tables of data
-    and minified code teach digits, not programs."""
+    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean."""
     if not text.strip():
         return "empty"
     if len(text) > 1_000_000:
@@ -242,8 +239,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def unpadded(row: Row) -> Row:
-    """The row of an Arrow table as it was written: all objects of a column have the same fields there, null where one
-    lacks them. Null columns stay."""
+    """The row of an Arrow table as it was written: there, objects have null fields that others of their column have."""
     return {name: without_nulls(value) for name, value in row.items()}
 
 
@@ -258,8 +254,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS.
-    ConfigError for other words, DataError for a row without one of them."""
+    """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS."""
     names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
     if len(names) < len(columns):
         raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
@@ -288,8 +283,8 @@ def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], 
 
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
-    """Rows of a hub data set, streamed. files: its parquet or json files, where it has only a loading script, or for a
-    part of it. UserError within seconds without a network."""
+    """Rows of a hub data set, streamed. files: its parquet or json files, for a part of it or where it has a loading
+    script. UserError within seconds without a network."""
     import datasets
 
     probe_hub(name)
@@ -310,8 +305,7 @@ class NoHub(UserError):
 
 
 def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = None) -> None:
-    """NoHub, with the remedy, unless the hub answers within PROBE_S: the retries of `datasets` take minutes. A name
-    look-up obeys no socket timeout, hence the thread."""
+    """NoHub, with the remedy, unless the hub answers within PROBE_S; a name look-up obeys no timeout but a thread's."""
     from huggingface_hub import constants
 
     url, problems = endpoint or constants.ENDPOINT, []

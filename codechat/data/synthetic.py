@@ -1,8 +1,7 @@
 """The embedded conversations of SFT: code questions made from real functions, and plain chat turns.
 
-A code question is a short documented function turned around: its signature and the first sentence of its docstring
-become the request; its source, without decorators and docstring, is the answer. Only top-level functions are used,
-since a method needs its class.
+The signature and the first sentence of the docstring of a short top-level function become the request; its source,
+without decorators and docstring, is the answer.
 """
 
 import ast
@@ -24,8 +23,7 @@ _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
-# Verbs that open docstrings, as "Return" or "Returns", and wordings of a request; a sentence with another opening is
-# quoted.
+# _REQUESTS: verbs that open docstrings, as "Return" or "Returns", and wordings of a request
 _REQUESTS, CHAT_TURNS, SMALL_TALK = (
     json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
     for name in ("code_requests", "chat_turns", "small_talk")
@@ -54,13 +52,9 @@ def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
     """A conversation of one turn; `meta` holds what kind of answer is expected and whether tools are present."""
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    meta = {"tools_present": False, "asked": domain, "split": split_of(digest(assistant)), **meta}
     name = digest(f"{user}\0{assistant}")[:16]
-    return {
-        "id": f"{domain}-{name}",
-        "messages": messages,
-        "domain": domain,
-        "meta": {"tools_present": False, "asked": domain, "split": split_of(digest(assistant)), **meta},
-    }
+    return {"id": f"{domain}-{name}", "messages": messages, "domain": domain, "meta": meta}
 
 
 def parsed(source: str) -> ast.Module | None:
@@ -77,8 +71,7 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS) -> Iterator[Row]:
-    """A row for each documented function of at most `max_chars`, each function once. The split follows the hash of the
-    answer, so that a function that two packages share cannot be in two splits."""
+    """A row for each documented function of at most `max_chars`, each function once."""
     seen: set[str] = set()
     heads = ((document.text, match) for document in documents for match in _FUNCTION.finditer(document.text))
     for text, head in heads:  # ten times faster than parsing the module
@@ -151,8 +144,7 @@ def small_talk() -> tuple[tuple[str, str], ...]:
 
 
 def chat_rows(talk: bool = False) -> Iterator[Row]:
-    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other
-    wordings. talk: those of small_talk.json too."""
+    """Every plain chat turn of chat_turns.json, and with `talk` of small_talk.json. The split follows the request."""
     pairs = [(request, turn["answer"]) for turn in CHAT_TURNS["courtesies"] for request in turn["requests"]]
     for fact in CHAT_TURNS["facts"]:
         for key, value in fact["table"].items():

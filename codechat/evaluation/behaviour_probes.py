@@ -1,7 +1,7 @@
 """Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
 
 A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
-one. The cells show within a few steps that one skill overwrites another, long before a benchmark does.
+one. The cells show within a few steps that one skill overwrites another.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class BehaviourMatrix:
 
 
 def cell_of(probe: Mapping[str, Any]) -> str:
-    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without `suitable`,
-    present tools include the requested one."""
+    """The cell of a probe. Without `suitable`, present tools include the requested one."""
     if probe["asked"] == "tool" and probe["tools_present"] and not probe.get("suitable", True):
         return "tool_with_other_tools"
     return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
@@ -78,8 +77,7 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 def behaviour_matrix(
     model: gpt.GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
-    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective:
-    the ranks share the probes."""
+    """One completion of each probe {messages, asked: tool | code, tools_present}, by cell and behaviour. A collective."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
     conversations = [probes[i]["messages"] for i in numbers]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)

@@ -7,9 +7,8 @@ A problem counts as exposed where
     program   a function of the training text equals the reference solution except for names, comments and layout
     function  where there is no reference solution: a text defines a function of the requested name
 
-13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), which matches any one
-of them; half are required here, so that a template shared by all problems does not count. Programs of fewer than NODES
-syntax nodes are not compared by tree.
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required, so
+that a template of all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree.
 """
 
 import ast
@@ -37,6 +36,7 @@ MOST_BYTES = 1 << 29  # of text read from one source
 N = 13  # words
 SHARE = 0.5
 NODES = 28
+MESSAGES = ("messages", "conversations", "prompt", "chosen", "rejected", "completion")
 _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
@@ -184,9 +184,7 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     elif entry.get("kind") == "pretrain":
         yield from _corpus_texts(_directory(data_dir), entry.get("data"))
     else:
-        yield from _conversation_texts(
-            _directory(data_dir), "preferences.train.jsonl" if preferences else "*train.jsonl"
-        )
+        yield from _conversation_texts(_directory(data_dir), f"{'preferences.' if preferences else '*'}train.jsonl")
 
 
 def _directory(name: str) -> Path:
@@ -211,12 +209,9 @@ def _conversation_texts(directory: Path, pattern: str) -> Iterator[tuple[str, bo
         for _, row in read_jsonl(file):
             if {"input_ids", "labels"} <= row.keys():
                 tokenized.add(file.name)
-            if "gold" in row:  # the directory also holds problems; SFT does not read them
-                continue
-            for value in (
-                row.get(name) for name in ("messages", "conversations", "prompt", "chosen", "rejected", "completion")
-            ):
-                for m in [{"role": "", "content": value}] if isinstance(value, str) else value or ():
+            for name in MESSAGES if "gold" not in row else ():  # SFT does not read the problems of the directory
+                value = row.get(name) or ()
+                for m in [{"role": "", "content": value}] if isinstance(value, str) else value:
                     if m["role"] != "system":
                         yield m["content"], True
     if tokenized:  # the rows do not name their tokenizer

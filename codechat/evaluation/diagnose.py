@@ -3,9 +3,8 @@ update changes.
 
     codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/sft --groups 64 --group-size 8
 
-A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before reinforcement
-learning; `Sentinel` counts them at each step; `weights_changed_bf16` shows whether updates survive rounding to
-bfloat16.
+A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before reinforcement learning,
+`Sentinel` at each step; `weights_changed_bf16` shows whether updates survive rounding to bfloat16.
 
 Shapes: P groups (problems), G completions each.
 """
@@ -69,10 +68,8 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
-
-    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else
-    LIVE."""
+    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED where more than 85 % of completions are correct;
+    else DEAD where under 5 % of groups have variance, WEAK under 25 %, LIVE."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
@@ -126,9 +123,7 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 
 
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
-    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`.
-
-    A collective if the model is sharded. Near 0: a model kept in bfloat16 would not have moved."""
+    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if it is sharded."""
     changed, total = count_changed_bf16(before, model)
     return share_of_all(float(changed), total, model)
 

@@ -6,11 +6,9 @@
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
 
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
-the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps
-`per_problem.jsonl`, the counts for a paired test, and `examples.jsonl`, every completion with its score. Under torchrun
-the ranks share the problems; the result equals that of one process.
-
-Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`).
+the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
+paired test, `per_problem.jsonl`, and every completion with its score, `examples.jsonl`. Ranks of torchrun share the
+problems. Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`).
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ def evaluate_task(
     constrain: bool = False,
     progress: str | None = None,
 ) -> results.TaskResult:
-    """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share
-    the problems.
+    """Sample n completions of every problem and score them with the task's own `score`. A collective.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
     the prompt offers. A prompt that fills the model's block counts as failed."""
@@ -145,11 +142,9 @@ def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, A
 def held_out_losses(
     model: gpt.GPT, held_out: Mapping[str, Sequence[conversations.Batch]], sizes: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Loss on held-out conversations by domain: a mean over all domains hides that one skill overwrites another.
-
-    heldout_loss/DOMAIN: nats per supervised token; with `sizes`, the conversations of each domain, also
-    heldout_nats/DOMAIN: nats per conversation, which compares models whose tags have other lengths. A collective: the
-    ranks share the batches."""
+    """Loss on held-out conversations by domain: heldout_loss/DOMAIN, nats per supervised token; with `sizes`, the
+    conversations of each domain, also heldout_nats/DOMAIN, nats per conversation, which compares models whose tags have
+    other lengths. A collective."""
     import torch
 
     losses, device = {}, dist.device()
@@ -168,7 +163,7 @@ def held_out_losses(
 
 
 def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str, limit: int) -> dict[str, float]:
-    """Both losses over the first `limit` conversations of each domain."""
+    """Both losses, of the first `limit` conversations of each domain."""
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
     batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
@@ -196,12 +191,9 @@ class TaskSettings(SamplingSettings):
 
     task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], or your own as FILE.py:CLASS")
     data_dir: str | None = opt(
-        None,
-        "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = the task's own problems",
+        None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems"
     )
-    tags: Literal["raw"] | None = opt(
-        None, "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained"
-    )
+    tags: Literal["raw"] | None = opt(None, "raw = prompts as plain text, for base models; none = as it was trained")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", tasks.name_of(self.task))  # an object or a class of a notebook, by its name
@@ -216,41 +208,29 @@ class EvaluateConfig(TaskSettings):
     """What to evaluate, and how many samples to draw."""
 
     ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
-    contamination: bool = opt(
-        True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
-    )
+    contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
     )
     limit: int | None = opt(None, "problems per split; none = all", least=0)
-    skip_failing_references: bool = opt(
-        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
-    )
+    skip_failing_references: bool = opt(False, "leave out problems whose own reference solution fails, by name")
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
-    temperatures: tuple[float, ...] = opt(
-        (), "more temperatures, each with its own row; 0 = greedy, one completion per problem"
-    )
+    temperatures: tuple[float, ...] = opt((), "more temperatures, each with its own row; 0 = greedy, one completion")
     forced_call: bool = opt(False, "add a row with the call tag given: is a gain more than calling more often?")
     constrain: bool = opt(False, "add a row with calls constrained to the schemas of the offered functions")
     probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
-    heldout_examples: int = opt(
-        0, "held-out conversations per domain of data_dir, to measure the loss; 0 = none", least=0
-    )
+    heldout_examples: int = opt(0, "held-out conversations per domain of data_dir for the loss; 0 = none", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.ckpt or not self.split:
             raise ConfigError("no --ckpt or no --split; at least one of each is required")
         if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:  # pass@1 ranks checkpoints
-            raise ConfigError(
-                f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1; set --ks or --n"
-            )
+            raise ConfigError(f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1")
         if self.temperature == 0 and self.n > 1:
-            raise ConfigError(
-                f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1 or a temperature"
-            )
+            raise ConfigError(f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1")
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
             raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
         if self.all_checkpoints and (len(self.ckpt) > 1 or self.split != ("select",)):

@@ -37,9 +37,7 @@ def estimate_pass_at_k(n: int, c: int, k: int) -> float:
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray, *, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> Interval:
-    """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems.
-
-    bounds: smallest and largest possible value, for values that are all equal (`equal_interval`)."""
+    """Mean over problems with the percentile bootstrap interval (Efron, 1979). bounds: as of `equal_interval`."""
     x = np.asarray(values, dtype=np.float64)
     if x.min() == x.max():
         return equal_interval(float(x[0]), x.size, bounds)
@@ -49,8 +47,7 @@ def bootstrap_interval(
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """All n values are equal: widen by Wilson's upper bound for 0 of n, towards both `bounds`. A value outside of them
-    gives nan."""
+    """All n values are equal: widen by Wilson's upper bound for 0 of n towards the smallest and largest possible value."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -73,10 +70,7 @@ def hierarchical_interval(
     bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
     """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = that seed had not
-    that problem.
-
-    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. clusters: one
-    per problem, such as its tool; clusters are then drawn instead."""
+    that problem. A resample draws seeds and, for all of them together, problems, or the clusters that they are in."""
     x = np.asarray(values, dtype=np.float64)
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]
@@ -106,8 +100,7 @@ def _percentiles(value: float, means: list[np.ndarray]) -> Interval:
 
 
 def wilson_interval(successes: int, n: int) -> Interval:
-    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n. n = 0 gives nan
-    within [0, 1]."""
+    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n."""
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
     p, z = successes / n, 1.959964
@@ -117,8 +110,7 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 
 def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Interval:
-    """Share b minus share a, each (successes, n), with the interval from their score intervals (Newcombe 1998, method
-    10)."""
+    """Share b minus share a, each (successes, n), with its score interval (Newcombe 1998, method 10)."""
     x, y = wilson_interval(*a), wilson_interval(*b)
     d = y.value - x.value
     return Interval(d, d - math.hypot(y.value - y.lo, x.hi - x.value), d + math.hypot(y.hi - y.value, x.value - x.lo))

@@ -4,9 +4,7 @@
     codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
     codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
 
-`passk` is `evaluate` with the tiered reward and two verdicts: pass@1 says whether RL would stall, and `diagnose` on the
-tiered reward says whether groups have variance.
-
+`passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of groups (`diagnose`).
 `filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least
 0.1. It copies the other splits unchanged.
 """

@@ -29,9 +29,9 @@ KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 class TaskResult:
     """One checkpoint on one split. examples: a row for each completion, n of each problem in turn.
 
-    A task may have `formatted` (tiers of completions in the required format), `grouped_by` (a key of a problem's meta by
-    which scores are grouped), `clustered_by` (one whose values name what is not independent), and `classified_by` with
-    `classes` (a key of a score's parts and its values, which are counted)."""
+    A task may have `formatted` (tiers in the required format), `grouped_by` (a key of a problem's meta), `clustered_by`
+    (one whose values name what is not independent), and `classified_by` with `classes` (a key of a score's parts and
+    its values)."""
 
     task: Task
     problems: Sequence[Problem]
@@ -164,7 +164,7 @@ class TaskResult:
 
 
 def mean_over(counts: Sequence[Row], values: Sequence[float], seed: int = 0, largest: float = 1.0) -> Interval:
-    """The mean of a value of each problem, from 0 to `largest`; the interval draws clusters where problems have some."""
+    """The mean of a value of each problem, from 0 to `largest`, with the interval over clusters or problems."""
     clusters, bounds = _clusters(counts, [p["id"] for p in counts]), (0.0, largest)
     if clusters is None:
         return bootstrap_interval(values, seed=seed, bounds=bounds)
@@ -176,7 +176,7 @@ def pass_at_1(counts: Sequence[Row], seed: int = 0) -> Interval:
 
 
 def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: int = 0) -> Interval:
-    """pass@k of b minus that of a with the paired interval over clusters or problems, from rows of per_problem.jsonl."""
+    """pass@k of b minus that of a with the paired interval, from rows of per_problem.jsonl."""
     pairs = _pairs(a, b, k)
     before, after = zip(*pairs.values(), strict=True)
     if clusters := _clusters([*a, *b], list(pairs)):
@@ -197,8 +197,7 @@ def difference_over_seeds(
 
 
 def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str] | None:
-    """The cluster of each of these problems, itself where it has none; None where no row names one (a table has nan
-    there)."""
+    """The cluster of each problem, itself where it has none; None where no row names one (a table has nan there)."""
     named = {row["id"]: row["cluster"] for row in rows if isinstance(row.get("cluster"), str) and row["cluster"]}
     return [named.get(id, id) for id in ids] if named else None
 
