@@ -5,9 +5,9 @@
 
 Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 
-Ranks that differ or diverge are named, with the rank and the line of code: a session compares code and settings of all ranks before anything
-else; `Watch` records every few seconds where each rank is; `explained` names ranks and lines when a collective fails. With
-TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose operation or shapes differ over ranks.
+A session compares code and settings of all ranks first; `Watch` records every few seconds where each rank is; when a
+collective fails `explained` names ranks and lines. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose
+operation or shapes differ over ranks.
 """
 
 import atexit
@@ -46,7 +46,7 @@ TIMEOUT_S = 600.0  # longest that a rank waits for another
 BUCKET = 1 << 24  # numbers, about, that `sum_gradients` adds at once
 PACKAGE = Path(codechat.__file__).resolve().parent
 PLUMBING = str(Path(__file__).resolve())
-SIGN_OF_LIFE_S = 5.0
+SIGN_OF_LIFE_S = 5.0  # seconds between two notes of `Watch`
 
 _sessions = 0
 
@@ -110,8 +110,7 @@ _droppers: list[Callable[[], None]] = []
 
 
 def when_destroyed(drop: Callable[[], None]) -> None:
-    """At the end of this session, call what drops a reference to the process group: a group that something still refers
-    to keeps its threads, and they abort the process at the end of the interpreter."""
+    """At the end of this session, drop a reference to the process group: its threads would abort the interpreter's end."""
     _droppers.append(drop)
 
 
@@ -119,9 +118,8 @@ def when_destroyed(drop: Callable[[], None]) -> None:
 def session(settings: Any = None) -> Iterator[World]:
     """The process group for the time of the block. Inside another session it joins that one.
 
-    settings: a configuration that must be the same on all ranks; it and the library's code are compared first. RunError
-    where they differ, and where a collective fails or does not complete within TIMEOUT_S, with this rank's call and
-    where the others are."""
+    settings: a configuration that must be the same on all ranks, as the library's code. RunError where they differ, and
+    where a collective fails or takes longer than TIMEOUT_S, with this rank's call and where the others are."""
     where, local_size = device(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
         if local_size > (gpus := torch.cuda.device_count()):  # NCCL would hang
@@ -288,8 +286,7 @@ def together() -> Iterator[None]:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of replicas over ranks, after the backward pass; a parameter without one counts as zero on that
-    rank. `fully_shard` adds those of sharded weights itself."""
+    """Add the gradients of replicas over ranks, after the backward pass; a missing one counts as zero."""
     if world_size() == 1:
         return
     params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
@@ -317,7 +314,7 @@ def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Whether it is a DTensor; imports nothing, since where nothing has imported that class there is none."""
+    """Whether it is a DTensor, whose class is imported where there is one."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -338,9 +335,7 @@ def gathered(tensor: Tensor) -> Tensor:
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
     about = Path("/proc/cpuinfo")  # of Linux
-    return about.exists() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(
-        about.read_text(errors="replace").split()
-    )
+    return about.exists() and bool({"avx512_bf16", "amx_bf16", "bf16"} & set(about.read_text(errors="replace").split()))
 
 
 @cache

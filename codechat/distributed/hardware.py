@@ -35,8 +35,7 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16 and a C++ compiler: in
-    float32 a CPU gains nothing over the model's own gradients, and compiling takes 10 to 25 s."""
+    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16 and a C++ compiler."""
     if requested is not None:
         return requested
     return device.type == "cuda" or dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
@@ -44,15 +43,15 @@ def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -
 
 @cache
 def leave_out_head(kind: Any) -> None:
-    """Let torch.compile leave out a model's head, whose work depends on the data, and whose caller keeps the last hidden
-    states until it returns. Not a decorator of the method: it imports the compiler, which takes longer than torch."""
+    """Let torch.compile leave out a model's head, whose work depends on the data. Not a decorator of the method: it imports
+    the compiler, which takes longer than torch."""
     kind._nats = torch.compiler.disable(kind._nats)
 
 
-def compile_blocks(model: Any, **how: Any) -> None:
-    """Compile each block of `model.blocks` in place; all share one graph. how: as torch.compile takes it."""
+def compile_blocks(model: Any) -> None:
+    """Compile each block of `model.blocks` in place; all share one graph."""
     for block in model.blocks:
-        block.compile(**how)
+        block.compile()
 
 
 def maybe_compile(

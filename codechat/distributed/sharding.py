@@ -55,9 +55,7 @@ def mesh(over: int | None = None) -> DeviceMesh:
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
-    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one.
-
-    The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in."""
+    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one. dtype: of products."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
@@ -81,7 +79,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None = None, over: int | None = None) -> M:
     """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
-    whole or sharded. shard_it: None = where a replica does not fit. No rank ever holds more than one whole parameter."""
+    whole or sharded. shard_it: None = where a replica does not fit."""
     with torch.device("meta"):
         model = make()
     device, n_params = dist.device(), sum(p.numel() for p in model.parameters())
@@ -128,8 +126,7 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
 
 @contextmanager
 def whole(model: M) -> Iterator[M]:
-    """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once, which
-    needs no other rank. Entering is a collective."""
+    """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy. Entering is a collective."""
     if is_sharded(model):
         model.reshard()  # after a forward pass the root's weights are still gathered
         yield plain_copy(model, dist.compute_dtype())

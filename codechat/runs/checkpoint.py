@@ -8,9 +8,9 @@
                             adapter.safetensors  what it adds to a pretrained model, which is fetched on first use
     checkpoints/latest, best           text: the name of a step
 
-A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into a whole or a sharded
-model, by any number of ranks. With wait=False a thread writes a copy in host memory while training goes on. Files are read without executing
-what they hold (`weights_only`), after their hashes are verified. `meta["lineage"]` lists the runs behind the weights, oldest first.
+A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into
+a whole or a sharded model, by any number of ranks. Files are read without executing what they hold (`weights_only`),
+after their hashes are verified. `meta["lineage"]` lists the runs behind the weights, oldest first.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ def on_host(value: Any) -> Any:
 def _parameters(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
-    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered in the order of the optimizers."""
+    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered."""
     every = [(o, p) for o in optimizers for group in o.param_groups for p in group["params"]]
     names, beside = {p: name for name, p in model.named_parameters()}, itertools.count()
     return {names[p] if p in names else f"beside.{next(beside)}": (o, p) for o, p in every}
@@ -178,7 +178,7 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
-    """The content, on the CPU, of a verified file; executes nothing in it. Released weights as float32, which training goes on from."""
+    """The content, on the CPU, of a verified file; executes nothing in it. Released weights as float32."""
     try:
         if path.name in (RELEASED_WEIGHTS, ADAPTER):
             return {name: tensor.float() for name, tensor in load_file(path).items()}
@@ -238,11 +238,11 @@ def save(
     keep_last: int = 2,
     wait: bool = True,
 ) -> Path:
-    """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective over ranks.
+    """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective.
 
-    extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model (tokenizer, tags, lineage). wait: False lets a
-    thread write a copy in host memory; its errors are raised by the next `save` or by `settle`. Kept: the newest `keep_last` (0 = all), best and latest.
-    CheckpointError where the disk fails: no partial checkpoint stays, and the former ones are untouched."""
+    extra: this rank's own state (data cursor, ...). meta: json about the model (tokenizer, tags, lineage). wait: False
+    lets a thread write a copy in host memory; its errors are raised by the next `save` or by `settle`. Kept: the newest
+    `keep_last` (0 = all), best and latest. CheckpointError where the disk fails; the former ones are untouched."""
     global _under_way
     settle()
     final = Path(run_path) / "checkpoints" / f"step_{step:06d}"
@@ -296,10 +296,8 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
 
 
 def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
-    """Read a checkpoint; `paths.find_checkpoint` says what a reference may be. A collective within a session.
-
-    mmap leaves the weights in their file. The tensors of a sharded checkpoint are read when they are accessed.
-    MissingFile names what exists; CheckpointError says what is wrong."""
+    """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the weights in their file; the tensors
+    of a sharded checkpoint are read when they are accessed."""
     settle()
     path = find_checkpoint(ref)
     meta = read_meta(path)
@@ -369,8 +367,8 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
 
 
 def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Put the saved state into `model`; with optimizers, where a run continues from the checkpoint, also into them and the global random
-    states. CheckpointError, with both shapes, where they do not fit."""
+    """Put the saved state into `model`; with optimizers, also into them and the global random states. CheckpointError, with
+    both shapes, where they do not fit."""
     saved, targets = ckpt.model_state, model.state_dict()
     there, here = (
         {name: tuple(tensor.shape) for name, tensor in tensors.items()}

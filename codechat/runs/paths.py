@@ -1,8 +1,8 @@
 """Paths, names and states of run directories, and their creation. `run.Run` writes what is in them.
 
-A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a checkpoint, or a file inside.
-released/NAME is a run that came with the package. All are below runs/ of the folder in which a command is called (`codechat --root DIR`
-for another one), or of the checkout where it is called inside of that.
+A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a checkpoint, or a
+file inside. released/NAME is a run that came with the package. All are below runs/ of the folder in which a command is
+called (`codechat --root DIR` for another one), or of the checkout where it is called inside of that.
 
 A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
 """
@@ -122,7 +122,7 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
 
 
 def find_checkpoint(ref: str | Path) -> Path:
-    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint or a file inside it."""
+    """The directory of a checkpoint from its reference."""
     text, which = str(ref), "latest"
     if _place(text) is None and "@" in text:
         text, _, which = text.rpartition("@")
@@ -134,14 +134,11 @@ def find_checkpoint(ref: str | Path) -> Path:
     run_path = folder.parent if folder.name == "checkpoints" else folder
     if place.is_dir() and is_run(run_path):
         return _checkpoint_of(run_path, which)
-    raise CheckpointError(
-        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; it is named by RUN, RUN@STEP or its directory"
-    )
+    raise CheckpointError(f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; name it by RUN or RUN@STEP")
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
-    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one; and, where several could
-    be meant, which it is in words."""
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose; and which of several it is."""
     path, place = find_checkpoint(ref), _place(ref)
     run_path = path.parent.parent
     steps = checkpoint_paths(run_path) if is_run(run_path) else {}
@@ -200,8 +197,7 @@ def _ranks() -> int:
 
 
 def check_same(name: str, config: Any) -> None:
-    """RunError where a run that is resumed would compute something else than its config.json says. Fields marked identity=False may
-    differ, and so may the way in which ranks share the rows of a step."""
+    """RunError where a resumed run would compute something else than its config.json says; ranks may share a step anew."""
     path = runs_dir() / name
     stored = read_json(path / "config.json")
     now = configs.identity(config) if dataclasses.is_dataclass(config) else dict(config)
@@ -215,7 +211,7 @@ def check_same(name: str, config: Any) -> None:
 
 
 def same_launch(name: str) -> bool:
-    """Whether the run of this name was begun, or last resumed, under the torchrun of this process, which may have restarted its ranks."""
+    """Whether the run of this name was begun, or last resumed, under the torchrun of this process."""
     if not exists(name):
         return False
     env = read_json(runs_dir() / name / "env.json")
@@ -242,8 +238,8 @@ def prepare(
     overwrite: bool = False,
     plan: Mapping[str, str] | None = None,
 ) -> Path:
-    """Create the directory of a run, complete or not at all; or take over that of a resumed or planned run. plan: text files of a run that
-    is only planned, whose ranks will lock it."""
+    """Create the directory of a run, complete or not at all, or take over that of a resumed or planned one. plan: text
+    files of a run that is only planned, whose ranks will lock it."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
@@ -260,9 +256,7 @@ def prepare(
         hold(path)
     origin = _parent_record(parent)
     if overwrite and origin and origin["run"] == name:
-        raise ConfigError(
-            f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
-        )
+        raise ConfigError(f"--overwrite would delete {name}, which holds --init-from {parent}")
     here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
     here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
     status = dict(reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node(), status=PLANNED)

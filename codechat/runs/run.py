@@ -9,14 +9,14 @@
     tb/            TensorBoard, the same names
     checkpoints/   see checkpoint.py
 
-A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120
-holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
-flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
+A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds what
+the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are flushed one by one; a line
+cut by a kill is not read. With several ranks only the first writes.
 
 A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null.
 
-A configuration with wandb=True also sends the rows to Weights & Biases, under the run's name as id. The rows of another run are sent
-later by `wandb sync runs/NAME/tb`, which reads TensorBoard's files.
+A configuration with wandb=True also sends the rows to Weights & Biases, under the run's name as id; `wandb sync
+runs/NAME/tb` sends those of another run.
 """
 
 from __future__ import annotations
@@ -134,10 +134,8 @@ def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
 
 
 class Run:
-    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it).
-
-    `with run:` marks it finished at the end of the block, stopped on Ctrl-C, failed on any other exception.
-    """
+    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it). `with run:` marks it
+    finished at the end of the block, stopped on Ctrl-C, failed on any other exception."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, paths.name_of(path.resolve())
@@ -150,20 +148,12 @@ class Run:
 
     @classmethod
     def create(
-        cls,
-        name: str,
-        config: Any,
-        *,
-        kind: str,
-        parent: str | Path | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
+        cls, name: str, config: Any, *, kind: str, parent: Any = None, resume: bool = False, overwrite: bool = False
     ) -> Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
-        A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags; one without a checkpoint starts again. RunError where the
-        name is in use, another process writes the run, or (resume) its configuration differs. A collective: every rank raises what the first met.
-        """
+        A run whose ranks torchrun restarted (--max-restarts) is resumed. RunError where the name is in use, another
+        process writes the run, or (resume) its configuration differs. A collective: every rank raises."""
         if _restarted(name):
             resume, overwrite = True, False
         run = cls(runs_dir() / name)

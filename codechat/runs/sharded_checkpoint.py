@@ -31,9 +31,8 @@ FOLDER = "shards"
 
 
 def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.ProcessGroup) -> dict[str, Any]:
-    """Write this rank's shard of {model, optim: {name: tensor}} below the temporary directory of a step; {file: record} of all ranks' files.
-
-    A collective over `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
+    """Write this rank's shard of {model, optim: {name: tensor}}; {file: record} of all ranks' files. A collective over
+    `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
     td.barrier(group)
     problem, mine = None, {}
     tensors = {f"{kind}.{name}": tensor for kind, some in states.items() for name, tensor in some.items()}
