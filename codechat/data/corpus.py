@@ -282,13 +282,11 @@ class WindowLoader:
         first = self.windows + self.rank * self.batch
         draws = _mix(self.seed, np.arange(first, first + self.batch, dtype=np.uint64)) % np.uint64(self.ends[-1])
         self.windows += self.batch * self.world
-        tokens = torch.from_numpy(np.stack([self._window(int(draw)) for draw in draws]).astype(np.int64))  # (B, T + 1)
+        shards = np.searchsorted(self.ends, draws.astype(np.int64), side="right")
+        starts = draws.astype(np.int64) - np.append(0, self.ends)[shards]
+        rows = [self.shards[shard][at : at + self.T + 1] for shard, at in zip(shards, starts)]
+        tokens = torch.from_numpy(np.stack(rows).astype(np.int64))  # (B, T + 1)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def _window(self, number: int) -> np.ndarray:
-        shard = int(np.searchsorted(self.ends, number, side="right"))
-        start = number - (int(self.ends[shard - 1]) if shard else 0)
-        return self.shards[shard][start : start + self.T + 1]
 
     def state(self) -> dict[str, Any]:
         return {"windows": self.windows, "seed": self.seed, "corpus": self.hash}

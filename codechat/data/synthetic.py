@@ -10,7 +10,6 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
 # _REQUESTS: verbs that open docstrings, as "Return" or "Returns", and wordings of a request
-_REQUESTS, CHAT_TURNS, SMALL_TALK = (
+_REQUESTS, CHAT_TURNS, _TALK = (
     json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
     for name in ("code_requests", "chat_turns", "small_talk")
 )
+# (what a person says, answer): each wording with each answer
+SMALL_TALK = tuple((said, answer) for turn in _TALK for said in turn["says"] for answer in turn["answers"])
 
 
 def split_of(name: str) -> str:
@@ -137,17 +138,11 @@ def _request(signature: str, sentence: str) -> str:
 # ------------------------------------------------------------------ plain chat
 
 
-@cache
-def small_talk() -> tuple[tuple[str, str], ...]:
-    """(what a person says, answer) of small_talk.json: each wording with each answer."""
-    return tuple((said, answer) for turn in SMALL_TALK for said in turn["says"] for answer in turn["answers"])
-
-
 def chat_rows(talk: bool = False) -> Iterator[Row]:
     """Every plain chat turn of chat_turns.json, and with `talk` of small_talk.json. The split follows the request."""
     pairs = [(request, turn["answer"]) for turn in CHAT_TURNS["courtesies"] for request in turn["requests"]]
     for fact in CHAT_TURNS["facts"]:
         for key, value in fact["table"].items():
             pairs += [(request.format(key), fact["answer"].format(key, value)) for request in fact["requests"]]
-    for request, answer in pairs + list(small_talk() if talk else ()):
+    for request, answer in pairs + list(SMALL_TALK if talk else ()):
         yield row(request, answer, "chat", split=split_of(digest(request)))

@@ -45,25 +45,24 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour]; a cell is what was requested and which tools were present, in the order of CELLS."""
+    """counts[cell][behaviour] of the cells that were probed; a cell is what was requested and which tools were present."""
 
     counts: dict[str, Counter[str]]
 
     def metrics(self) -> dict[str, float]:
-        """probe/CELL/BEHAVIOUR shares and probe/CELL/n, for cells that were probed."""
+        """probe/CELL/BEHAVIOUR shares and probe/CELL/n."""
         row: dict[str, float] = {}
         for cell, counts in self.counts.items():
-            if n := counts.total():
-                row |= {f"probe/{cell}/{b}": counts[b] / n for b in BEHAVIOURS} | {f"probe/{cell}/n": n}
+            row |= {f"probe/{cell}/{b}": counts[b] / counts.total() for b in BEHAVIOURS}
+            row[f"probe/{cell}/n"] = counts.total()
         return row
 
     def __str__(self) -> str:
         """A line for each cell, with Wilson intervals."""
         lines = []
         for cell, counts in self.counts.items():
-            if n := counts.total():
-                shares = "  ".join(f"{b} {wilson_interval(counts[b], n)}" for b in BEHAVIOURS)
-                lines.append(f"{cell:<22} {shares}  n={n}")
+            shares = (f"{b} {wilson_interval(counts[b], counts.total())}" for b in BEHAVIOURS)
+            lines.append(f"{cell:<22} {'  '.join(shares)}  n={counts.total()}")
         return "\n".join(lines)
 
 
@@ -81,11 +80,10 @@ def behaviour_matrix(
     numbers = range(dist.rank(), len(probes), dist.world_size())
     conversations = [probes[i]["messages"] for i in numbers]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
-    counts = {cell: Counter[str]() for cell in CELLS}
-    for i, text in zip(numbers, texts, strict=True):
-        counts[cell_of(probes[i])][behaviour(text)] += 1
-    parts = dist.gather(counts)
-    return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
+    found = [(cell_of(probes[i]), behaviour(text)) for i, text in zip(numbers, texts, strict=True)]
+    every = [pair for part in dist.gather(found) for pair in part]
+    counts = {cell: Counter(did for of, did in every if of == cell) for cell in CELLS}
+    return BehaviourMatrix({cell: some for cell, some in counts.items() if some})
 
 
 def answers(

@@ -24,7 +24,7 @@ from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.models import loading
 from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Task, warn_of_shortcuts
+from codechat.tasks.base import warn_of_shortcuts
 
 if TYPE_CHECKING:  # the help of the command loads no torch
     from torch import Tensor, nn
@@ -164,14 +164,6 @@ class DiagnoseConfig(TaskSettings):
             raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
-def sample_groups(
-    loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any
-) -> rollout.RolloutBatch:
-    """group_size completions of each problem; cfg: `SamplingSettings` and group_size."""
-    how = {name: getattr(cfg, name) for name in ("group_size", "max_new_tokens", "temperature", "top_k", "seed")}
-    return rollout.collect(loaded.model, task, problems, loaded.tokenizer, loaded.tags, **how)
-
-
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run."""
     import torch
@@ -185,7 +177,9 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         with torch.no_grad(), dist.autocast(dist.device()):
             # a small task's problems are sampled in turn until there are groups enough
-            batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
+            groups = [problems[i % len(problems)] for i in range(cfg.groups)]
+            how = {n: getattr(cfg, n) for n in ("group_size", "max_new_tokens", "temperature", "top_k", "seed")}
+            batch = rollout.collect(loaded.model, task, groups, loaded.tokenizer, loaded.tags, **how)
         diagnosis, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         print(report(diagnosis, {k: v for k, v in tiers.items() if k.startswith("tier/")}, cfg.temperature))
         found = asdict(diagnosis)

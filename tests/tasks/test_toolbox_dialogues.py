@@ -215,7 +215,7 @@ def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
     for row in served:
         for call in chat.parse_calls(row["messages"][2]["content"]):
             assert call.name == row["meta"]["tool"] and list(call.arguments) == list(slots[call.name])
-    said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in PHRASES["small_talk"]}
+    said = {said for said, _ in synthetic.SMALL_TALK} - {said for said, _ in PHRASES["small_talk"]}
     talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
     assert 0.4 < sum(talk) / len(talk) < 0.7
 

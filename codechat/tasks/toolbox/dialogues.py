@@ -330,7 +330,7 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":
-        talk = synthetic.small_talk() if sampler.happens(mix.wordings) else PHRASES["small_talk"]
+        talk = synthetic.SMALL_TALK if sampler.happens(mix.wordings) else PHRASES["small_talk"]
         said, reply = rng.choice(talk)
         messages = [scene.system(rng), message("user", said), message("assistant", reply)]
         return [(messages, scene.meta("chat") | {"asked": "chat"})]
