@@ -72,8 +72,6 @@ def test_rows_that_cannot_be_taught_give_a_reason():
         assert chat_formats.messages_of(line["row"], "x") == line["reason"], line
 
 
-# ------------------------------------------------------------------ columns and marks beside the text
-
 USER, BOT = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
 PLAIN = {"instruction": "Two?", "input": "", "output": "2"}
 
@@ -113,9 +111,6 @@ def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
         assert {*domains} == {"raw", "train", "chat"}
         assert {taught(rows[0]) for rows in domains.values()} == {"taught\n<|end|>"}
     assert public_rows.conversation_row({"messages": [USER, BOT | {"weight": 0}]}, "x") == "no_answer"
-
-
-# ------------------------------------------------------------------ codechat data
 
 
 @pytest.mark.parametrize("kind, form", [("calls", "openai"), ("calls", "glaive"), ("sft", "sharegpt"), ("sft", "qwen")])

@@ -40,9 +40,6 @@ def ids_by_row(batch: conversations.Batch) -> list[list[int]]:
     return [ids[docs == d].tolist() for ids, docs in rows for d in range(int(docs.max()) + 1)]
 
 
-# ------------------------------------------------------------------ reading and encoding
-
-
 def test_what_carries_loss_and_what_is_left_out():
     for tags in ("reserved", "text"):  # only the assistant's body and its closing tag are targets
         example = conversations.encode(talk("2 < 3 | end?", "if a < b | end:\n    pass"), BYTES, tags, 512)
@@ -99,9 +96,6 @@ def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(t
     assert counts(wanted={"code": 1.0, "long": 0.0}) == {"code": 3}
     with pytest.raises(DataError, match="(?=.*cdoe)(?=.*calls)(?=.*code)"):
         counts(wanted={"cdoe": 1.0, "code": 1.0})
-
-
-# ------------------------------------------------------------------ packing
 
 
 def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets():

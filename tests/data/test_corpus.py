@@ -100,9 +100,6 @@ def test_a_changed_shard_is_known_by_its_hash_and_a_cut_one_by_its_size(tmp_path
         corpus.open_corpus(tmp_path, "train")
 
 
-# ------------------------------------------------------------------ windows
-
-
 def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
     write(tmp_path)
     data = stream(tmp_path, "train").tobytes()
@@ -132,9 +129,6 @@ def test_every_start_is_drawn_about_equally_often(tmp_path):
     assert np.abs(counts - expected).max() < 6 * expected**0.5
 
 
-# ------------------------------------------------------------------ validation
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path, batch):
     tok = tokenizer.load("gpt2:4096")
@@ -150,9 +144,6 @@ def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path
     assert sum(len(ids) for ids, *_ in limited) == 2 and torch.equal(limited[0][0][0], batches[0][0][0])
 
 
-# ------------------------------------------------------------------ the original project's shards
-
-
 def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
     for i in range(3):
         np.arange(i * 100, i * 100 + 100, dtype="<u2").tofile(tmp_path / f"shard_{i:04d}.bin")
@@ -161,9 +152,6 @@ def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
     assert stream(tmp_path, "train").tolist() == list(range(200))
     assert stream(tmp_path, "val").tolist() == list(range(200, 300))
     assert sum(int((t != -100).sum()) for _, t, _ in corpus.val_windows(tmp_path, 16)) == 99
-
-
-# ------------------------------------------------------------------ sources and bad input
 
 
 def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):

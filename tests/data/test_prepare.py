@@ -35,9 +35,6 @@ def prepared(tmp_path_factory) -> Path:
     return out
 
 
-# ------------------------------------------------------------------ embedded
-
-
 def test_code_questions_are_functions_and_a_share_has_neutral_prompts_or_tools(prepared):
     rows = [r for split in SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
     assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
@@ -146,8 +143,6 @@ def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(t
         run("calls", tmp_path, "--max-examples", 5)
 
 
-# ------------------------------------------------------------------ questions
-
 FUNCTION = '''def clamp(value, low=0, high=1):
     """Return value limited to the range from low to high.
 
@@ -168,8 +163,6 @@ def test_a_top_level_function_becomes_a_request_and_its_own_source_once():
     assert "More words" not in user
     assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
 
-
-# ------------------------------------------------------------------ rows of public data sets
 
 ALPACA = {"instruction": "Add two numbers.", "input": "1, 2", "output": "def add(a, b):\n    return a + b"}
 
@@ -196,9 +189,6 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
     run("sft", tmp_path / "out", "--source", path, "--max-lost", 0.2)
     counts = {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
     assert manifest_of(tmp_path / "out")["sources"]["alpaca.jsonl"] == counts
-
-
-# ------------------------------------------------------------------ benchmarks
 
 
 def test_evaluation_data_is_never_written_as_training_data(tmp_path):
@@ -248,9 +238,6 @@ def test_every_question_of_the_test_split_is_known_and_nothing_else(shared_data)
     for text in ("# A\n\n#### 3. Third\nwords", "#### Steps\n1. Go", "The answer is 3.", "#### 12 monkeys"):
         assert public_rows.evaluation_set({"messages": [{"role": "assistant", "content": text}]}) is None
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
-
-
-# ------------------------------------------------------------------ the hub and real samples
 
 
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, monkeypatch):

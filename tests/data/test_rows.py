@@ -96,9 +96,6 @@ def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_r
             assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(bare, "x", style)
 
 
-# ------------------------------------------------------------------ files
-
-
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     rows = [{"question": "why", "answer": "so, there"}, {"question": "é", "answer": "\u2028"}]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

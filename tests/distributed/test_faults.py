@@ -203,9 +203,6 @@ def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int]
         assert name != "hang" or seconds < 24, "before the other rank came back"
 
 
-# ---- without processes of their own
-
-
 def test_only_a_failed_collective_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere"))
     for other in (ValueError("gloo"), RunError("Timed out"), RuntimeError("mat1 and mat2 cannot be multiplied")):

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
+from contracts import write_rows
 
 from codechat import tasks
 from codechat.core.registry import COMMANDS
@@ -37,14 +38,7 @@ def found(text: str, problem: Problem = PROBLEM, whole: bool = False) -> tuple[s
 
 
 def renamed(code: str, **names: str) -> str:
-    for old, new in names.items():
-        code = code.replace(old, new)
-    return code
-
-
-def write(path: Path, *rows: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return reduce(lambda text, pair: text.replace(*pair), names.items(), code)
 
 
 def searched(problems: list[Problem], **entry: object) -> contamination.Report:
@@ -106,7 +100,9 @@ def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "source" / f"module_{i}.py").write_text(text)
     command.main(f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0".split())
     messages = [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}]
-    write(tmp_path / "talk" / "chat.train.jsonl", {"id": "a", "messages": messages, "domain": "chat", "meta": {}})
+    write_rows(
+        tmp_path / "talk" / "chat.train.jsonl", [{"id": "a", "messages": messages, "domain": "chat", "meta": {}}]
+    )
     stages = (("p", "pretrain", "corpus"), ("s", "sft", "talk"), ("gone", "sft", "nowhere"))
     return make_run("leaky", lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages])
 
@@ -127,7 +123,7 @@ def test_sampled_problems_are_those_of_the_runs_seed_and_place(tmp_path: Path) -
     where = dict(kind="reinforce", task="funcall", data_dir=None)
     assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
     messages, gold = [{"role": "user", "content": REQUEST}], {"name": "f", "arguments": {}}
-    write(tmp_path / "funcall.train.jsonl", {"id": "a", "messages": messages, "gold": gold, "split": "train"})
+    write_rows(tmp_path / "funcall.train.jsonl", [dict(id="a", messages=messages, gold=gold, split="train")])
     where = dict(kind="preference", data_dir=None, task="funcall")  # pairs sampled on a task
     assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
 
@@ -143,7 +139,8 @@ def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path
         (dict(prompt="Write it.", completion=CODE, label=False), "solution"),
         (turns | dict(rejected=[{"role": "assistant", "content": CODE}]), "prompt solution"),
     ):
-        write(tmp_path / "preferences.train.jsonl", dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d"), row)
+        rows = [dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d"), row]
+        write_rows(tmp_path / "preferences.train.jsonl", rows)
         report = searched([PROBLEM], **entry)
         assert set(way.split()) <= set(report.how["leaked"]) and not report.missing
     lower = Problem("lower", [{"role": "user", "content": "lower"}], "lower", "test")
@@ -152,10 +149,10 @@ def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path
 
 def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
     ids = tokenizer.load("bytes").encode(REQUEST)
-    write(tmp_path / "ids.train.jsonl", dict(input_ids=ids, labels=ids))
+    write_rows(tmp_path / "ids.train.jsonl", [dict(input_ids=ids, labels=ids)])
     alone = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
-    write(tmp_path / "talk.train.jsonl", dict(messages=messages))
+    write_rows(tmp_path / "talk.train.jsonl", [dict(messages=messages)])
     beside = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))  # what is text is searched nevertheless
     assert not alone.how and beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):

@@ -1,12 +1,12 @@
 """Counterfactual swaps: each changes one thing, counts only answers that were right before, and reads what the answer did after."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import counterfactuals
 import pytest
+from contracts import write_rows
 
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
@@ -92,11 +92,8 @@ def test_only_cases_that_behaved_before_count_towards_a_flip() -> None:
 
 def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[..., Run], tmp_path: Path) -> None:
     make_run("tiny", "gpt2:512", block_size=384)
-    for name, rows in (
-        ("funcall", map(row_of, problems.draw("test", 12, shares={"call": 1}))),
-        ("probes", problems.probes("test", 10, 0, ["Write `f()`."])),
-    ):
-        (tmp_path / f"{name}.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "funcall.test.jsonl", map(row_of, problems.draw("test", 12, shares={"call": 1})))
+    write_rows(tmp_path / "probes.test.jsonl", problems.probes("test", 10, 0, ["Write `f()`."]))
     counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"])
     run = Run.open("swaps")
     rows = run.evals()
@@ -109,7 +106,7 @@ def test_supervised_tokens_are_counted_as_training_sees_them(runs_root: Path) ->
     import supervised_tokens
 
     messages = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "one two three four"}]
-    (runs_root / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    write_rows(runs_root / "rows.jsonl", [{"messages": messages}])
     mask = chat.render(messages, tokenizer.load("gpt2:512"), "text").loss_mask
     cut = mask.index(1) + 3  # a row of so many ids predicts two of the answer's tokens beside the first
     for limit, kept in ((10_000, sum(mask)), (cut, 3)):

@@ -1,13 +1,13 @@
 """Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a
 checkpoint."""
 
-import json
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from contracts import write_rows
 
 from codechat import tasks
 from codechat.core.atomic_files import read_rows
@@ -42,9 +42,6 @@ def toy_result(policy: Policy, count: int = 8, **over: object) -> results.TaskRe
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
     return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
-
-
-# ---- one task
 
 
 def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,20 +95,13 @@ def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
     assert [len(e["turns"]) for e in result.examples] == [1] * 4
 
 
-# ---- behaviour
-
-
 def test_behaviour_of_a_completion() -> None:
-    for text, expected in (
-        ('<functioncall> {"name": "add", "arguments": {"a": 1}}', "call"),
-        ("Sure. <functioncall> {broken", "call"),
-        ("def add(a, b):\n    return a + b", "code"),
-        ("Here it is:\n```python\nx = 1\n```", "code"),
-        ("import math\nprint(math.pi)", "code"),
-        ("A class of problems, from which we import nothing, is defined below.", "neither"),
-        ("", "neither"),
-    ):
-        assert behaviour_probes.behaviour(text) == expected
+    for expected, texts in dict(
+        call=('<functioncall> {"name": "add", "arguments": {"a": 1}}', "Sure. <functioncall> {broken"),
+        code=("def add(a, b):\n    return a + b", "Here:\n```python\nx = 1\n```", "import math\nprint(math.pi)"),
+        neither=("A class of problems, from which we import nothing, is defined below.", ""),
+    ).items():
+        assert set(map(behaviour_probes.behaviour, texts)) == {expected}
 
 
 def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> None:
@@ -119,7 +109,7 @@ def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> 
     asked = [dict(messages=say(i), asked="code" if i % 2 else "tool", tools_present=i < 4) for i in range(8)]
     asked += [asked[0] | dict(suitable=False)] * 2
     path = tmp_path / "probes.select.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in [*asked, *asked]))
+    write_rows(path, [*asked, *asked])
     read = evaluate.read_probes(tmp_path, "select", 2)
     assert read == asked
     matrix = evaluate.behaviour_matrix(*policy, "reserved", read)
@@ -132,9 +122,6 @@ def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> 
         evaluate.read_probes(tmp_path, "select", 3)
     with pytest.raises(MissingFile, match="probes.test.jsonl"):
         evaluate.read_probes(tmp_path, "test", 3)
-
-
-# ---- the command
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +206,7 @@ def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes
 def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_path: Path) -> None:
     for domain, answer in (("calls", "7"), ("code", "x = 1")):
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-        (tmp_path / f"{domain}.test.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 5)
+        write_rows(tmp_path / f"{domain}.test.jsonl", [{"messages": messages}] * 5)
     loaded = loading.load_model("toy")
     losses = evaluate.losses_of_checkpoint(loaded, tmp_path, "test", 3)
     rendered = chat.render(messages, loaded.tokenizer, tags="reserved")

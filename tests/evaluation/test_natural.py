@@ -1,5 +1,4 @@
-"""Natural requests: the fixed file keeps its shares, right answers are told from wrong ones, nothing of it is in the
-training data."""
+"""Natural requests: right answers are told from wrong ones, and nothing of the file is in the training data."""
 
 import json
 import re
@@ -8,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from contracts import write_rows
 
 from codechat.core import config, registry
 from codechat.core.registry import COMMANDS
 from codechat.evaluation import contamination, natural
+from codechat.evaluation.contamination import request
 from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
@@ -30,18 +31,10 @@ def of_kind(kind: str) -> list[Problem]:
     return [p for p in TASK.problems() if p.meta["kind"] == kind]
 
 
-def request(problem: Problem) -> str:
-    return problem.messages[-1]["content"]
-
-
-def words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower()))
-
-
 def test_the_file_has_its_shares_and_offers_the_tool_and_others_that_cannot_serve() -> None:
     kinds = Counter(p.meta["kind"] for p in BY_ID.values())
     assert kinds == dict(toolbox=60, unfitting=20, code=20, chat=20)
-    assert len(BY_ID) == 120 == len({words(request(p)) for p in BY_ID.values()})
+    assert len(BY_ID) == 120 == len({" ".join(re.findall(r"\w+", request(p).lower())) for p in BY_ID.values()})
     for problem in of_kind("toolbox"):
         name, offered = problem.gold["name"], problem.meta["tools"]
         assert name in offered and 3 <= len(offered) <= 6 and len(set(offered)) == len(offered)
@@ -51,9 +44,6 @@ def test_the_file_has_its_shares_and_offers_the_tool_and_others_that_cannot_serv
         system = TASK.prompt(problem)[0]["content"]
         assert system.startswith("Functions:\n") and f"\n{name}(" in system
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
-
-
-# ---- scores
 
 
 def said(problem: Problem, answer: str) -> tuple[str, bool]:
@@ -112,9 +102,6 @@ def test_a_request_without_a_name_may_be_answered_under_any() -> None:
     assert [s.correct for s in scores] == [True] * 3 + [False] * 3
 
 
-# ---- not in the training data
-
-
 def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
     planted = [("Oh, WRITE quicksort!", True), ("write\nQuicksort.", True), ("def tallyWords (text): pass", False)]
     problems = list(BY_ID.values())
@@ -144,13 +131,10 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
     assert report.how.keys() <= {p.id for p in BY_ID.values() if p.meta["trained"]}
 
 
-# ---- the command
-
-
 def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[..., Run], tmp_path: Path) -> None:
     """The model was trained on one of the requests."""
     messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
-    (tmp_path / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    write_rows(tmp_path / "code.train.jsonl", [{"messages": messages}])
     make_run("tiny", "gpt2:512", lineage=[{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path)}], block_size=512)
     COMMANDS["natural"].run(["--ckpt", "tiny", "--max-new-tokens", "4", "--run-name", "n"])
     run = Run.open("n")

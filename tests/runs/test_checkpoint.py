@@ -56,9 +56,6 @@ def save(run: Run, step: int, model: nn.Module | None = None, **more: object) ->
     return checkpoint.save(run.path, step, model=model or tiny(), **more)
 
 
-# ---- the same curve
-
-
 def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     model = tiny()
     optimizer = adamw(model)
@@ -98,9 +95,6 @@ def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
     ]
 
 
-# ---- what is kept
-
-
 def test_which_checkpoints_stay(run: Run) -> None:
     for step in range(1, 11):
         save(run, step, keep_last=2)
@@ -130,9 +124,6 @@ def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(
         assert again.resumed and checkpoint.load(again.path).extra == {"n": 3}
         again.log(4, train_loss=4.0)
     assert again.metrics()["step"].tolist() == [3, 4]
-
-
-# ---- a full disk, a kill
 
 
 def full_disk(*args: object, **kwargs: object) -> None:
@@ -218,9 +209,6 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[2]) > 8, "every sync and rename of a save is a moment"
-
-
-# ---- what cannot be read
 
 
 def test_another_shape_is_an_error_with_both(run: Run) -> None:

@@ -69,9 +69,6 @@ def scalars(run: Run, name: str) -> list[tuple[int, float]]:
     return [(e.step, e.value) for e in EventAccumulator(str(run.path / "tb")).Reload().Scalars(name)]
 
 
-# ---- a run from beginning to end
-
-
 def test_what_is_logged_is_what_is_read() -> None:
     with new(parent=None) as run:
         run.log(1, train_loss=2.5, lr=0.1, verdict="LIVE")
@@ -99,9 +96,6 @@ def test_only_declared_scalars_are_taken() -> None:
             run.log(1, values)
     assert not (run.path / "metrics.jsonl").exists()
     assert unit_of("pass@64") == METRICS["pass@*"] and unit_of("val_bpb") == "bits/byte"
-
-
-# ---- how it ends
 
 
 def test_the_block_ends_the_run() -> None:
@@ -160,9 +154,6 @@ print('left', flush=True)
     assert ("KeyboardInterrupt" in err) == (presses == 2)
 
 
-# ---- names and locks
-
-
 def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
     with new() as run:
         run.log(1, lr=1.0)
@@ -203,9 +194,6 @@ def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
             new(name, overwrite=True)
     assert not exists("r") and exists("old") and [p.name for p in runs_dir().iterdir()] == ["old"]
-
-
-# ---- resuming
 
 
 def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
@@ -307,9 +295,6 @@ run.log(step, lr=2.0)
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
-# ---- finding
-
-
 def test_references_to_runs_and_checkpoints() -> None:
     run = new("nano/sft")
     first, last = fake_checkpoint(run, 10), fake_checkpoint(run, 20)
@@ -330,9 +315,6 @@ def test_the_parent_is_recorded() -> None:
     assert new("rl", parent="sft@10").env["parent"] == dict(ref="sft@10", run="sft", step=10)
     with pytest.raises(ConfigError, match="--overwrite.*sft"):
         new("sft", parent="sft", overwrite=True)
-
-
-# ---- provenance
 
 
 def git(root: Path, *args: str) -> None:
@@ -359,9 +341,6 @@ def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(t
     assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
     for folder in (inner, tmp_path / "absent"):
         assert provenance.git_state(folder)["commit"] == "unknown" and provenance.git_state(folder)["reason"]
-
-
-# ---- the command, and a tracker
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
