@@ -59,10 +59,6 @@ class World:
     size: int
     device: torch.device
 
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
 
 def _grouped() -> bool:
     return td.is_available() and td.is_initialized()

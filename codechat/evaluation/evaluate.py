@@ -270,13 +270,11 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     paths = [find_checkpoint(ref) for ref in cfg.ckpt]
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
-    with (
-        dist.session(cfg) as world,
-        Run.create(cfg.run_name, cfg, kind=kind, parent=str(paths[0]), overwrite=cfg.overwrite) as run,
-    ):
+    how = dict(kind=kind, parent=str(paths[0]), overwrite=cfg.overwrite)
+    with dist.session(cfg), Run.create(cfg.run_name, cfg, **how) as run:
         rows = [_evaluate_checkpoint(cfg, run, task, problems, path, judge) for path in paths]
-        summary = _paired_summary(run, cfg) if len(paths) > 1 and world.is_main else {}
-        if cfg.all_checkpoints and world.is_main:
+        summary = _paired_summary(run, cfg) if len(paths) > 1 and dist.is_main() else {}
+        if cfg.all_checkpoints and dist.is_main():
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
             checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")

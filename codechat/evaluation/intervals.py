@@ -57,8 +57,7 @@ def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interva
 
 def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
     """mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
-    gains = np.asarray(b, dtype=np.float64) - np.asarray(a, dtype=np.float64)
-    return bootstrap_interval(gains, seed=seed, bounds=(-1.0, 1.0))
+    return bootstrap_interval(np.subtract(b, a, dtype=np.float64), seed=seed, bounds=(-1.0, 1.0))
 
 
 def hierarchical_interval(

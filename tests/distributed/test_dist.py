@@ -22,7 +22,7 @@ from codechat.runs.run import Run
 paths.ROOT = pathlib.Path(sys.argv[1])
 with dist.session() as world:
     rank = world.rank
-    assert world.size == 2 and world.is_main == (rank == 0)
+    assert world.size == 2 and dist.is_main() == (rank == 0)
     assert dist.sum_(torch.tensor(rank + 1.0)).item() == 3
     assert dist.mean({"b": rank, "a": 4.0 * rank}) == {"a": 2.0, "b": 0.5}
     assert dist.gather(rank) == [0, 1]
