@@ -21,18 +21,7 @@ from codechat.tasks.apps.tools import CLOSING, TOOLS, Store, compare
 from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
 
-WORLD: dict[str, list[dict[str, Any]]] = {
-    "contacts": [{"id": 10, "name": "Ann", "phone": "12", "email": "ann@home.org"}, {"id": 11, "name": "Bo"}],
-    "mails": [{"id": 20, "sender": "bo@work.org", "subject": "tea", "body": "at four", "unread": 1}],
-    "events": [{"id": 30, "title": "walk", "day": "2030-01-02", "start": "09:00", "guests": "Ann"}],
-    "notes": [{"id": 40, "title": "list", "text": "milk"}, {"id": 41, "title": "Listen", "text": "bird"}],
-    "products": [{"id": 50, "name": "lamp", "price": 700, "stock": 5}],
-    "orders": [
-        {"id": 60, "product": 50, "quantity": 1},
-        {"id": 61, "product": 50, "quantity": 1, "status": "delivered"},
-    ],
-    "files": [{"id": 70, "path": "a/b.txt", "text": "hello"}],
-}
+WORLD: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("app_world.json").read_text())
 
 # Rows {"call", "arguments"} with what the call changes, what it returns without a change, or that it is an error.
 CALLS = [json.loads(line) for line in Path(__file__).with_name("app_calls.jsonl").read_text().splitlines()]
