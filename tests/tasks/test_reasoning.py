@@ -1,6 +1,7 @@
 """Graders against scores by hand and against tricks, word problems, readers, and the commands from data to evaluation."""
 
 import inspect
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -68,21 +69,7 @@ def test_a_tail_has_a_cost_and_an_unreadable_gold_answer_gives_no_reward() -> No
 
 
 def test_the_other_graders_by_hand() -> None:
-    for name, text, reward, tier in (
-        ("r1_zero", "6 + 1 = 7 </think> <answer> 7 </answer>", 1, "format_and_answer"),
-        ("r1_zero", "<think>6 + 1 = 7</think>\n<answer>\\boxed{7}</answer> and so on", 1, "format_and_answer"),
-        ("r1_zero", "6 + 1 </think> <answer> 8 </answer>", 0, "format_only"),
-        ("r1_zero", "6 + 1 = 7 <answer> 7 </answer>", 0, "neither"),
-        ("r1_zero", "6 + 1 </think> <answer> 7", 0, "neither"),
-        ("r1_zero", "</think> <answer> 8 </answer> <answer> 7 </answer>", 0, "format_only"),
-        ("question_only", "6 + 1, so \\boxed{7}", 1, "format_and_answer"),
-        ("question_only", "#### 7", 1, "format_and_answer"),
-        ("question_only", "The answer is 8.", 0, "format_only"),
-        ("question_only", "7", 0, "neither"),
-        ("plain", "6 + 1 makes 7 apples.", 1, "format_and_answer"),
-        ("plain", "7 is not 8", 0, "format_only"),
-        ("plain", "seven", 0, "neither"),
-    ):
+    for name, text, reward, tier in json.loads(Path(__file__).with_name("answers.json").read_text())["graded"]:
         score = grade(name, text, "7", "number")
         assert (score.reward, score.tier) == (reward, tier), text
 
