@@ -164,9 +164,6 @@ def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run
     return whole, resumed
 
 
-# ---------------------------------------------------------------- ranks
-
-
 def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
     """Runs of each configuration: of one process, and of two gloo ranks with half its batch each, NAME and NAME-two."""
     halves = [replace(c, run_name=f"{c.run_name}-two", device_batch_size=c.device_batch_size // 2) for c in cfgs]
@@ -175,9 +172,6 @@ def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
     for one, two in zip(cfgs, halves):
         found.append((train(one), run.Run.open(two.run_name)))
     return found
-
-
-# ---------------------------------------------------------------- a task without signal
 
 
 def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:

@@ -109,8 +109,6 @@ def test_answers_are_read_as_the_course_says() -> None:
         assert functional.parse_gsm8k_response(text) == number
 
 
-# ---- the course's adapters
-
 # names and arguments of tests/adapters.py in the assignment of spring 2025
 ADAPTERS = json.loads(Path(__file__).with_name("cs336_adapters.json").read_text())
 

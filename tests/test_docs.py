@@ -31,9 +31,6 @@ def title(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-# --- links
-
-
 def links(page: Path) -> list[tuple[str, Path, str]]:
     """(label, target, anchor) of the relative links outside code blocks."""
     found = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
@@ -60,9 +57,6 @@ def test_the_index_lists_every_page() -> None:
     assert listed >= {page.name for page in DOCS.glob("*.md")} - {"index.md"}
 
 
-# --- names of functions
-
-
 def defined(module: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
@@ -81,9 +75,6 @@ def test_the_walk_names_functions_that_exist() -> None:
         assert target.resolve() == ROOT / "codechat" / file, f"the label {file} links to {target}"
         missing = set(names.split(", ")) - defined(target)
         assert not missing, f"{file} does not define {missing}"
-
-
-# --- commands
 
 
 class Parsed(Exception):
@@ -163,9 +154,6 @@ def test_make_targets_exist() -> None:
 def test_every_command_is_listed() -> None:
     text = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert not [name for name in COMMANDS if f"`{name}`" not in text]
-
-
-# --- the README
 
 
 def test_numbers_of_the_readme_are_those_of_committed_results() -> None:

@@ -81,9 +81,6 @@ def test_installed_package_would_hold_every_data_file() -> None:
     assert not [path for path in files if not held(path)]
 
 
-# --- code
-
-
 @pytest.mark.parametrize(
     "words",
     ["ruff check --no-cache codechat tests examples", "ruff format --check --no-cache codechat tests examples",
@@ -155,9 +152,6 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
     assert (made / ".venv" / "bin").is_dir(), "the old environment goes only when a new one can be made"
 
 
-# --- continuous integration
-
-
 def test_ci_runs_make_test_only() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
@@ -180,9 +174,6 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
     foreign = re.compile(r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch")  # fmt: skip
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT}
     assert not {str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))}
-
-
-# --- notebooks
 
 
 def test_notebooks_are_paired_fresh_and_executed() -> None:

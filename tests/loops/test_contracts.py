@@ -126,9 +126,6 @@ def test_settings_that_cannot_be_are_refused(home: Path) -> None:
         assert not paths.exists(loop)
 
 
-# ---------------------------------------------------------------- what a run takes from its parent
-
-
 def depth_of(loop: str, depth: int) -> dict[str, Any]:
     return {"model": replace(TINY, depth=depth)} if loop in ("pretrain", "sft") else {"model.depth": depth}
 
@@ -143,9 +140,6 @@ def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Pat
     with raising(ConfigError, "--model.depth", depth + 1, depth, "parent"):
         train(small(loop, home, run_name="other", init_from="parent", **depth_of(loop, depth + 1)))
     assert not paths.exists("other")
-
-
-# ---------------------------------------------------------------- what is not finite
 
 
 def good_checkpoints(name: str, last: int) -> None:

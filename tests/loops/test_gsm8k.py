@@ -146,9 +146,6 @@ def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
 
 
-# ---------------------------------------------------------------- sampling during SFT
-
-
 def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
     folder = home / "worked"
     if not folder.exists():

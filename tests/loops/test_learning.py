@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from contracts import PAIRS, SINGLES, small, train, write_rows
-from learning import Claim, above, below, hold, lesson
+from learning import LEARNING, Claim, above, below, hold, lesson
 
 from codechat.core import config, registry
 from codechat.tasks import toy
@@ -82,28 +82,10 @@ def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     return claims
 
 
-def test_pretraining_lowers_bits_per_byte(home: Path) -> None:
-    hold(pretrain_on_text(home, seed=0))
+MINE = [name for name in LEARNING if name.partition("[")[0] in globals()]
+SLOW = {*(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS)), "raise_entropy", "predict_worth"}
 
 
-SLOW = ("ppo", "expert_iteration", *VARIANTS)
-
-
-@pytest.mark.parametrize("loop", ["reinforce", "grpo", *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])
-def test_it_lifts_the_toy_task_with_its_defaults(loop: str, home: Path) -> None:
-    hold(lift_toy(loop, home, seed=0))
-
-
-@pytest.mark.slow
-def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
-    hold(raise_entropy(home, seed=0))
-
-
-@pytest.mark.slow
-def test_the_value_learns_what_a_prompt_is_worth(home: Path) -> None:
-    hold(predict_worth(home, seed=0))
-
-
-@pytest.mark.parametrize("loss", [*LOSSES, "kto on single completions"])
-def test_every_loss_widens_the_margin_it_trains_on(loss: str, home: Path) -> None:
-    hold(widen_the_margin(loss, home, seed=0))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MINE])
+def test_it_learns(name: str, home: Path) -> None:
+    hold(LEARNING[name](home, 0))

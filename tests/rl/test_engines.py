@@ -103,9 +103,6 @@ def load(up: Any, path: str) -> tuple[int, Any]:
     return up.send("POST", "/admin/weights", {"path": path})
 
 
-# ---------------------------------------------------------------- our server
-
-
 def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: Any, home: Path) -> None:
     first = up.health()["version"]
     save(model(1), home / "secret")
@@ -165,9 +162,6 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
     assert up.health()["version"] == pushed and engine.metrics()["engine_retries"] > 0
 
 
-# ---------------------------------------------------------------- the loops
-
-
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops_the_run(
     loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,9 +198,6 @@ def test_two_ranks_over_http_learn_what_one_does_alone(shard: bool, up: Any, hom
     train_on_ranks(2, home, settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there))
     one = train(settings("reinforce", home, run_name="one", device_batch_size=4, max_steps=2))
     assert_close_curves(one, run.Run.open("two"), "reward_mean", "grad_norm")
-
-
-# ---------------------------------------------------------------- vLLM's wire form
 
 
 class StubVLLM:

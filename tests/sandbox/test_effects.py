@@ -173,9 +173,6 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
     assert not happened(host) and host.victim.poll() is None
 
 
-# ---- too harmful to be shown; what the next program sees
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("row", PROGRAMS["selfish"], ids=lambda row: row["name"])
 def test_the_next_program_finds_everything_in_order(row: dict[str, str], pool: Pool) -> None:

@@ -96,8 +96,6 @@ def test_after_all_of_them_an_honest_program_passes(pool: Pool) -> None:
     assert pool.run(HONEST).passed
 
 
-# ---- public benchmarks
-
 TIMES = 3
 
 

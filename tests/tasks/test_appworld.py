@@ -120,9 +120,6 @@ def says(code: str) -> dict[str, str]:
     return {"role": "assistant", "content": f"Let me see.\n\n```python\n{code}\n```\n"}
 
 
-# ------------------------------------------------------------------ the environment
-
-
 def test_an_episode_is_this_exchange(stub: Stub) -> None:
     world = environment(stub)
     system, request = world.reset(problem(), seed=3)
@@ -204,9 +201,6 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: Stub)
     assert not any(tag in hostile for tag in chat.TAGS) and "I am done" in hostile
 
 
-# ------------------------------------------------------------------ servers that fail
-
-
 def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
     with pytest.raises(UserError, match=r"/initialize.*500.*Internal Server Error"):
         environment(stub).reset(problem("0000000_1"))
@@ -223,9 +217,6 @@ def test_a_server_that_fails_ends_in_one_line(stub: Stub) -> None:
         with pytest.raises(UserError, match=stub.url if text == "not json" else f"/{endpoint}"):
             world.reset(problem())
             world.step(says(DONE))
-
-
-# ------------------------------------------------------------------ the task
 
 
 def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None:

@@ -59,9 +59,6 @@ def test_gold_answers_pass_in_both_written_forms() -> None:
             assert TASK.score(problem, f"[{python}]").correct, python
 
 
-# ------------------------------------------------------------------ no way round
-
-
 def test_making_every_call_or_a_wrong_one_beside_the_right_one_never_scores() -> None:
     golds = "".join(TASK.gold(p) for p in PROBLEMS.values() if p.gold["expect"] == "calls")
     for problem in PROBLEMS.values():
@@ -125,8 +122,6 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
         possible = any(all(c[1]["a"] in w for c, w in zip(order, ways)) for order in permutations(calls))
         assert (bfcl.fault_of_calls(calls, answers, tools) is None) == possible
 
-
-# ------------------------------------------------------------------ sources
 
 NUMBERS = {"base": {"type": "integer"}, "height": {"type": "integer"}}
 AREA = {"type": "dict", "required": ["base", "height"], "properties": NUMBERS | {"unit": {"type": "string"}}}
@@ -197,9 +192,6 @@ def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves
     assert check_reference_solutions(task, problems).require().n == len(problems) == 3487
     assert dict(task.ledger.lost) == {bfcl.UNSOLVABLE: 4}
     assert {p.meta["category"] for p in problems} == set(bfcl.CATEGORIES)
-
-
-# ------------------------------------------------------------------ the command
 
 
 def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any) -> None:

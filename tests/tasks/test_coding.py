@@ -33,9 +33,6 @@ def task() -> Iterator[CodingTask]:
     shared_pool("auto").close()
 
 
-# ---- rewards
-
-
 def verdict(*results: tuple[bool, str], stage: str = "tests") -> Verdict:
     return Verdict(tuple(Result(*r) for r in results), stage, 0.0, next((why for _, why in results if why), ""))
 
@@ -101,9 +98,6 @@ def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(tas
     assert task.score(PROBLEM, GOLD["code"]).correct, "the next program is judged as ever"
 
 
-# ---- readers
-
-
 def mbpp_row(number: int = 700, **more: Any) -> dict[str, Any]:
     return {"task_id": number, "text": "Write a function to add.", "code": "def add(a, b):\r\n    return a + b", "test_list": GOLD["tests"][:3],
             "test_setup_code": "", "challenge_test_list": GOLD["tests"][3:]} | more  # fmt: skip
@@ -152,9 +146,6 @@ def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> 
     for more, correct in (({}, False), ({"message_mb": 4}, True)):
         problem = Problem("p", PROBLEM.messages, gold | more, "train")
         assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
-
-
-# ---- reference solutions
 
 
 @pytest.mark.slow

@@ -119,9 +119,6 @@ def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: P
             command.main(["code", *words])
 
 
-# ---------------------------------------------------------------- short requests for well-known programs
-
-
 def test_every_program_does_what_it_should(tmp_path: Path) -> None:
     programs = tomllib.loads(Path(coding.__file__).with_name("short_programs.toml").read_text())["program"]
     scope = {"path": str(tmp_path / "file.txt")}

@@ -218,9 +218,6 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
         assert 0 <= score.reward <= 1 and score.tier in TIERS
 
 
-# ------------------------------------------------------------------ sources
-
-
 def everything(task):
     return [p for split in tasks.SPLITS for p in task.problems(split)]
 

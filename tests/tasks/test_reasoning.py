@@ -27,9 +27,6 @@ def xml(text: str, gold: str | None = "7", kind: str = "number") -> Score:
     return grade("xml", text, gold, kind)
 
 
-# ---------------------------------------------------------------- graders
-
-
 def test_xml_terms_by_hand() -> None:
     for text, terms, tier in (
         (GOOD, (2.0, 0.5, 0.5, 0.5, 0.5), "format_and_answer"),
@@ -95,9 +92,6 @@ def test_the_named_functions_are_the_graders() -> None:
         assert list(inspect.signature(function).parameters) == ["response", "ground_truth", "fast"]
 
 
-# ---------------------------------------------------------------- templates, word problems
-
-
 def test_every_template_holds_the_question_and_its_reference_solution_passes() -> None:
     for template in TEMPLATES:
         task = tasks.load("reasoning", template=template)
@@ -142,9 +136,6 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
     words = re.compile(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b")
     wordings = {part: {words.sub("#", text) for text in texts} for part, texts in parts.items()}
     assert not wordings["test_hard"] & set.union(*(wordings[part] for part in stories.STORY_PARTS))
-
-
-# ---------------------------------------------------------------- GSM8K and MMLU
 
 
 @pytest.fixture
@@ -202,9 +193,6 @@ def test_reference_solutions_of_the_real_sets_pass(shared_data: Path) -> None:
     for name, split, n in (("gsm8k", "test", 1319), ("mmlu", "select", 1531)):
         task = tasks.load(name, source=str(shared_data / name))
         assert tasks.check_reference_solutions(task, task.problems(split)).require().n == n
-
-
-# ---------------------------------------------------------------- the commands
 
 
 @pytest.fixture

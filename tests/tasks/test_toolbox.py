@@ -50,9 +50,6 @@ def without_slots(ask):
     return " ".join(re.findall(r"[a-z0-9{}]+", re.sub(r"{\w+}", "{}", ask.lower())))
 
 
-# ---------------------------------------------------------------- tools
-
-
 def test_the_catalogue_is_large_graded_and_well_formed():
     assert len(SEEN) == 102 and len(HELD_OUT) == 50 == len(TOOLS) - 102
     for level in (1, 2, 3):
@@ -196,9 +193,6 @@ def test_other_tools_of_a_probe_cannot_serve_the_request():
         assert not any(says(name, user["content"], [False]) for name in offered), (offered, user["content"])
 
 
-# ---------------------------------------------------------------- values
-
-
 def open_values(tool, arguments):
     for key, value in arguments.items():
         if tool.slots[key].unseen:
@@ -236,9 +230,6 @@ def test_values_from_further_afield_come_in_their_share_and_belong_to_splits() -
         assert not train & test
     natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
     assert not natural_words & {name.lower() for name in (*NAMES, *PLACES)}
-
-
-# ---------------------------------------------------------------- held out
 
 
 def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():

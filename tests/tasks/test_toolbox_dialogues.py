@@ -176,9 +176,6 @@ def test_a_request_put_informally_asks_for_the_same() -> None:
         assert low <= sum(lower) / len(lower) <= high
 
 
-# ---------------------------------------------------------------- kinds of conversations
-
-
 def test_multi_turn_responses_come_from_running_the_tool() -> None:
     rows = list(draw_dialogues("train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)))
     for row in rows:
