@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -50,6 +51,11 @@ def test_links_lead_somewhere() -> None:
         assert not [str(target) for target, _ in targets if not target.exists()], page
         headed = [(target, anchor) for target, anchor in targets if target.suffix == ".md"]
         assert not [f"{target}#{anchor}" for target, anchor in headed if anchor not in anchors(target)], page
+
+
+def test_the_table_of_flags_is_that_of_the_code() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "flag_table.py"))
+    assert tool["BLOCK"].findall((DOCS / "coming-from.md").read_text()) == [tool["table"]()]
 
 
 def test_the_index_lists_every_page() -> None:

@@ -22,7 +22,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -35,6 +35,8 @@ Presets = Mapping[str, Mapping[str, Any]]
 REQUIRED = dataclasses.MISSING
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text())
+# Spelling of another tool -> what to write here, where no field takes its value.
+ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text())
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
@@ -166,9 +168,15 @@ def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     out = {}
     for key, value in _dotted(plain(mapping)).items():
         if (name := find_field(cls, key)) is None:
-            raise ConfigError(f"{where}: unknown setting {key!r}{nearest(key.replace('-', '_'), leaves_of(cls))}")
+            raise ConfigError(f"{where}: unknown setting {key!r}{_meant(key.replace('-', '_'), leaves_of(cls))}")
         out[name] = value
     return out
+
+
+def _meant(key: str, names: Iterable[str]) -> str:
+    """The end of an error message about an unknown key: what to write in its place."""
+    known = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
+    return f"; here it is {known}" if known else nearest(key, names)
 
 
 def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:
@@ -281,7 +289,7 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         elif (name := key if key in extra else find_field(cls, key)) is None:
             name = find_field(cls, key.removeprefix("no-"))
             if equals or bool not in kinds.get(name, ()):
-                raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), map(flag_of, [*leaves, *extra]))}")
+                raise ConfigError(f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}")
             equals, value = "=", False
         many = tuple in kinds.get(name, ())
         if name in values and not many:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from raising import raising
 
 from codechat.core.config import (
+    ELSEWHERE,
     REQUIRED,
     Settings,
     changed,
@@ -27,6 +29,7 @@ from codechat.core.config import (
 )
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.registry import ENTRIES, LOOPS, entry_of, find
+from codechat.grpo import GRPOConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +187,28 @@ def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
     for fields, meant in (("max_steps inner_epochs", "inner_epochs"), ("max_steps", "max_steps"), ("num_iterations max_steps", "num_iterations")):  # fmt: skip
         cls = declared(**dict.fromkeys(fields.split(), 1))
         assert parse(cls, ["--num-iterations", "4"]) == cls(**{meant: 4})
+    for theirs, ours in ELSEWHERE.items():
+        with pytest.raises(ConfigError, match=re.escape(ours)):
+            words(f"--{theirs.replace('_', '-')} 1")
+
+
+def test_every_flag_of_trl_is_accepted_or_named() -> None:
+    """Those of its command line that the documents use, with the values there."""
+    accepted = {
+        "model_name_or_path": ("q", "init_from"), "dataset_name": ("d", "data_dir"), "output_dir": ("o", "run_name"),
+        "per_device_train_batch_size": ("4", "device_batch_size"), "learning_rate": ("1e-5", "lr"), "seed": ("1", "seed"),
+        "gradient_accumulation_steps": ("2", "grad_accum"), "num_grpo_epochs": ("3", "inner_epochs"), "lora_r": ("16", "lora_rank"),
+        "lora_alpha": ("64", "lora_alpha"), "lr_scheduler_type": ("cosine", "schedule"), "loss_type": ("dapo", "variant"),
+        "lora_target_modules": ("out", "lora_targets"), "num_ppo_epochs": ("3", "inner_epochs"),
+    }  # fmt: skip
+    named = (
+        "num_train_epochs logging_first_step gradient_checkpointing logging_steps use_vllm warmup_ratio scale_rewards "
+    )
+    named += "bf16 report_to max_prompt_length"
+    for flag, (word, ours) in accepted.items():
+        value = getattr(parse(GRPOConfig, [f"--{flag}", word]), ours)
+        assert value == ((word,) if ours == "lora_targets" else type(value)(word)), flag
+    assert set(named.split()) <= ELSEWHERE.keys()
 
 
 def test_the_hash_is_of_what_decides_the_result() -> None:
