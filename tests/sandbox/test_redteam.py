@@ -109,7 +109,7 @@ def test_wrong_programs_fail(pool: Pool, shared_data: Path) -> None:
     for row in rows:
         tests, setup = list(row["test_list"]), "\n".join(row["test_imports"])
         names = entry_points_of(row["code"], tests, setup)
-        programs.append(Program(code=row["code"], tests=tests, setup=setup, entry_points=names, timeout_s=20.0))
+        programs.append(Program(code=row["code"], tests=tests, setup=setup, entry_points=names, timeout_s=60.0))
     assert all(verdict.passed for verdict in pool.map(programs))
     swapped = [
         Program(code=f"{b.code}\n{a.entry_points[0]} = {b.entry_points[0]}", tests=a.tests, setup=a.setup, entry_points=a.entry_points)
