@@ -55,7 +55,10 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
                 turns.insert(0, Turn("system", system))
             elif turns[0].content.strip() != system.strip():
                 raise DataError(f"{where} has a system column and another system message; leave one of them out")
-        return messages_of_turns(_without_list(_joined(turns), tools), tools, tools_style)
+        if tools and turns[0].role == "system" and (listed := _TOOLS.search(turns[0].content)):  # they are written anew
+            text, heading, _ = turns[0].content[: listed.start()].partition("# Tools")
+            turns[0] = Turn("system", text.strip() if heading else "")
+        return messages_of_turns(_joined(turns), tools, tools_style)
     except Unreadable as error:
         return error.reason
 
@@ -291,14 +294,6 @@ def schemas(value: Any) -> list[dict[str, Any]]:
     """Tool schemas of a column or of a text that holds them, without the object around a function."""
     items = _objects(value) if isinstance(value, str) else list(value) if isinstance(value, Sequence) else [value]
     return [_schema(item) for item in items if item is not None]
-
-
-def _without_list(turns: list[Turn], tools: list[dict[str, Any]]) -> list[Turn]:
-    """The turns without the row's own list of tools in the system message: it is written anew."""
-    if tools and turns[0].role == "system" and (listed := _TOOLS.search(turns[0].content)):
-        text, heading, _ = turns[0].content[: listed.start()].partition("# Tools")
-        return [Turn("system", text.strip() if heading else ""), *turns[1:]]
-    return turns
 
 
 def _objects(text: str) -> list[Any]:

@@ -13,7 +13,6 @@ corpus may share a directory; each writes DOMAIN.SPLIT.jsonl, and no file of ano
 
 import sys
 
-from codechat.core import config
 from codechat.core.errors import check_choice
 from codechat.core.registry import PREPARATIONS
 
@@ -28,5 +27,4 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(f"  {name:<11}{entry.about}" for name, entry in KINDS.items()))
         return print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
     check_choice("the kind of data is", kind, KINDS)
-    entry = KINDS[kind]
-    entry.load(entry.function)(config.parse(entry.config_class, words, prog=f"codechat data {kind}", epilog=__doc__))
+    KINDS[kind].run(words)
