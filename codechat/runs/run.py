@@ -63,9 +63,9 @@ def declared(name: str) -> str | None:
 
 def unit_of(name: str) -> str:
     """The unit of a metric; ValueError with the nearest name where none is declared."""
-    if not declared(name):
+    if (known := declared(name)) is None:
         raise ValueError(f"metric {name!r} is not declared in metrics.csv{nearest(name, METRICS)}")
-    return METRICS[declared(name)]
+    return METRICS[known]
 
 
 def plain(value: Any) -> Any:
