@@ -1,4 +1,4 @@
-"""GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO and GSPO.
+"""GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO, GSPO and CISPO.
 
     codechat grpo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an imported checkpoint
@@ -12,6 +12,7 @@ the starting policy (--kl-coef), in the loss or in the reward. --variant selects
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
     dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
     gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
+    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no number)
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards, the KL penalty alone
 would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0 makes no update. Two
@@ -32,6 +33,7 @@ PAPERS = {
     "dr_grpo": ("mean", "constant", "token", 0.2, 0.2, 0),
     "dapo": ("zscore", "token", "token", 0.2, 0.28, 4),
     "gspo": ("zscore", "sequence", "sequence", 3e-4, 4e-4, 0),
+    "cispo": ("zscore", "token", "token", 0.99, 4.0, 0),
 }
 SET_BY_PAPER = ("baseline", "loss_aggregation", "ratio", "clip_eps_low", "clip_eps_high", "resample_rounds")
 VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for name, row in PAPERS.items()}
@@ -42,7 +44,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
     """Settings of one GRPO run."""
 
     run_name: str = "grpo"
-    variant: Literal["grpo", "dr_grpo", "dapo", "gspo"] = opt(
+    variant: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = opt(
         "grpo", f"the paper whose values fill settings left at none: {' '.join(SET_BY_PAPER)}"
     )
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = None
@@ -55,6 +57,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
     resample_rounds: int | None = opt(
         None, "how often groups without variance are replaced by groups of new problems; 0 = never", least=0
     )
+    mask_truncated: bool = opt(False, "completions that were cut off teach nothing (DAPO, section 3.4)")
     kl_in: Literal["loss", "reward"] = opt(
         "loss", "where the KL penalty enters; k1 is right in the reward, but only zero-mean noise in the loss"
     )
@@ -84,6 +87,7 @@ def train(cfg: GRPOConfig) -> Run:
     from codechat.training.rl_session import CLIPPING, rl_session
 
     cfg = cfg.resolved()
+    surrogate = losses.weighted_policy_loss if cfg.variant == "cispo" else losses.clipped_policy_loss
     clip, kl_loss = (cfg.clip_eps_low, cfg.clip_eps_high), bool(cfg.kl_coef) and cfg.kl_in == "loss"
     measures = (*CLIPPING, *(("kl_ref",) if cfg.kl_coef else ()))
     with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
@@ -95,11 +99,12 @@ def train(cfg: GRPOConfig) -> Run:
             importance, off_policy = losses.importance_weights(old, sampled, mask, cfg.importance_cap)  # (N, C)
             advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
             keep = None if cfg.entropy_coef or kl_loss else advantage != 0
-            for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
+            learned = batch.without_cut_off() if cfg.mask_truncated else batch
+            for update in r.updates(learned, live, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches(keep):
                     logprobs, entropy = mb.logprobs()  # (B, C) each
                     ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, cfg.ratio)
-                    loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip) * mb.of(importance)
+                    loss = surrogate(ratio, mb.of(advantage), *clip) * mb.of(importance)
                     if kl_loss:
                         loss = loss + cfg.kl_coef * losses.kl_estimate(logprobs, mb.of(ref), cfg.kl_kind)
                     loss = loss - cfg.entropy_coef * entropy
@@ -112,5 +117,7 @@ def train(cfg: GRPOConfig) -> Run:
                     mb.backward(losses.masked_sum(loss * weights, mb.mask), **sums)
                 update.apply()
             means = dict(adv_abs_mean=advantage.abs().mean(), resampled_groups=r.resampled)
+            if cfg.mask_truncated:
+                means["frac_masked"] = batch.cut_off().float().mean()
             r.log(batch, sums=off_policy if cfg.old_logprobs == "trainer" else {}, **means)
     return r.run

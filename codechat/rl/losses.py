@@ -87,6 +87,12 @@ def clipped_policy_loss(ratio: Tensor, advantages: Tensor, eps_low: float = 0.2,
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
 
 
+def weighted_policy_loss(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
+    """Per token -clip(r, 1 - eps_low, 1 + eps_high) A log r, (B, T), with no gradient through the clipped r: CISPO
+    (arXiv:2506.13585, eq. 4), whose log pi is log r plus a constant. Every token keeps a gradient."""
+    return -ratio.detach().clamp(1 - eps_low, 1 + eps_high) * advantages.detach() * ratio.log()
+
+
 @torch.no_grad()
 def clip_statistics(
     ratio: Tensor,

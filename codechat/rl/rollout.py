@@ -75,6 +75,11 @@ class RolloutBatch:
         """(P, G) bool: completions that ended before their stop sequence."""
         return torch.tensor([c.cut_off for c in self.completions]).view(-1, self.group_size)
 
+    def without_cut_off(self) -> Self:
+        """The batch in which no token of a completion that was cut off is learned, or counted."""
+        silent = [replace(c, mask=[False] * len(c.ids)) if c.cut_off else c for c in self.completions]
+        return replace(self, completions=silent)
+
     def numbers(self, groups: Sequence[int]) -> list[int]:
         """The completions of these groups, as indices into N."""
         return [p * self.group_size + g for p in groups for g in range(self.group_size)]
@@ -265,7 +270,7 @@ def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens:
     for number in batch.numbers([p]):
         ids, written = batch.completions[number].ids, batch.completions[number].written
         n = len(ids)
-        if not keep[number] or not n:
+        if not keep[number] or not any(written):
             continue
         if chunk and _tokens(chunk) + n > row_tokens:
             yield chunk

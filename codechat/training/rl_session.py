@@ -166,6 +166,7 @@ class RLSession(Session):
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
         dealt = [list(range(m, len(batch.problems), minibatches)) for m in range(minibatches)]
         written = batch.mask().sum(1).view_as(live)  # (P, G)
+        live = live & (written > 0)
         here = [(live[g].numel(), written[g].sum(), live[g].sum(), written[g][live[g]].sum()) for g in dealt]
         counts = totals([[float(x) for x in row] for row in here])
         self.n_tokens = sum(count[1] for count in counts)

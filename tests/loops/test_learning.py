@@ -11,7 +11,7 @@ from learning import LEARNING, Claim, above, below, hold, lesson
 from codechat.core import config, registry
 from codechat.tasks import toy
 
-VARIANTS = ("dr_grpo", "dapo", "gspo")
+VARIANTS = ("dr_grpo", "dapo", "gspo", "cispo")
 LOSSES = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
 
 

@@ -18,6 +18,7 @@ from codechat.rl.losses import (
     policy_ratio,
     token_weights,
     value_loss,
+    weighted_policy_loss,
 )
 
 LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
@@ -113,6 +114,14 @@ def test_clipped_loss_by_hand_and_its_gradient() -> None:
     assert float(found["ratio_max"]) == pytest.approx(2.0)
     r = ratio.detach()
     torch.testing.assert_close(found["kl_old"], masked_sum(r - 1 - r.log(), MASK))
+
+
+def test_weighted_loss_by_hand_keeps_every_gradient() -> None:
+    logprobs = LOGPROBS.clone().requires_grad_()
+    ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
+    weighted_policy_loss(ratio, ADVANTAGES, 0.2, 0.2).sum().backward()
+    torch.testing.assert_close(logprobs.grad, -ratio.detach().clamp(0.8, 1.2) * ADVANTAGES)
+    assert (logprobs.grad != 0).all()
 
 
 def test_importance_weights_by_hand() -> None:

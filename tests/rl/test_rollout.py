@@ -59,6 +59,18 @@ def batch(policy: GPT) -> RolloutBatch:
         return rollout.collect(policy, Letters(), problems, tokenizer.load("bytes"), "reserved", **how)
 
 
+def test_completions_that_were_cut_off_can_teach_nothing(policy: GPT, batch: RolloutBatch) -> None:
+    ended = [replace(c, stop="stop" if i % 3 else "length") for i, c in enumerate(batch.completions)]
+    silent = replace(batch, completions=ended).without_cut_off()
+    assert silent.n_tokens == sum(len(c.ids) for i, c in enumerate(ended) if i % 3)
+    assert torch.equal(silent.mask().any(1), torch.tensor([i % 3 > 0 for i in range(len(ended))]))
+    (packed,) = rollout.pack(silent, row_tokens=4096, rows=4)
+    assert packed.numbers.tolist() == [i for i in range(len(ended)) if i % 3]
+    assert torch.equal(silent.rewards, batch.rewards)  # they still count for the baseline
+    everything = replace(batch, completions=[replace(c, stop="length") for c in ended]).without_cut_off()
+    assert list(rollout.pack(everything, row_tokens=4096, rows=4)) == []
+
+
 def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) -> list[torch.Tensor]:
     """The loss and its gradients, one unpacked sequence at a time; what an environment said is context only."""
     policy.zero_grad()
