@@ -314,7 +314,7 @@ def _evaluate_checkpoint(
             top_k=cfg.top_k,
             max_new_tokens=cfg.max_new_tokens,
             seed=cfg.seed,
-            begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if way.endswith("call given") else (),
+            begin=chat.layout(loaded.tokenizer, loaded.tags).call if way.endswith("call given") else (),
             progress=f"{name} on {split}",
             **how,
         )

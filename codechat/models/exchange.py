@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
 from codechat.core.config import REQUIRED, opt
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import ConfigError, MissingFile
 from codechat.runs import paths
 from codechat.text import chat, tokenizer
 from codechat.text.chat import END_TAG, TAG_OF
@@ -127,8 +127,6 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
     from codechat.runs import checkpoint
 
     run, tensors, more = ckpt.path.parent.parent, ckpt.model_state, {}
-    if not paths.is_run(run):
-        raise RunError(f"{ckpt.path} is part of no run; --format run needs config.json and status.json two folders up")
     about = f"{sum(v.numel() for v in tensors.values()):,} parameters"
     if cfg.format == "adapter":
         first = ckpt.meta["lineage"][0]
@@ -145,14 +143,8 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
     config, env, status = (read_json(run / f"{name}.json") for name in ("config", "env", "status"))
     env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
     env.get("hardware", {}).pop("system", None)
-    status = {
-        "status": "finished",
-        "reason": None,
-        "summary": {},
-        "pid": None,
-        "kind": status.get("kind"),
-        "ended": status.get("ended"),
-    }
+    status = {key: status.get(key) for key in ("kind", "ended")}
+    status |= dict(status="finished", reason=None, summary={}, pid=None)
     for name, value in dict(config=config, env=env, status=status).items():
         write_json(folder / f"{name}.json", value)
     return about, size
@@ -250,9 +242,7 @@ class ImportConfig:
     """Which weights become which run."""
 
     source: Path = opt(
-        REQUIRED,
-        "directory of a Hugging Face model, a GGUF file, or a .pt file of the original system",
-        positional=True,
+        REQUIRED, "directory of a Hugging Face model, a GGUF file, or an original .pt file", positional=True
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
     tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file")

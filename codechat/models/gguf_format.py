@@ -88,12 +88,10 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         family, split = fields["general.architecture"], fields.get("tokenizer.ggml.pre", "default")
-        scaling = (
-            "by frequency" if "rope_freqs.weight" in tensors else fields.get(f"{family}.rope.scaling.type", "none")
-        )
+        scaling = fields.get(f"{family}.rope.scaling.type", "none")
         for what, found, readable in (
             ("architecture", {family}, FAMILIES),
-            ("position scaling", {scaling}, ("none",)),
+            ("position scaling", {"by frequency" if "rope_freqs.weight" in tensors else scaling}, ("none",)),
             ("tensors in", {tensor.tensor_type.name for tensor in reader.tensors}, READ),
             ("tokenizer", {fields["tokenizer.ggml.model"]}, ("gpt2",)),
             ("tokenizer split", {split}, SPLITS),
@@ -177,13 +175,8 @@ def write(
         except gguf.quants.QuantError as error:
             raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
         writer.add_tensor(theirs[name], data, raw_dtype=kind)
-    for finish in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        finish()
+    for finish in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, finish)()
     return path.stat().st_size
 
 

@@ -119,10 +119,11 @@ def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {p.theirs: state[p.ours][p.start : p.stop] for p in pieces(cfg)}
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) -> int:
-    """Write a safetensors file; returns its bytes. dtype: "float32" or "bfloat16", or none = that of each tensor."""
-    # a copy: the format refuses tensors that share memory
-    how: Any = dict(device="cpu", copy=True) | ({"dtype": getattr(torch, dtype)} if dtype else {})
+def save(path: Path, tensors: Mapping[str, Tensor], dtype: str) -> int:
+    """Write a safetensors file in "float32" or "bfloat16"; returns its bytes."""
+    how: Any = dict(
+        device="cpu", dtype=getattr(torch, dtype), copy=True
+    )  # the format refuses tensors that share memory
     try:
         copies = {name: t.detach().to(**how).contiguous() for name, t in tensors.items()}
         save_file(copies, path, metadata={"format": "pt"})

@@ -121,11 +121,6 @@ def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     return Layout("", "\n", tuple(ids[END_TAG]), ids[CALL_TAG], ids | {"\n": tokenizer.encode_inside("\n")})
 
 
-def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """The ids with which an answer that is a call begins."""
-    return list(layout(tokenizer, tags).call)
-
-
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
     """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
     of the end of text."""

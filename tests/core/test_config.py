@@ -108,27 +108,8 @@ def test_required_and_positional_fields() -> None:
 
 
 def test_what_is_wrong_on_a_command_line_is_named() -> None:
-    for line, *named in (
-        ("--lrr 1", "'--lr'"),
-        ("--depth 3", "'--model.depth'"),
-        ("--model.dept 3", "'--model.depth'"),
-        ("--preset quik", "'quick'"),
-        ("--lr fast", "--lr", "'fast'", "float", "peak learning rate"),
-        ("--lr nan", "--lr", "'nan'"),
-        ("--steps 1.5", "--steps", "'1.5'", "int"),
-        ("--steps inf", "--steps", "'inf'"),
-        ("--ks 1,x", "--ks", "'1,x'"),
-        ("--betas 0.9", "--betas", "'0.9'", "tuple[float, float]"),
-        ("--mode median", "--mode", "mean|none"),
-        ("--verbose=maybe", "--verbose", "'maybe'"),
-        ("--model huge", "--model", "'huge'"),
-        ("--top-k", "--top-k", "value"),
-        ("--lr --steps 3", "--lr", "value"),
-        ("--lr 1 --lr 2", "--lr", "twice"),
-        ("--group-size 2 --num-generations 3", "--group-size", "twice"),
-        ("stray", "'stray'"),
-        ("--model.depth 3", "depth 3", "n_head 2"),
-    ):
+    for row in Path(__file__).with_name("command_lines.jsonl").read_text().splitlines():
+        line, *named = json.loads(row)
         with raising(ConfigError, *named):
             words(line)
 

@@ -178,7 +178,7 @@ def test_constrained_calls_are_readable() -> None:
     tok = tokenizer.load("bytes")
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0)
     with torch.no_grad():
-        model.wte.weight[chat.call_beginning(tok)] *= 60  # of a tied head
+        model.wte.weight[chat.layout(tok, "reserved").call] *= 60  # of a tied head
     problems = Calls().problems("test", limit=4)
     sampled = partial(evaluate.evaluate_task, model, tok, "reserved", n=3, ks=(1,), max_new_tokens=120, seed=0)
     free, held = (sampled(Calls(), problems, constrain=constrain) for constrain in (False, True))

@@ -28,6 +28,7 @@ from codechat.text import chat, tokenizer
 pytestmark = pytest.mark.usefixtures("runs_root")
 
 SPEC = "gpt2:400"
+CASES = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))
 LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
@@ -220,31 +221,11 @@ def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypa
         exported(tmp_path, format=form, overwrite=True)  # an export is replaced, whatever its format
 
 
-CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{%- endif %}
-{%- for m in messages %}
-    {{- '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-
-
-SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4)
-SHAPE |= dict(max_position_embeddings=128, bos_token_id=0, eos_token_id=2)
-SCALED = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-SCALED |= dict(original_max_position_embeddings=32)
-FOREIGN = {
-    "llama": dict(kind="Llama", num_key_value_heads=2),
-    "llama3": dict(kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=5e5, rope_scaling=SCALED),
-    "qwen2": dict(kind="Qwen2", num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6),
-    "qwen2-grouped": dict(kind="Qwen2", num_key_value_heads=1),
-    "qwen3": dict(kind="Qwen3", num_key_value_heads=2, head_dim=16),
-    "qwen3-tied": dict(kind="Qwen3", num_key_value_heads=4, head_dim=8, tie_word_embeddings=True),
-    "arcee": dict(kind="Arcee", num_key_value_heads=2),
-}
 QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
 QWEN_PATTERN += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
+def write_tokenizer(folder: Path, template: str | None) -> None:
     """A byte-level BPE of 400 ids with Qwen's pre-tokeniser and ChatML's special tokens."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -261,10 +242,12 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about | ({"chat_template": template} if template else {})))
 
 
-def foreign(transformers: Any, folder: Path, name: str = "llama", template: str | None = CHATML, **more: Any) -> Any:
+def foreign(
+    transformers: Any, folder: Path, name: str = "llama", template: str | None = CASES["chatml"], **more: Any
+) -> Any:
     """A random model of transformers, saved in shards to `folder` with a tokenizer."""
-    options = FOREIGN[name] | more
-    cfg = getattr(transformers, options["kind"] + "Config")(**SHAPE | {k: v for k, v in options.items() if k != "kind"})
+    options = CASES["shape"] | CASES["foreign"][name] | more
+    cfg = getattr(transformers, options.pop("kind") + "Config")(**options)
     model = randomise(transformers.AutoModelForCausalLM.from_config(cfg))
     model.save_pretrained(folder, max_shard_size="20KB")
     write_tokenizer(folder, template)
@@ -276,7 +259,7 @@ def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedM
     return loading.load_model(name)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", CASES["foreign"])
 @torch.no_grad()
 def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: Path, name: str) -> None:
     theirs, ids = foreign(transformers, tmp_path / "in", name), ids_below(411, 2, 128)
@@ -322,15 +305,7 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
     foreign(transformers, folder)
     path = folder / "config.json"
     whole = path.read_text()
-    scaled = [{"rope_type": "yarn", "factor": 4.0}, {"rope_type": "llama3", "factor": 4.0}]
-    for change in (
-        *(dict(model_type="gpt2"), dict(model_type="qwen3", hidden_act="gelu"), dict(use_sliding_window=True)),
-        *(dict(attention_bias=True), dict(layer_types=["full_attention", "sliding_attention"])),
-        *(dict(quantization_config={"bits": 4}), *(dict(rope_parameters=how) for how in scaled)),
-        *(dict(rope_parameters=None, rope_scaling="linear"), dict(rope_parameters=None, rope_theta=None)),
-        *(dict(num_hidden_layers=n) for n in (None, 1, 3)),
-        *(dict(vocab_size=300), dict(intermediate_size=60)),
-    ):
+    for change in CASES["wrong config.json"]:
         path.write_text(json.dumps(json.loads(whole) | change))
         with pytest.raises((ConfigError, CheckpointError)):
             imported(folder)

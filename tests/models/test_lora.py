@@ -88,14 +88,6 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     torch.testing.assert_close(lora.load_peft(made(shape), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
 
 
-NOT_PLAIN = (
-    *(dict(init_lora_weights="pissa"), dict(peft_type="LOHA"), dict(bias="all"), dict(modules_to_save=["lm_head"])),
-    *({key: True} for key in ("use_dora", "use_qalora", "lora_bias", "fan_in_fan_out")),
-    *(dict(alpha_pattern={"q_proj": 8}), dict(rank_pattern={"q_proj": 2}), dict(layer_replication=[[0, 1]])),
-    *(dict(r=0), dict(r=2), dict(lora_alpha=None), dict(a_method_of_tomorrow={"on": True})),  # the factors have rank 4
-)
-
-
 @torch.no_grad()
 def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
     write_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
@@ -109,7 +101,7 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
     plain = change(init_lora_weights="gaussian", lora_dropout=0.1, use_dora=False, rank_pattern={})
     assert plain.abs().max() > 0
     torch.testing.assert_close(change(use_rslora=True), 2 * plain)  # alpha / sqrt(4) for alpha / 4
-    for settings in NOT_PLAIN:
+    for settings in json.loads(Path(__file__).with_name("foreign.json").read_text())["not plain lora of rank 4"]:
         with pytest.raises(CheckpointError):
             change(**settings)
     for text in ("{}", "[]", "{"):

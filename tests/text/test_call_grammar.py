@@ -15,8 +15,8 @@ from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
-SCHEMAS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
-ODD = SCHEMAS["odd"]
+CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
+ODD = CASES["odd"]
 OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
 
 
@@ -57,7 +57,7 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
 def test_definitions_of_several_functions_are_followed() -> None:
     """As pydantic writes models within models; the definitions of two functions may have one name."""
     tok, rng, seen = tokenizer.load("gpt2:4096"), np.random.default_rng(0), set()
-    offered = [SCHEMAS["nested"], SCHEMAS["other"]]
+    offered = [CASES["nested"], CASES["other"]]
     grammar = call_grammar(tok, "reserved", offered, required=True, strict=True)
     for _ in range(30):
         call = chat.parse_calls(chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved"))[0]
@@ -72,21 +72,12 @@ def test_definitions_of_several_functions_are_followed() -> None:
     assert seen == {"paint", "other"}
 
 
-ENDLESS = {  # strings that go on for ever if the next token is always one that may be repeated
-    "^[a-z]+_[a-z]+$": {},
-    r"^\d+\.\d+$": {},
-    "^[A-Z]+!$": {},
-    "^(ab)+c+[0-9]{3,}x$": {},
-    r"^[^@ ]+@[^@ ]+$": {"format": "email"},
-    r"^\w[\w+.-]*:": {"format": "uri"},
-    "^P": {"format": "duration"},
-}
-
-
-@pytest.mark.parametrize("pattern", ENDLESS)
-def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(pattern: str) -> None:
+@pytest.mark.parametrize("text", CASES["endless"], ids=str)
+def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[str, str]) -> None:
+    """Strings that go on for ever if the next token is always one that may be repeated."""
     tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
-    text = {"type": "string", **(ENDLESS[pattern] or {"pattern": pattern})}
+    text = {"type": "string"} | text
+    pattern = text.pop("ends as")
     several = {"type": "array", "items": text, "minItems": 3}
     for value, least in ((text, 1), (several, 3)):
         properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
@@ -103,7 +94,7 @@ def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
     grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], strict=True)
     state, begun = (
         grammar.begin(),
-        [*chat.call_beginning(tok, "reserved"), *tok.encode(' {"name": "f", "arguments": {"x": "')],
+        [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')],
     )
     for room in range(60, -1, -1):
         token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
@@ -112,21 +103,12 @@ def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
         call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], required=True)
 
 
-SAMPLES = {
-    "convert_degrees": {"value": 3.1, "unit": "F", "to": "K"},
-    "convert_weight": {"value": -159043.1281, "unit": "lb", "to": "kg"},
-    "discount": {"price": 14.6522, "percent": 16},
-    "mean": {"numbers": [1.5, -2.25, 3]},
-    "reverse_text": {"text": 'a, "b"} 0'},
-}
-
-
 @pytest.mark.parametrize("tags", chat.MODES)
 @pytest.mark.parametrize("spec", VOCABULARIES)
 def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left(spec: str, tags: str) -> None:
     tok = tokenizer.load(spec)
     odd = chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
-    calls = [(name, chat.format_call(name, arguments)) for name, arguments in SAMPLES.items()]
+    calls = [(name, chat.format_call(name, arguments)) for name, arguments in CASES["samples"].items()]
     several = [(None, text) for text in ("Hi.\nx < 1", odd, f"First: {odd}", odd + odd)]
     for name, content in calls + (several if spec == "gpt2:4096" else []):
         state = CallGrammar(tok, tags, [TOOLS[name].schema] if name else OFFERED).begin()
@@ -137,27 +119,15 @@ def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left
         assert state.ended or content.startswith("Hi")
 
 
-NOT_OFFERED = (
-    ' {"name": "cube"',  # not offered
-    ' {"name": "square", "arguments": {"y"',  # no such argument
-    ' {"name": "square", "arguments": {"x": "1',  # a string for a number
-    ' {"name": "square", "arguments": {"x": 1}} and',  # text after a call
-    ' {"name": "square", "arguments": {}',  # x is required
-    ' {"name": "color_channel", "arguments": {"color": "#fff", "channel": "p',  # not one of the choices
-    ' {"name": "color_channel", "arguments": {"color": "\\ud800',  # half a character
-    ' {"name": "square", "arguments": {"x": 1e999',  # more than readers take
-)
-
-
 def test_what_is_no_call_of_the_offered_is_not_allowed() -> None:
     tok = tokenizer.load("bytes")
-    for text in NOT_OFFERED:
+    for text, why in CASES["not allowed"]:
         state, taken = CallGrammar(tok, "reserved", OFFERED).begin(), 0
-        ids = chat.call_beginning(tok) + tok.encode(text)
+        ids = chat.layout(tok, "reserved").call + tok.encode(text)
         while taken < len(ids) and state.mask(200)[ids[taken]]:
             state.take(ids[taken], 500)
             taken += 1
-        assert 0 < taken < len(ids), text
+        assert 0 < taken < len(ids), why
 
 
 def test_one_call_and_a_second_one() -> None:

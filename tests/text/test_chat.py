@@ -1,7 +1,9 @@
 """The protocol: what is supervised, what a prompt is, where a completion ends; no text forges a turn."""
 
+import json
 import random
 from itertools import accumulate, groupby, product
+from pathlib import Path
 
 import pytest
 
@@ -11,20 +13,8 @@ from codechat.text.chat import MODES, TAGS
 from codechat.text.tokenizer import Tokenizer
 
 SPECS = ("gpt2", "python:4096", "bytes")
-CODE = """def find_end(xs: list[int]) -> int:
-    end = 0
-    while end < len(xs) and xs[end] <= 3 | 4:
-        if a<b: end += 1  # <| not a tag |> >> <end>
-    return end"""
-TALK = [
-    {"role": "system", "content": "Functions:\nadd(a: number, b: number) - Add."},
-    {"role": "user", "content": "What is 1 + 2?"},
-    {"role": "assistant", "content": 'Sure. <functioncall> {"name": "add", "arguments": {"a": 1, "b": 2}}'},
-    {"role": "function", "content": '{"result": 3}'},
-    {"role": "assistant", "content": "It is 3."},
-    {"role": "user", "content": "Now code."},
-    {"role": "assistant", "content": CODE},
-]
+TALK = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["talk"]
+CODE = TALK[-1]["content"]  # with pieces of tags
 LEARNED = (
     f'Sure. <functioncall> {{"name": "add", "arguments": {{"a": 1, "b": 2}}}}\n<|end|>It is 3.\n<|end|>{CODE}\n<|end|>'
 )

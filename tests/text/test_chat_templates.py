@@ -21,19 +21,11 @@ TURNS += ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "[
 TAKING = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]  # as in Phi 3, they take in the blanks behind them
 
 # TinyLlama's line end belongs to the answer
-LLAMA2, TINYLLAMA, PHI3 = (
+LLAMA2, TINYLLAMA, PHI3, CHATML, THINKS_LAST = (
     (Path(__file__).parent / f"templates/{name}.jinja").read_text().removesuffix("\n")
-    for name in ("llama2", "tinyllama", "phi3")
+    for name in ("llama2", "tinyllama", "phi3", "chatml", "thinks_last")
 )
-TURN = "'<|im_start|>' + m['role'] + '\n' + %s + '<|im_end|>\n'"
-ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-CHATML = "{% for m in messages %}{{ " + TURN % "m['content']" + " }}{% endfor %}" + ASK
-THINKS_LAST = (  # Qwen 3: an empty thought before the last answer only, none in prompts; earlier thoughts are dropped
-    "{% for m in messages %}{% set said = m['content'].split('</think>')[-1].lstrip('\n') %}"
-    "{% if m['role'] != 'assistant' or not loop.last %}{{ " + TURN % "said" + " }}"
-    "{% elif '</think>' in m['content'] %}{{ " + TURN % "m['content']" + " }}"
-    "{% else %}{{ " + TURN % "'<think>\n\n</think>\n\n' + said" + " }}{% endif %}{% endfor %}" + ASK
-)
+# thinks_last, as Qwen 3: an empty thought before the last answer only, none in prompts; earlier thoughts are dropped
 TOOLS_NONE = "{% if tools is not none or documents is not none %}{{ '# Tools' }}{% endif %}" + CHATML
 NO_SAMPLING = {  # why answers of these templates are not sampled where they would be trained
     "thinks first": CHATML.replace("assistant\n'", "assistant\n<think>\n'"),

@@ -22,6 +22,7 @@ from codechat.text.tool_calls import FORMS, READABLE
 TAG = "<functioncall> "
 # {"text" behind the tag, "name", "arguments", "form"}
 READ = rows_of(Path(__file__).with_name("calls.jsonl"))
+CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
 
 
 def test_each_form_is_read_whatever_stands_around_it() -> None:
@@ -65,15 +66,11 @@ def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -
 # ------------------------------------------------------------------ Python
 
 
-STRINGS = r"""a é , : } { ' " \" \' \\ \n \d \0 \101 \x41 \u00e9 \ud83c \U0001f389 \N{DASH} \x4 # \8 {"a":1}""".split()
-STRINGS += [" ", "\\\n", "\n", "\t", '{"a": "\\"b"}']
-
-
 def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
     prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
-    return prefix + quote + "".join(draw.choices(STRINGS, k=draw.randrange(5))) + quote
+    return prefix + quote + "".join(draw.choices(CASES["python strings"], k=draw.randrange(5))) + quote
 
 
 def python_source(draw: random.Random, depth: int = 0) -> str:
@@ -88,17 +85,14 @@ def python_source(draw: random.Random, depth: int = 0) -> str:
     items = [python_source(draw, depth + 1) for _ in range(draw.randrange(4))]
     if kind == 5:
         return "[" + f",{space}".join(items) + comma * bool(items) + "]"
-    pairs = [f"{draw.choice(KEYS)}{space}:{space}{item}" for item in items]
+    pairs = [f"{draw.choice(CASES['python keys'])}{space}:{space}{item}" for item in items]
     return "{" + f"{space},{space}".join(pairs) + comma * bool(pairs) + space + "}"
-
-
-KEYS = ["'a'", '"b"', "'arguments'", '"args"', "u'c'", "'d' 'e'", "'\\x41'"]
 
 
 def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
     draw, read, valid = random.Random(5), 0, 0
     for _ in range(20_000):
-        source = f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, {draw.choice(KEYS)}: 1}}}}"
+        source = f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, {draw.choice(CASES['python keys'])}: 1}}}}"
         try:
             with warnings.catch_warnings(action="ignore"):  # an unknown escape
                 expected = ast.literal_eval(source)["arguments"]
@@ -171,14 +165,11 @@ def test_other_writers_are_read_alike() -> None:
 
 # ------------------------------------------------------------------ hostile text
 
-PIECES = ["<functioncall>", "<functioncall> ", *"{}[]\"'\\,:", "name", '"name"', '"arguments"', "'arguments': '{"]
-PIECES += ["null", "None", "1", "-", "1e9", "\n", "\x00", "é", "\ud800", "\\u", "\\ud83d", "<|end|>", " "]
-
 
 def mutate(draw: random.Random, text: str) -> str:
     for _ in range(draw.randint(1, 4)):
         at, until = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
-        insert = draw.choice(PIECES) if draw.random() < 0.7 else text[at:until]
+        insert = draw.choice(CASES["pieces"]) if draw.random() < 0.7 else text[at:until]
         text = text[:at] + insert + text[draw.choice((at, at + 1, until)) :]
     return text
 
@@ -190,7 +181,7 @@ def test_no_text_raises() -> None:
         if n % 4:
             text = mutate(draw, draw.choice(seeds))
         else:
-            text = TAG + draw.randbytes(40).decode("latin-1") + "".join(draw.choices(PIECES, k=10))
+            text = TAG + draw.randbytes(40).decode("latin-1") + "".join(draw.choices(CASES["pieces"], k=10))
         for call in parse_calls(text):
             assert call.form in FORMS
             assert (call.form in READABLE) == (call.name is not None and isinstance(call.arguments, dict))
@@ -198,22 +189,16 @@ def test_no_text_raises() -> None:
                 assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
 
 
-HOSTILE = ["{", "[", "{'", '{"', '{"a":', "[1,", "'", '"', "\\", "\\'", "' ", "'{", "\n", " ", "-", "9", "[[1,],", "''"]
-HOSTILE += ["<functioncall>", "<functioncall>{", '<functioncall> {"', "<functioncall> {'", '<functioncall> [1,"']
-HOSTILE += ['<functioncall> {"a": "\\', '<functioncall>{"name": "f", "arguments": \'{"a": "']
-HOSTILE += ["<functioncall>[{'arguments':'{", "'arguments': '{\"a', ", '"arguments":\'{"k":\'b\',', "'args':'{}',"]
-
-
 def test_hostile_text_takes_linear_time(quick: Callable[..., Any]) -> None:
     for start in ("", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'):
-        for unit in HOSTILE:
+        for unit in CASES["hostile"]:
             quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
     assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
 
 
 # ------------------------------------------------------------------ listing tools
 
-WEATHER = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))["weather"]
+WEATHER = CASES["weather"]
 BARE = {"name": "now", "description": "", "parameters": {}}
 
 
