@@ -28,7 +28,7 @@ from codechat.text import chat, tokenizer
 pytestmark = pytest.mark.usefixtures("runs_root")
 
 SPEC = "gpt2:400"
-CASES = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))
+FOREIGN = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))
 LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
@@ -243,10 +243,10 @@ def write_tokenizer(folder: Path, template: str | None) -> None:
 
 
 def foreign(
-    transformers: Any, folder: Path, name: str = "llama", template: str | None = CASES["chatml"], **more: Any
+    transformers: Any, folder: Path, name: str = "llama", template: str | None = FOREIGN["chatml"], **more: Any
 ) -> Any:
     """A random model of transformers, saved in shards to `folder` with a tokenizer."""
-    options = CASES["shape"] | CASES["foreign"][name] | more
+    options = FOREIGN["shape"] | FOREIGN["foreign"][name] | more
     cfg = getattr(transformers, options.pop("kind") + "Config")(**options)
     model = randomise(transformers.AutoModelForCausalLM.from_config(cfg))
     model.save_pretrained(folder, max_shard_size="20KB")
@@ -259,7 +259,7 @@ def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedM
     return loading.load_model(name)
 
 
-@pytest.mark.parametrize("name", CASES["foreign"])
+@pytest.mark.parametrize("name", FOREIGN["foreign"])
 @torch.no_grad()
 def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: Path, name: str) -> None:
     theirs, ids = foreign(transformers, tmp_path / "in", name), ids_below(411, 2, 128)
@@ -305,7 +305,7 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
     foreign(transformers, folder)
     path = folder / "config.json"
     whole = path.read_text()
-    for change in CASES["wrong config.json"]:
+    for change in FOREIGN["wrong config.json"]:
         path.write_text(json.dumps(json.loads(whole) | change))
         with pytest.raises((ConfigError, CheckpointError)):
             imported(folder)
