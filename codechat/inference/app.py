@@ -62,9 +62,9 @@ def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hos
 
     @app.get("/health")
     async def health() -> Response:
-        state = {"status": "ok" if engine.alive else "failed", "model": served.name, "running": len(engine.rows)}
-        state |= {"waiting": len(engine.waiting), "version": engine.version}
-        return json_response(state, 200 if engine.alive else 503)
+        status, code = ("ok", 200) if engine.alive else ("failed", 503)
+        state = {"status": status, "model": served.name, "version": engine.version}
+        return json_response(state | {"running": len(engine.rows), "waiting": len(engine.waiting)}, code)
 
     return app
 

@@ -199,10 +199,10 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> tuple[list
     """A plain continuation, of a text or of ids as they are: n requests. ApiError names the field."""
     tokenizer = served.loaded.tokenizer
     ids = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-    stop = [(stop,) if isinstance(stop, int) else tuple(stop) for stop in body.stop_token_ids or ()]
-    stop += [] if body.ignore_eos else [(tokenizer.eot_id,)]
+    stops = [*(body.stop_token_ids or ()), *([] if body.ignore_eos else [tokenizer.eot_id])]
+    stop = tuple((one,) if isinstance(one, int) else tuple(one) for one in stops)
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
-    return requests_of(body, ids, served, detokenizer, body.key, stop=tuple(stop)), detokenizer
+    return requests_of(body, ids, served, detokenizer, body.key, stop=stop), detokenizer
 
 
 def requests_of(
@@ -217,11 +217,14 @@ def requests_of(
         message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
         raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
     seed = secrets.randbits(62) if body.seed is None else body.seed
-    how = Truncation(
-        temperature=1.0 if body.temperature is None else body.temperature, top_k=body.top_k, top_p=body.top_p
+    temperature = 1.0 if body.temperature is None else body.temperature
+    common |= dict(
+        prompt=ids,
+        max_new_tokens=body.max_tokens or block - len(ids),
+        how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
+        should_stop=detokenizer.stopped if body.stops else None,
+        timeout_s=served.timeout_s,
     )
-    common |= dict(prompt=ids, max_new_tokens=body.max_tokens or block - len(ids), how=how, timeout_s=served.timeout_s)
-    common |= dict(should_stop=detokenizer.stopped if body.stops else None)
     return [Request(draws=row_key(seed, key, s), **common) for s in range(body.n or 1)]
 
 
@@ -316,9 +319,9 @@ class ResponseBuilder:
         choice: Json = {"index": i, "finish_reason": reason if end else None}
         choice["logprobs"] = self._logprobs(job, tokens, len(ids))
         if self.chat:
-            said: Json = {} if tokens else {"role": "assistant", "refusal": None}
-            said |= {"content": piece if piece or not calls else None} | ({"tool_calls": calls} if calls else {})
-            choice["delta" if self.request.stream else "message"] = said
+            role = {} if tokens else {"role": "assistant", "refusal": None}
+            said = {"content": piece if piece or not calls else None} | ({"tool_calls": calls} if calls else {})
+            choice["delta" if self.request.stream else "message"] = role | said
         else:
             choice["text"] = piece
         if self.request.return_token_ids:

@@ -139,8 +139,8 @@ class LocalModel:
     def _write(self, prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any) -> list[int]:
         """Sample, and show the text as it grows; the ids."""
         cfg, shown, room = self.cfg, "", self.block - len(prompt)
+        how["max_new_tokens"] = cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
-        how |= dict(max_new_tokens=cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1)))
         self.answers += 1
         ids: list[int] = []
         with dist.autocast(dist.device()):
@@ -244,9 +244,8 @@ class Toolkit:
             text = answer(result=self.functions[call.name](**tool_functions.whole(call.arguments)))
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return answer(error=f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
-        if len(text) > LONGEST_RESULT:
-            return answer(error=f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read")
-        return text
+        long = f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read"
+        return text if len(text) <= LONGEST_RESULT else answer(error=long)
 
 
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:

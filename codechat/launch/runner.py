@@ -20,8 +20,6 @@ restart it. `codechat launch v6` runs a recipe detached: its process id and reci
 at --scale 8b).
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
 import time

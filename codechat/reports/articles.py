@@ -33,8 +33,8 @@ def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> 
 
     columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM."""
     shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
-    lines = [[words for words, _ in shown.values()], ["---"] * len(shown)]
-    lines += [[_cell(row.get(column), how) for column, (_, how) in shown.items()] for row in frame.to_dict("records")]
+    rows = [[_cell(row.get(column), how) for column, (_, how) in shown.items()] for row in frame.to_dict("records")]
+    lines = [[words for words, _ in shown.values()], ["---"] * len(shown), *rows]
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
 

@@ -74,14 +74,13 @@ def figure(rows: Sequence[Row]) -> Plot:
     title = f"{above} of {found['gain'].count()} rewards with partial credit end above the binary one, though more groups teach"
     fig, axes = new_figure(title, cols=3, size=(9.6, 3.4), sharey=True)
     before, look = found.drop_duplicates("start"), dict(color=GREY, markersize=22, label="before RL")
-    places = np.arange(len(before))
+    places, bars = np.arange(len(before)), dict(fmt="o", capsize=2.5, elinewidth=1.4)
     for ax, measure in zip(axes[0], ("greedy", "pass@1")):
         ax.plot(places, before[f"{measure} before"], "_", **look)
     for i, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
         at, look = places + 0.17 * (i - 1.5), dict(color=SHAPE_COLOURS[reward], markersize=4.5)
         for ax, measure in zip(axes[0], ("greedy", "pass@1")):
-            how = dict(fmt="o", label=reward, capsize=2.5, elinewidth=1.4, **look)
-            ax.errorbar(at, runs[measure], errors_of(runs, measure), **how)
+            ax.errorbar(at, runs[measure], errors_of(runs, measure), label=reward, **bars, **look)
         axes[0, 2].plot(at, runs["live"], "o", **look)
     for ax, label in zip(axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")):
         ax.set_xticks(places, [f"{s}\n{v:.1%}" for s, v in zip(before["start"], before["pass@1 before"])])
