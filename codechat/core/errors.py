@@ -41,7 +41,8 @@ def nearest(key: str, valid: Iterable[str]) -> str:
     return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")
 
 
-def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
-    """ConfigError unless the value is one of the choices. what: the name of the setting."""
+def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
+    """The value, if it is one of the choices, else ConfigError. what: the name of the setting."""
     if value not in (names := list(choices)):
         raise ConfigError(f"{what} {value!r}; required: one of {', '.join(names)}{nearest(str(value), names)}")
+    return value

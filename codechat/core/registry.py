@@ -57,8 +57,7 @@ COMMANDS = {e.command: e for e in _ROWS if e.command and e.kind != "preparation"
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
     """The entry of an id; ConfigError names the nearest."""
-    check_choice("loop or stage", id, among)
-    return among[id]
+    return among[check_choice("loop or stage", id, among)]
 
 
 def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:

@@ -28,8 +28,7 @@ with Path(__file__).with_name("gpus.csv").open(encoding="utf-8") as _file:
 
 def find(name: str) -> Gpu:
     """The GPU of this name; ConfigError names the known ones."""
-    check_choice("GPU", name, GPUS)
-    return GPUS[name]
+    return GPUS[check_choice("GPU", name, GPUS)]
 
 
 def stated_peak(device_name: str) -> float | None:

@@ -56,31 +56,21 @@ class ChatConfig(Settings):
     """A checkpoint, how to sample from it, and what to say to it."""
 
     chooses: ClassVar[bool] = False  # offers functions of the toolbox that fit the request
-    ckpt: str = opt(
-        "",
-        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run "
-        "directory or checkpoint; or give --server",
-    )
+    ckpt: str = opt("", "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, or path")
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request; empty = a conversation in the terminal")
     complete: str = opt("", "a text to continue, without chat turns (for pretrained checkpoints)")
-    max_new_tokens: int | None = opt(
-        None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves", least=1
-    )
+    max_new_tokens: int | None = opt(None, f"longest answer; none = {DEFAULT_TOKENS}, or what the block has", least=1)
     temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token", least=0)
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all", least=1)
     seed: int = opt(0, "seed of the sampling; the same seed gives the same answers")
     tools: tuple[str, ...] = opt((), "functions to offer, by name")
     tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
-    executors: Path | None = opt(
-        None, "Python file whose public functions are offered and run (see examples/my_tools.py)"
-    )
+    executors: Path | None = opt(None, "Python file whose functions are offered and run (see examples/my_tools.py)")
     run: bool = opt(True, "run the calls; --no-run only shows them")
     raw: bool = opt(False, "before each answer, show the prompt as the model sees it, tags included")
-    constrain: Literal["auto", "off"] = opt(
-        "auto", "auto: token masks keep calls to the functions offered and their schemas; off: calls are sampled freely"
-    )
+    constrain: Literal["auto", "off"] = opt("auto", "auto: calls are held to the functions' schemas; off: free")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,9 +45,7 @@ class CharsConfig(MinibatchSettings, RunSettings):
     max_tokens: int = opt(1_000_000, "positions in backward passes over the whole run, all ranks and epochs", least=1)
     feed: Literal["own", "text"] = opt("own", "what the policy reads while it samples: its own symbols, or the text's")
     group_size: int = opt(8, "samples per position", least=1)
-    partial_logprob: float = opt(
-        0.0, "weight of partial credit: a log-probability under the policy, added to the reward"
-    )
+    partial_logprob: float = opt(0.0, "weight of partial credit: a log-probability under the policy, added to rewards")
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
     lr: float = 3e-3

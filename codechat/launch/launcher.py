@@ -168,9 +168,8 @@ def end(what: str, process: Mapping[str, Any], now: bool) -> None:
 
 def error_line(log: Path) -> str | None:
     """The line of a log that says what went wrong: the last one with `error:`, else the last one."""
-    lines = (
-        [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
-    )
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ([line for line in lines if line.startswith("error: ")] or lines or [None])[-1]
 
 
@@ -203,9 +202,7 @@ def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> It
 def _folder(ref: str | Path) -> Path:
     path = paths.find_run(ref)
     if not (path / "launch.sh").is_file():
-        raise MissingFile(
-            f"run {paths.name_of(path)} has no launch.sh; write it with `codechat launch LOOP -- SETTINGS`"
-        )
+        raise MissingFile(f"run {paths.name_of(path)} has no launch.sh; write it: codechat launch LOOP -- SETTINGS")
     return path
 
 
@@ -245,13 +242,8 @@ def status(ref: str | Path) -> dict[str, Any]:
         state = "starting"
     elif state == paths.PLANNED and (path / "process.json").is_file():
         state, reason = "start failed", error_line(path / "launch.log")
-    about = {
-        "run": paths.name_of(path),
-        "status": state,
-        "reason": reason,
-        "process": process["pid"] if process else None,
-    }
-    about |= {"max_steps": read_json(path / "config.json").get("max_steps"), "step": 0}
+    pid, max_steps = process["pid"] if process else None, read_json(path / "config.json").get("max_steps")
+    about = dict(run=paths.name_of(path), status=state, reason=reason, process=pid, max_steps=max_steps, step=0)
     for row in read_rows(path / "metrics.jsonl"):
         about |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
     return about

@@ -46,9 +46,7 @@ STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, whil
 class PlanConfig(config.Settings):
     """What to plan: the settings of a loop that cost memory or time, and the machines."""
 
-    loop: Literal["pretrain", "sft", "rl"] = opt(
-        "pretrain", "the loop; sft and rl pack rows; rl also samples", positional=True
-    )
+    loop: Literal["pretrain", "sft", "rl"] = opt("pretrain", "loop; sft and rl pack rows; rl samples", positional=True)
     gpus: int = opt(8, "GPUs in all", least=1)
     gpu: str = opt("a800-80gb", f"the GPU: {', '.join(gpu_specs.GPUS)}")
     model: GPTConfig = opt(GPTConfig(), "architecture")
@@ -59,9 +57,7 @@ class PlanConfig(config.Settings):
     optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
-    mfu: float | None = opt(
-        None, f"assumed share of the peak; none = {HOPPER_MFU} for H100 and later, else {MFU}", least=0.01, most=1
-    )  # fmt: skip
+    mfu: float | None = opt(None, f"share of the peak; none: {HOPPER_MFU} from H100, else {MFU}", least=0.01, most=1)
     group_size: int = opt(16, "rl: completions per problem", least=1)
     max_new_tokens: int = opt(64, "rl: longest completion, tokens", least=1)
     row_tokens: int = opt(512, "rl: tokens of a packed row; more if prompt and completion need it", least=1)
@@ -190,9 +186,8 @@ class Plan:
         cfg, phase = self.cfg, self.sampling
         memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if not self.fits:
-            advice = "no single setting is enough: combine them, take more GPUs, or a smaller model"
-            if phase:
-                advice = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"  # fmt: skip
+            rl = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
+            advice = rl if phase else "no single setting is enough: combine them, take more GPUs, or a smaller model"
             enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= cfg.room_gib)
             return f"does not fit: {memory}; {next(enough, advice)}"
         if phase:
@@ -204,9 +199,8 @@ class Plan:
 
     def rows(self) -> dict[str, str]:
         """What is printed below the verdict."""
-        cfg, at = self.cfg, "a training step"
-        if self.peaks.largest is self.peaks.evaluation:
-            at = "an evaluation, which gathers a whole copy of the weights"
+        cfg, evaluates = self.cfg, self.peaks.largest is self.peaks.evaluation
+        at = "an evaluation, which gathers a whole copy of the weights" if evaluates else "a training step"
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
             "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
@@ -220,13 +214,13 @@ class Plan:
                 "batches of a step": f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time",
             }
         source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
-        rows |= {
+        return rows | {
             "largest microbatch": "not searched" if self.largest_batch is None else str(self.largest_batch),
             "tokens per step": f"{cfg.tokens_per_step:,}",
             "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
             "time": f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours",
+            **{flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()},
         }
-        return rows | {flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()}
 
     def __str__(self) -> str:
         cfg = self.cfg
@@ -283,8 +277,7 @@ def try_knobs(plan: Plan) -> dict[str, float]:
 
 def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
     """The plan's settings for a configuration of a loop."""
-    loop = registry.entry_of(cfg, registry.ENTRIES).id
-    check_choice("loop to plan", loop, PLANNED_LOOPS)
+    loop = check_choice("loop to plan", registry.entry_of(cfg, registry.ENTRIES).id, PLANNED_LOOPS)
     given = dict(loop=PLANNED_LOOPS[loop], gpus=gpus, gpu=gpu, reference=getattr(cfg, "kl_coef", 0) > 0, price=price)
     settings = {name: getattr(cfg, name) for name in PlanConfig.__dataclass_fields__ if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
@@ -298,6 +291,5 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 def main(cfg: PlanConfig) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
-    plan = make(cfg, search=True)
-    print(plan)
+    print(plan := make(cfg, search=True))
     return 0 if plan.fits else 1

@@ -85,8 +85,7 @@ def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The table of a stage over the shared settings that it uses."""
     settings: dict[str, Any] = {}
     for group in tables["stage"][name].get("use", ()):
-        check_choice(f"stage {name}: use", group, tables["shared"])
-        settings |= tables["shared"][group]
+        settings |= tables["shared"][check_choice(f"stage {name}: use", group, tables["shared"])]
     return settings | {k: v for k, v in tables["stage"][name].items() if k != "use"}
 
 
@@ -129,13 +128,11 @@ def find_recipe(name: str) -> Recipe:
     """A recipe by its name, or by the path of its file (MY.toml)."""
     if name.endswith(".toml"):
         return read_recipe(Path(name))
-    check_choice("recipe", name, RECIPES)
-    return RECIPES[name]
+    return RECIPES[check_choice("recipe", name, RECIPES)]
 
 
 def find_scale(scale: str) -> Scale:
-    check_choice("scale", scale, SCALES)
-    return SCALES[scale]
+    return SCALES[check_choice("scale", scale, SCALES)]
 
 
 def prefix_of(name: str, scale: str = NANO) -> str:

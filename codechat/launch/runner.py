@@ -357,8 +357,7 @@ class SheetConfig:
 def show_recipes(cfg: SheetConfig) -> None:
     """`codechat recipes [NAME]`: what each recipe changed and why, and its stages; or a sheet."""
     if cfg.name is not None:
-        check_choice("sheet of command lines", cfg.name, SHEETS)
-        return print(SHEETS[cfg.name], end="")
+        return print(SHEETS[check_choice("sheet of command lines", cfg.name, SHEETS)], end="")
     how = dict(initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     for name, recipe in RECIPES.items():
         print(f"{name}: {recipe.about}")

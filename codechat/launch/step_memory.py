@@ -51,9 +51,7 @@ class Tape(TorchDispatchMode):
                 func, args = aten.new_empty.default, (fake, [fake.numel(), fake.dim()])
                 kwargs = {"dtype": torch.int64}
         out = func(*args, **(kwargs or {}))
-        for t in tree_iter(out):
-            if not isinstance(t, Tensor) or t.device.type == "meta":
-                continue
+        for t in (t for t in tree_iter(out) if isinstance(t, Tensor) and t.device.type != "meta"):
             if (storage := t.untyped_storage())._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self._died, storage._cdata).atexit = False

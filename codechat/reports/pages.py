@@ -45,9 +45,7 @@ ABOUT = {
 class PagesConfig:
     """From which rows to write the pages, and where to."""
 
-    source: str = opt(
-        "frozen", "rows of completions: frozen = the committed ones, or the recipe whose runs are read, such as nano"
-    )
+    source: str = opt("frozen", "rows of completions: frozen = the committed ones, or a recipe whose runs are read")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
 
 

@@ -39,9 +39,8 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     points = points.assign(tokens=np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]]))
     first, last = points["val_bpb"].iloc[0], points["val_bpb"].iloc[-1]
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
-    fig, axes = new_figure(
-        f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens", cols=2
-    )
+    title = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
+    fig, axes = new_figure(title, cols=2)
     draw_smoothed(axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label="training")
     finish(axes[0, 0], x="tokens", y=label_of("train_loss"))
     axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=colour_of(run), markersize=4, linewidth=1.2)
@@ -73,15 +72,13 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
 def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
     """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 % intervals."""
     fig, axes = new_figure(title, cols=2, sharey=True)
-    look = dict(color=OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+    look = dict(fmt="o", color=OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
         draw_smoothed(ax, metrics["step"], metrics[y], colour=colour_of(run), label="rollouts")
         rows = evals[evals[eval_y].notna()]
         how = f"N={rows['n_problems'].iloc[-1]:.0f}, n={rows['n_samples'].iloc[-1]:.0f}, 95 %"
         errors, label = np.nan_to_num(errors_of(rows, eval_y)), f"validation ({how})"
-        ax.errorbar(
-            rows["step"], rows[eval_y], errors, fmt="o", capsize=2.5, linewidth=1.1, zorder=5, label=label, **look
-        )
+        ax.errorbar(rows["step"], rows[eval_y], errors, capsize=2.5, linewidth=1.1, zorder=5, label=label, **look)
         ax.set_ylim(0, 1)
         finish(ax, x="step", y=label_of(y), loc="lower right")
     add_note(axes[0, 1], seeds_note([run]))

@@ -173,9 +173,8 @@ def add_note(ax: Axes, text: str) -> None:
 
 def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **options: Any) -> Legend:
     """A legend of the labels of `ax` outside all axes; reverse = in the order of a stack, the top first."""
-    return fig.legend(
-        *ax.get_legend_handles_labels(), loc=loc, reverse=reverse, **dict(fontsize=8, frameon=False) | options
-    )
+    look = dict(fontsize=8, frameon=False) | options
+    return fig.legend(*ax.get_legend_handles_labels(), loc=loc, reverse=reverse, **look)
 
 
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:

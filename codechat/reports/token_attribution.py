@@ -108,10 +108,8 @@ def validation_rows(ckpt: str) -> Path:
     folders = [entry["data_dir"] for entry in checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
     for folder in reversed(folders):
         try:
-            return min(
-                conversations.domain_files(paths.ROOT / folder, "select"),
-                key=lambda path: path.name != "calls.select.jsonl",
-            )
+            files = conversations.domain_files(paths.ROOT / folder, "select")
+            return min(files, key=lambda path: path.name != "calls.select.jsonl")
         except MissingFile:
             continue
     raise MissingFile(f"no validation conversations of {ckpt} in {folders}; give --data FILE.jsonl")
