@@ -63,7 +63,7 @@ def up(root: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def slow_down() -> Iterator[Callable[[float], None]]:
-    """slow_down(seconds): at least so long for a token, so that an answer is still being written when a test interferes."""
+    """slow_down(seconds): at least so long for a token, so that a test can interfere with an answer."""
     positions = engine.SlotCache.positions
     with pytest.MonkeyPatch.context() as patch:
         late = lambda seconds: lambda cache, new: time.sleep(seconds) or positions(cache, new)  # noqa: E731

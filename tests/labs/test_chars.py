@@ -29,9 +29,10 @@ VERSE = "".join(
 
 def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
     (home / "verse.txt").write_text(VERSE * 3)
-    common = dict(objective=objective, source=str(home / "verse.txt"), horizon=8, device_batch_size=4, group_size=4, feed="text",
-                  model=dict(depth=1, n_embd=16, n_head=2, block_size=16), max_tokens=8 * 4 * 6, samples=2, warmup_steps=1,
-                  eval_every=0, save_every=0, log_every=1, kl_coef=0.01, kl_warmup_tokens=100, run_name=objective)  # fmt: skip
+    model, verse = dict(depth=1, n_embd=16, n_head=2, block_size=16), str(home / "verse.txt")
+    common = dict(objective=objective, source=verse, horizon=8, feed="text", device_batch_size=4, group_size=4, model=model,
+                  max_tokens=8 * 4 * 6, samples=2, warmup_steps=1, eval_every=0, save_every=0, log_every=1, kl_coef=0.01,
+                  kl_warmup_tokens=100, run_name=objective)  # fmt: skip
     return config.from_dict(loop.CharsConfig, common | changes)
 
 

@@ -215,7 +215,7 @@ def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(m
         rows = [LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"] for b in range(1, 100)]
         truth = sum(planner.gib_with_reserve(gib * GIB) <= plan.cfg.room_gib for gib in rows)
         assert plan.largest_batch == truth == 12 and plan.fits == (batch <= truth) and len(calls) <= 10
-    # on 80 GB, 79.2 usable: 92 % of it less what gathers ahead of their use hold; a row adds 5 GiB, 5 % fragments, 1.5 are the context
+    # on 80 GB, 79.2 usable: 92 % of it, less what gathers ahead of use hold; a row adds 5 GiB, of which 5 % fragments
     buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB  # the next block twice in bf16, gradients in float32
     plan = planner.make(replace(BIG, device_batch_size=13))
     assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5)
@@ -265,7 +265,7 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
         assert all(flags in str(plan) for flags in plan.knobs)
 
 
-def test_replicas_impossible_plans_and_every_gpu() -> None:
+def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_gpu_has_a_source() -> None:
     d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
     assert d12.over == 1 and replace(d12, shard=True).over == 8 and replace(BIG, gpus=1, shard=True).over == 1
     assert replace(BIG, gpus=16).over == 8, "hybrid over nodes of eight"

@@ -110,7 +110,7 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
     assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]
 
 
-def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(runs_root: Path, capsys: pytest.CaptureFixture) -> None:  # fmt: skip
+def test_a_report_without_runs_draws_from_frozen_rows(runs_root: Path, capsys: pytest.CaptureFixture) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
