@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,8 +18,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, F
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.engine import Detokenizer, Job, Request
-from codechat.models.generate import Truncation, row_key
-from codechat.models.loading import LoadedModel
+from codechat.models import generate, loading
 from codechat.text import call_grammar, chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
@@ -171,7 +170,7 @@ class CompletionRequest(Common):
 class ServedModel:
     """The served model, under a name, and the limits for one request."""
 
-    loaded: LoadedModel
+    loaded: loading.LoadedModel
     name: str
     created: int  # seconds since 1970
     timeout_s: float = 120.0
@@ -221,17 +220,17 @@ def requests_of(
     common |= dict(
         prompt=ids,
         max_new_tokens=body.max_tokens or block - len(ids),
-        how=Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
+        how=generate.Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
         should_stop=detokenizer.stopped if body.stops else None,
         timeout_s=served.timeout_s,
     )
-    return [Request(draws=row_key(seed, key, s), **common) for s in range(body.n or 1)]
+    return [Request(draws=generate.row_key(seed, key, s), **common) for s in range(body.n or 1)]
 
 
 # ---- conversations
 
 
-def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], call_grammar.CallGrammar | None]:
+def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Function], call_grammar.CallGrammar | None]:
     """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
     function is strict; none = free."""
     tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
@@ -259,7 +258,7 @@ def tools_of(body: ChatRequest, loaded: LoadedModel) -> tuple[list[Function], ca
         raise ApiError(400, str(error), "tools") from None
 
 
-def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
+def prompt_of(messages: Sequence[Message], tools: Sequence[Json], loaded: loading.LoadedModel) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write, as in training."""
     turns = [message.turn for message in messages]
     for turn in turns:

@@ -281,8 +281,8 @@ def print_rows(rows: Mapping[str, Any]) -> int:
     return int(rows["status"] in FAILED)
 
 
-def main(argv: list[str]) -> int:
-    """`codechat launch LOOP` or RUN."""
+def main(argv: list[str]) -> int | None:
+    """`codechat launch LOOP` or RUN; 1 where `status` or `tail` find a failure."""
     at = argv.index("--") if "--" in argv else len(argv)
     cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
     if cfg.action != "write" and at < len(argv):
@@ -291,15 +291,14 @@ def main(argv: list[str]) -> int:
         return print_rows(status(cfg.what))
     if cfg.action == "tail":
         return int(attach(cfg.what)["status"] in FAILED)
-    run = cfg.what
+    name = cfg.what
     if cfg.action == "stop":
-        print(f"{run}: {stop(run, now=cfg.now)}")
+        return print(f"{name}: {stop(name, now=cfg.now)}")
     if cfg.action == "write":
         entry, how = registry.find(cfg.what, LAUNCHABLE), f"codechat launch {cfg.what} --"
         settings = config.parse(entry.config_class, argv[at + 1 :], presets=entry.presets, prog=how)
         print(write(settings, **{f.name: getattr(cfg, f.name) for f in fields(Machines)}))
-        run = settings.run_name
+        name = settings.run_name
     if cfg.start or cfg.action == "start":
-        start(run)
-        print(f"started; codechat launch {run} tail")
-    return 0
+        start(name)
+        print(f"started; codechat launch {name} tail")
