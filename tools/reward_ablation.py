@@ -30,7 +30,6 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
-from codechat.evaluation import diagnose
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.models import loading
 from codechat.models.gpt import GPT
@@ -179,7 +178,9 @@ def ablate_rewards(cfg: AblationConfig) -> Run:
     with run:
         for ref, loaded in zip(cfg.ckpt, models, strict=True):
             with torch.no_grad():
-                batch = diagnose.sample_groups(loaded, task, problems[: cfg.problems], cfg)
+                how = {n: getattr(cfg, n) for n in ("group_size", "max_new_tokens", "temperature", "top_k", "seed")}
+                given = loaded.model, task, problems[: cfg.problems], loaded.tokenizer, loaded.tags
+                batch = rollout.collect(*given, **how)
             for row in _rows(loaded, batch):
                 run.log_eval(int(loaded.meta["step"]), dict(row, checkpoint=ref))
                 print(ref, {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items() if v})
