@@ -134,7 +134,11 @@ def find_checkpoint(ref: str | Path) -> Path:
     run_path = folder.parent if folder.name == "checkpoints" else folder
     if place.is_dir() and is_run(run_path):
         return _checkpoint_of(run_path, which)
-    raise CheckpointError(f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; name it by RUN or RUN@STEP")
+    foreign = place.is_file() or (place / "config.json").is_file()
+    remedy = (
+        f"`codechat import {ref} --run-name NAME` makes a run of weights from elsewhere" if foreign else "name a run"
+    )
+    raise CheckpointError(f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; {remedy}")
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:

@@ -389,6 +389,15 @@ def imported_original(folder: Path, tags: Any = None, **changes: Any) -> loading
     return imported(folder / "latest.pt", "old", tokenizer="bytes", overwrite=True, tags=tags)
 
 
+def test_weights_from_elsewhere_in_place_of_a_run_are_told_how_to_become_one(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    for path in (tmp_path / "latest.pt", tmp_path / "hf" / "config.json"):
+        path.write_text("{}")
+    for given in (tmp_path / "latest.pt", tmp_path / "hf"):
+        with pytest.raises(CheckpointError, match=f"codechat import {given}"):
+            checkpoint.load(given)
+
+
 @torch.no_grad()
 def test_a_checkpoint_of_the_original_computes_what_it_computed(tmp_path: Path) -> None:
     ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
