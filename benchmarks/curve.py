@@ -32,7 +32,8 @@ from codechat import grpo
 from codechat.core import config
 from codechat.distributed import dist
 from codechat.evaluation.intervals import bootstrap_interval
-from codechat.models import exchange, loading
+from codechat.formats import exchange
+from codechat.models import loading
 from codechat.rl import advantages, losses
 from codechat.tasks.toy import ToyTask
 from codechat.text import chat

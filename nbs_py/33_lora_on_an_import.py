@@ -47,7 +47,7 @@ import torch
 
 # %%
 from codechat import GPT, GPTConfig, checkpoint, lora, paths, run, sft, tokenizer
-from codechat.models import exchange, hf_format
+from codechat.formats import exchange, hf_format, peft_format
 from codechat.models.loading import load_model
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -200,8 +200,8 @@ pd.Series(ranks, name="rank of the change").to_frame()
 # fresh import. Identity 5: the merged model, exported and imported once more.
 
 # %%
-lora.save_peft(*lora.of_checkpoint("arm0"), folder / "adapter", base="hf")
-peft = lora.load_peft(load_model("imported").model, folder / "adapter")
+peft_format.save(*peft_format.of_checkpoint("arm0"), folder / "adapter", base="hf")
+peft = peft_format.load(load_model("imported").model, folder / "adapter")
 apart["4. PEFT's files on the import, and merged"] = (logits(peft) - logits(merged)).abs().max().item()
 with quiet():
     exchange.export(exchange.ExportConfig(ckpt="arm0", out=folder / "merged", dtype="float32"))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from codechat.formats import hf_format
 from codechat.labs import chars
-from codechat.models import generate, hf_format
+from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.tasks import chars as text_task

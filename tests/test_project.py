@@ -161,7 +161,7 @@ def test_ci_runs_make_test_only() -> None:
 # --- what is committed
 
 
-# tests/models/test_release.py has their limits
+# tests/formats/test_release.py has their limits
 RELEASED = re.compile(r"codechat/released/(nano|mini)/checkpoints/step_\d+/model\.safetensors")
 
 

@@ -1,5 +1,4 @@
-"""The model and what acts on weights: layers, attention, KV cache, sampling, LoRA, optimizers, loading, Hugging Face in
-and out.
+"""The model and what acts on weights: layers, attention, KV cache, sampling, LoRA, optimizers, loading.
 
 Knows no data and no reward.
 """

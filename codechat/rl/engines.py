@@ -28,7 +28,8 @@ from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import attention, exchange, generate, lora
+from codechat.formats import exchange
+from codechat.models import attention, generate, lora
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout

@@ -4,7 +4,7 @@
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.exchange`); or
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`formats.exchange`); or
                             adapter.safetensors  what it adds to a pretrained model, which is fetched on first use
     checkpoints/latest, best           text: the name of a step
 

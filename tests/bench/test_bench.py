@@ -12,7 +12,8 @@ from benchmarks import curve, data, measure, peers, quality, rl, sft
 from benchmarks.settings import CurveBench, SFTBench
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.data import conversations
-from codechat.models import exchange, loading
+from codechat.formats import exchange
+from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 

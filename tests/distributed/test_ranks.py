@@ -17,7 +17,8 @@ from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
 from codechat.evaluation import evaluate
-from codechat.models import exchange, hf_format, loading, optim
+from codechat.formats import exchange, hf_format
+from codechat.models import loading, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run

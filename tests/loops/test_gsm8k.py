@@ -13,7 +13,8 @@ import torch
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
 from codechat.core.errors import MissingFile
-from codechat.models import exchange, generate, loading
+from codechat.formats import exchange
+from codechat.models import generate, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout

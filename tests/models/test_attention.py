@@ -8,7 +8,7 @@ import on_gpu
 import pytest
 import torch
 import torch.nn.functional as F
-from test_gpt import randomise
+from random_models import randomise
 from torch import Tensor
 
 from codechat.data import conversations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gpt import randomise
+from random_models import randomise
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from on_gpu import as_on_a_gpu
+from random_models import randomise
 from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError
@@ -31,14 +32,6 @@ OPTIONS = [
 
 def config(**options: Any) -> GPTConfig:
     return GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=24, vocab_size=90) | options))
-
-
-def randomise(model: Any, scale: float = 0.2) -> Any:
-    """Every weight random, gains and biases included: at initialisation the blocks add nothing."""
-    rng = torch.Generator().manual_seed(1)
-    for p in model.parameters():
-        p.data = scale * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
-    return model.eval()
 
 
 def random_model(**options: Any) -> GPT:

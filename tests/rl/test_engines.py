@@ -22,7 +22,8 @@ from codechat import grpo, reinforce
 from codechat.core import config, http_client
 from codechat.core.errors import RunError
 from codechat.core.http_client import Link
-from codechat.models import generate, hf_format
+from codechat.formats import hf_format
+from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import engines

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from jinja2 import TemplateError
 from raising import Bomb
+from random_models import randomise
 from safetensors import SafetensorError
-from test_gpt import randomise
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError
-from codechat.models import exchange, generate, hf_format, loading
+from codechat.formats import exchange, hf_format
+from codechat.models import generate, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths

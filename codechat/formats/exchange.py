@@ -101,7 +101,8 @@ def _is_export(out: Path) -> bool:
 
 def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, int]:
     """(What was written, its bytes.)"""
-    from codechat.models import gguf_format, hf_format, loading
+    from codechat.formats import gguf_format, hf_format
+    from codechat.models import loading
 
     shape, tok, tags = loading.describe(ckpt.path, ckpt.meta)
     imported = isinstance(tok, ImportedTokenizer)
@@ -123,7 +124,8 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
 
 
 def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, int]:
-    from codechat.models import hf_format, lora
+    from codechat.formats import hf_format
+    from codechat.models import lora
     from codechat.runs import checkpoint
 
     run, tensors, more = ckpt.path.parent.parent, ckpt.model_state, {}
@@ -256,7 +258,7 @@ class ImportConfig:
 
 def import_model(cfg: ImportConfig) -> Run:
     """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
-    from codechat.models import gguf_format, hf_format  # these import torch, which --help does not need
+    from codechat.formats import gguf_format, hf_format  # these import torch, which --help does not need
     from codechat.runs import checkpoint, run
 
     source, step, weights = cfg.source, 0, None

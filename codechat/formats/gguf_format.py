@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
-from codechat.models import hf_format
+from codechat.formats import hf_format
 
 FILE = "model.gguf"
 FAMILIES = ("llama", "qwen2", "qwen3")

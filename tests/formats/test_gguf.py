@@ -9,7 +9,7 @@ import torch
 from test_hf_format import foreign, ids_below, imported
 
 from codechat.core.errors import UserError
-from codechat.models import exchange, gguf_format
+from codechat.formats import exchange, gguf_format
 
 pytest.importorskip("gguf", reason="files are written by it: pip install -e '.[test]'")
 pytestmark = pytest.mark.usefixtures("runs_root")
