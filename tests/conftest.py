@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 # Before torch is imported, and for the processes that tests start: a test run leaves the machine usable.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Models this small only wait for a second thread, and wait long on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tolerances are those of float32; a processor with native bfloat16 would compute in that. Tests of other types set it themselves.
 os.environ.setdefault("CODECHAT_DTYPE", "float32")
 
@@ -75,6 +76,11 @@ def make_run(runs_root: Path) -> Callable[..., Any]:
         return run
 
     return make
+
+
+@pytest.fixture
+def toy_run(make_run: Callable[..., Any]) -> Any:
+    return make_run("toy", steps=2)
 
 
 @pytest.fixture(scope="session")

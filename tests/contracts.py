@@ -51,11 +51,12 @@ def write_corpus(home: Path) -> str:
 
 def write_conversations(home: Path) -> str:
     def row(domain: str, i: int) -> dict[str, Any]:
-        talk = [dict(role="user", content=f"{domain} {i % 7}"), dict(role="assistant", content=str(i % 7) * 3)]
+        answer = str(i % 7) * (1 + i % 5)
+        talk = [dict(role="user", content=f"{domain} {i % 7}"), dict(role="assistant", content=answer)]
         return dict(id=f"{domain}{i}", domain=domain, meta={}, messages=talk)
 
     for domain in ("calls", "code"):
-        for split, n in (("train", 60), ("select", 8)):
+        for split, n in (("train", 60), ("select", 7)):  # seven do not divide over ranks
             write_rows(home / "dialogues" / f"{domain}.{split}.jsonl", [row(domain, i) for i in range(n)])
     return str(home / "dialogues")
 

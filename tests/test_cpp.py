@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from at_random import perturbed
 
 from codechat.formats import hf_format
 from codechat.labs import chars
@@ -54,11 +55,7 @@ def run(program: Path, *words: object, code: int = 0) -> str:
 
 @pytest.fixture(params=MODELS)
 def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]:
-    cfg = MODELS[request.param]
-    model, rng = GPT(cfg).eval(), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=rng) * 0.3)
+    model = perturbed(GPT(MODELS[request.param]), seed=1)
     return model, export(model, tmp_path / "hf")
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from at_random import perturbed
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.models.config import GPTConfig
@@ -38,13 +39,8 @@ class Words:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[GPT, GPT]:
-    made = [GPT(GPTConfig(depth=1, n_embd=16, n_head=1, block_size=512, vocab_size=258), seed=seed) for seed in (0, 1)]
-    with torch.no_grad():
-        for i, model in enumerate(made):
-            rng = torch.Generator().manual_seed(i)
-            for p in model.parameters():
-                p.add_(torch.randn(p.shape, generator=rng) * 0.2)
-    return made[0], made[1]
+    shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=512, vocab_size=258)
+    return perturbed(GPT(shape, seed=0), 0.2, 0), perturbed(GPT(shape, seed=1), 0.2, 1)
 
 
 def test_prompt_and_output_are_joined_shifted_and_masked() -> None:

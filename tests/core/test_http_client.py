@@ -1,12 +1,11 @@
 """The client of a json server: answers, and user errors for all that can go wrong."""
 
-import http.server
 import pickle
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from http_stub import Handler, Stub
 from raising import raising
 
 from codechat.core.errors import ConfigError
@@ -24,33 +23,21 @@ ANSWERS = {
 }
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Server(Handler):
     def do_GET(self) -> None:
-        if self.path == "/key":
-            status, body = 200, f'"{self.headers["Authorization"]}"'.encode()
-        else:
-            status, body = ANSWERS[self.path]
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body) + (self.path == "/cut")))
-        self.end_headers()
-        self.wfile.write(body)
+        key = f'"{self.headers["Authorization"]}"'.encode()
+        status, body = ANSWERS.get(self.path, (200, key))
+        self.close_connection = self.path == "/cut"
+        self.reply(status, body, len(body) + (self.path == "/cut"))
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
+        self.reply(200, self.body())
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with Stub(Server) as server:
+        yield server.url
 
 
 def test_answers_are_json_and_a_key_is_read_from_its_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

@@ -5,13 +5,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from http_stub import Handler, Stub
 
 CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
 
@@ -25,34 +24,19 @@ FETCHED = {name: data for name, data in MODEL.items() if name != "pytorch_model.
 REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Stub):
     """The addresses that snapshot_download asks for. With `cut_at` the next large file ends after so many bytes."""
 
-    daemon_threads = True
     cut_at: int | None = None
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.fetched: list[tuple[str, str | None]] = []
         self.tokens: set[str | None] = set()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(Answers)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Answers(Handler):
     server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, code: int, body: bytes = b"", size: int | None = None, **headers: str) -> None:
-        self.send_response(code)
-        for name, value in {"Content-Length": str(len(body) if size is None else size), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
@@ -68,13 +52,13 @@ class Handler(BaseHTTPRequestHandler):
             if file in files:
                 return self.file(file, files[file])
         if path.startswith("/api/"):
-            return self.answer(404, b"{}", X_Error_Code="RepoNotFound")
-        return self.answer(200 if path == "/" else 404)
+            return self.reply(404, b"{}", X_Error_Code="RepoNotFound")
+        return self.reply(200 if path == "/" else 404)
 
     do_HEAD = do_GET
 
     def json(self, value: object) -> None:
-        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+        self.reply(200, json.dumps(value).encode(), Content_Type="application/json")
 
     def file(self, name: str, data: bytes) -> None:
         about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
@@ -83,16 +67,15 @@ class Handler(BaseHTTPRequestHandler):
             self.server.fetched.append((name, self.headers.get("Range")))
         if self.command == "GET" and self.server.cut_at and len(data) > self.server.cut_at:
             part, self.server.cut_at, self.close_connection = data[: self.server.cut_at], None, True
-            return self.answer(200, part, len(data), **about)
+            return self.reply(200, part, len(data), **about)
         ranged = {"Content_Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
-        self.answer(206 if first else 200, data[first:], **about, **ranged)
+        self.reply(206 if first else 200, data[first:], **about, **ranged)
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub() as server:
         yield server
-        server.shutdown()
 
 
 PROGRAM = """

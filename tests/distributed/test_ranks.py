@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from contracts import write_conversations, write_corpus
 from raising import Bomb, raising
 from ranks import on_ranks, train_on_ranks, written
 
@@ -35,7 +36,7 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     toy_model = GPTConfig(**toy.TOY_MODEL, vocab_size=257)
     rl = dict(task="toy", tokenizer="bytes", model=toy_model, group_size=4, max_new_tokens=toy.COMPLETION_LENGTH)
     rl |= dict(lr=4e-3, eval_examples=5, diagnose_groups=0)
-    corpus, dialogues = (str(home / name) for name in ("corpus", "dialogues"))
+    corpus, dialogues = write_corpus(home), write_conversations(home)
     return {
         "pretrain": pretrain.PretrainConfig(data_dir=corpus, seq_len=32, eval_tokens=1000, **text),
         "sft": sft.SFTConfig(data_dir=dialogues, tokenizer="bytes", probe_examples=0, **text),

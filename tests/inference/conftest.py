@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from by_heart import learn
 from server import Running, Serving
 from taught import TOK, lessons, new_model
@@ -14,15 +13,6 @@ from codechat import cli
 from codechat.inference import engine
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """A model this small only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_random import randomise
 from contracts import assert_close_curves, assert_same_weights, train_one_and_two
 from learning import Claim, above, below, hold, lesson
 
@@ -38,10 +39,7 @@ def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
 
 def random_model(seed: int = 0, **options: Any) -> GPT:
     shape = dict(depth=1, n_embd=16, n_head=2, block_size=16, vocab_size=9, n_tags=0) | options
-    model, rng = GPT(GPTConfig(**shape)), torch.Generator().manual_seed(seed)
-    for p in model.parameters():
-        p.data = 0.3 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
-    return model.eval()
+    return randomise(GPT(GPTConfig(**shape)), 0.3, seed)
 
 
 def logprobs_at(model: GPT, inputs: torch.Tensor, places: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonl
 import pytest
-import torch
+from at_random import randomise
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config
@@ -60,10 +60,7 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
     write_tokenizer(home / "tok", bos=request.param == "llama")
     tok = tokenizer.load(f"hf:{home / 'tok'}")
     shape = dict(depth=1, n_embd=32, n_head=4, block_size=1024, n_tags=0) | SHAPES[request.param]
-    model = GPT(GPTConfig(vocab_size=tok.n_vocab, **shape))
-    rng = torch.Generator().manual_seed(1)
-    for p in model.parameters():
-        p.data = 0.2 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    model = randomise(GPT(GPTConfig(vocab_size=tok.n_vocab, **shape)))
     with Run.create("random", {}, kind="test") as run:
         checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"})
     out = home / request.param

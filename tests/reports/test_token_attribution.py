@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from at_random import perturbed
 from raising import raising
 
 from codechat.core.errors import DataError, MissingFile
@@ -58,13 +59,7 @@ def tok() -> tokenizer.Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tok: tokenizer.Tokenizer) -> GPT:
-    """Weights that are not those of an initialisation, which may leave paths closed."""
-    found = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for weight in found.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-    return found
+    return perturbed(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab)), 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ import torch
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from contracts import assert_close_curves, weights
+from at_random import perturbed
+from contracts import assert_close_curves, small, train, weights
 from raising import raising
 from ranks import train_on_ranks
 from server import Serving
 
-from codechat import grpo, reinforce
 from codechat.core import config, http_client
 from codechat.core.errors import RunError
 from codechat.core.http_client import Link
@@ -34,9 +34,8 @@ from codechat.text import chat, tokenizer
 SHAPE = GPTConfig(**TOY_MODEL | {"depth": 1, "n_embd": 32}, vocab_size=257)
 TOK = tokenizer.load("bytes")
 META = {"tokenizer": TOK.to_dict(), "tags": "reserved"}
-LOOPS: dict[str, Any] = {"reinforce": (reinforce, reinforce.ReinforceConfig), "grpo": (grpo, grpo.GRPOConfig)}
 DAPO = dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0)
-SMALL = dict(max_steps=3, device_batch_size=3, group_size=6, max_new_tokens=4, save_every=0, diagnose_groups=0)
+SMALL = dict(max_steps=3, device_batch_size=3, group_size=6, max_new_tokens=4, save_every=0)
 CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "effective_groups")
 START = "weights/start/checkpoints/step_000000"
 
@@ -50,12 +49,7 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def model(seed: int, **changes: Any) -> GPT:
-    made = GPT(replace(SHAPE, **changes))
-    rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in made.parameters():  # a fresh model's output projections are 0
-            p.add_(torch.randn(p.shape, generator=rng) * 0.2)
-    return made.eval()
+    return perturbed(GPT(replace(SHAPE, **changes)), 0.2, seed)
 
 
 def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK) -> Path:
@@ -63,15 +57,9 @@ def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK)
 
 
 def settings(loop: str, home: Path, **changes: Any) -> Any:
-    module, cls = LOOPS[loop]
-    small = SMALL | dict(model=config.plain(SHAPE), eval_examples=1, engine_patience_s=60.0)
-    small |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
-    small |= (DAPO if loop == "grpo" else {}) | changes
-    return config.resolve(cls, "toy", overrides=small, presets=module.RUN_PRESETS)
-
-
-def train(cfg: Any) -> run.Run:
-    return (reinforce if isinstance(cfg, reinforce.ReinforceConfig) else grpo).train(cfg)
+    how = SMALL | dict(model=config.plain(SHAPE), eval_examples=1, engine_patience_s=60.0)
+    how |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
+    return small(loop, home, **how | (DAPO if loop == "grpo" else {}) | changes)
 
 
 def same(a: run.Run, b: run.Run) -> None:
@@ -163,7 +151,7 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
     assert up.health()["version"] == pushed and engine.metrics()["engine_retries"] > 0
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", ["reinforce", "grpo"])
 def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops_the_run(
     loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_rollout import assert_close, packed_gradient, perturbed, plain_gradient
+from at_random import perturbed
+from test_rollout import assert_close, packed_gradient, plain_gradient
 
 from codechat.models import generate
 from codechat.models.config import GPTConfig

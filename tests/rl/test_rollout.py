@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_random import perturbed
 
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
@@ -22,15 +23,6 @@ from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
 from codechat.training.rl_session import CLIPPING, Meter, Rank, combine_ranks, rollout_metrics
-
-
-def perturbed(model: GPT) -> GPT:
-    """Noise on all weights: a fresh model's output projections are zero and would hide attention."""
-    rng = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=rng) * 0.3)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def program(attack: Attack) -> Program:
 @pytest.mark.parametrize("attack", FORGES, ids=lambda a: a.name)
 def test_forges_naively_and_not_here(attack: Attack, pool: Pool, tmp_path: Path) -> None:
     assert forged_naively(attack, tmp_path), "it does not even fool the naive executor"
-    assert not pool.run(program(attack)).passed
+    assert not pool.run(program(attack)).passed and pool.run(HONEST).passed, "the next program is judged as ever"
 
 
 @pytest.mark.parametrize("attack", SPEAKS, ids=lambda a: a.name)
@@ -88,12 +88,6 @@ def test_forged_messages_and_tricks_gain_nothing(attack: Attack, pool: Pool) -> 
 
 def test_wrong_programs_that_satisfy_the_tests_pass_everywhere(pool: Pool) -> None:
     assert [attack.name for attack in INHERENT if not pool.run(program(attack)).passed] == []
-
-
-def test_after_all_of_them_an_honest_program_passes(pool: Pool) -> None:
-    for attack in FORGES[:8]:
-        pool.run(program(attack))
-    assert pool.run(HONEST).passed
 
 
 TIMES = 3

@@ -4,13 +4,11 @@ and nothing that a policy writes breaks the episode."""
 import json
 import random
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from contracts import small, train
 
-from codechat import grpo, ppo, reinforce
-from codechat.core import config
 from codechat.models.config import GPTConfig
 from codechat.rl import episodes
 from codechat.tasks import apps, check_reference_solutions, load
@@ -155,21 +153,14 @@ def test_sft_supervises_the_experts_messages_and_not_the_environments() -> None:
     assert played.score.correct and sum(t.reward for t in played.turns) == 1.0 and played.completion.stop == "stop"
 
 
-def settings(module: ModuleType, cls: type, **more: Any) -> Any:
-    names = dict(task="apps:levels=[1,2]", tokenizer="gpt2:4096", model=SHAPE, run_name="apps")
-    sizes = dict(device_batch_size=2, group_size=2, max_steps=1, max_new_tokens=6, eval_examples=2, diagnose_groups=0)
-    rows = dict(row_tokens=512, rows=2, log_rollouts_every=1)
-    return config.resolve(cls, None, overrides=names | sizes | rows | more, presets=module.RUN_PRESETS)
-
-
 @pytest.mark.slow
 def test_the_loops_train_on_episodes_unchanged(home: Path) -> None:
-    for module, cls, more in (
-        (reinforce, reinforce.ReinforceConfig, {}),
-        (grpo, grpo.GRPOConfig, dict(kl_coef=0.1, inner_epochs=2)),
-        (ppo, ppo.PPOConfig, {}),
-    ):
-        run = module.train(settings(module, cls, run_name=f"apps-{module.__name__.rpartition('.')[2]}", **more))
+    how = dict(
+        task="apps:levels=[1,2]", tokenizer="gpt2:4096", model=SHAPE, device_batch_size=2, group_size=2, max_steps=1
+    )
+    how |= dict(max_new_tokens=6, eval_examples=2, eval_every=1, row_tokens=512, rows=2, log_rollouts_every=1)
+    for loop, more in (("reinforce", {}), ("grpo", dict(kl_coef=0.1, inner_epochs=2)), ("ppo", {})):
+        run = train(small(loop, home, **how | more))
         assert run.status["status"] == "finished"
         row = run.metrics().sort_values("step").iloc[-1]
         assert row["tier/idle"] == 1.0 and row["logprob_mismatch"] < 1e-4

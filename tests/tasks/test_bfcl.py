@@ -12,7 +12,6 @@ from jsonl import write
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError
-from codechat.data import public_rows
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
 from codechat.tasks.bfcl import task as bfcl
@@ -155,11 +154,6 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     assert task.score(problems["simple"], "[area(base=10, height=5)]").correct
     one = BfclTask(source=str(leaderboard / "BFCL_v4_simple_python.json"), tools_style="json")
     assert len(one.problems("test")) == 1 and '"required"' in one.problems("test")[0].messages[0]["content"]
-
-
-def test_the_leaderboards_rows_never_become_training_data() -> None:
-    names = {public_rows.evaluation_set(QUESTION), public_rows.evaluation_set(IDLE)}
-    assert names == {"the Berkeley Function Calling Leaderboard"}
 
 
 def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:

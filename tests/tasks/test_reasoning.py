@@ -195,13 +195,10 @@ def test_reference_solutions_of_the_real_sets_pass(shared_data: Path) -> None:
         assert tasks.check_reference_solutions(task, task.problems(split)).require().n == n
 
 
-@pytest.fixture
-def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_gsm8k_becomes_conversations_without_its_test_file(
+    home: Path, gsm8k: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
-    return home
-
-
-def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Path) -> None:
     assert cli.main(["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]) == 0
     names = {"worked.train", "worked.select", "gsm8k.train", "gsm8k.select", "gsm8k.test"}
     assert {p.name.removesuffix(".jsonl") for p in (home / "made").glob("*.jsonl")} == names
