@@ -40,9 +40,8 @@ def lesson(*variants: str) -> Callable[[Callable[..., list[Claim]]], Callable[..
 
     def register(taught: Callable[..., list[Claim]]) -> Callable[..., list[Claim]]:
         name = taught.__name__
-        LEARNING.update(
-            {f"{name}[{v}]": functools.partial(taught, v) for v in variants} if variants else {name: taught}
-        )
+        each = {f"{name}[{v}]": functools.partial(taught, v) for v in variants}
+        LEARNING.update(each or {name: taught})
         return taught
 
     return register

@@ -9,9 +9,7 @@ import pytest
 
 
 @contextmanager
-def raising(
-    kind: type[BaseException] | tuple[type[BaseException], ...], *named: object
-) -> Iterator[pytest.ExceptionInfo]:
+def raising(kind: type[BaseException], *named: object) -> Iterator[pytest.ExceptionInfo]:
     """The block must raise `kind` with a message that holds every one of `named`: a number as a number, anything else as it is written."""
     with pytest.raises(kind) as raised:
         yield raised

@@ -36,22 +36,14 @@ with dist.session() if len(loops) > 1 else nullcontext():
 """
 
 
-def start(
-    n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str
-) -> subprocess.Popen[str]:
-    """torchrun with n ranks of `program`, a file in `folder`; more: arguments of torchrun itself."""
+def start(n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str) -> Any:
+    """The process of torchrun with n ranks of `program`, a file in `folder`; more: arguments of torchrun itself."""
     path = folder / f"program{len(list(folder.glob('program*.py')))}.py"
     path.write_text(program)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **env}
-    return subprocess.Popen(
-        [sys.executable, *torchrun, str(path), *args],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
+    how = dict(cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen([sys.executable, *torchrun, str(path), *args], **how)
 
 
 def finish(ranks: subprocess.Popen[str], timeout: float = 1200) -> str:

@@ -39,9 +39,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
 
 
-ROOT_OF = (
-    "import sys; from codechat import cli; cli.main(sys.argv[1:]); from codechat.runs import paths; print(paths.ROOT)"
-)
+ROOT_OF = "import sys; from codechat import cli; cli.main(sys.argv[1:]); "
+ROOT_OF += "from codechat.runs import paths; print(paths.ROOT)"
 
 
 def test_runs_lie_below_the_folder_of_the_command_or_of_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

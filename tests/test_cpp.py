@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_training_has_the_losses_of_the_python_loop(
-    seed: int, programs: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, programs: Path, home: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """30 steps: warm-up and the beginning of the cosine. Then the weights that C++ wrote, read by Python."""
     from pydoc_data.topics import topics

@@ -113,9 +113,8 @@ def made(tmp_path: Path) -> Path:
 def dry_run(place: Path, *arguments: str) -> str:
     """What `make venv` would do: "" for nothing, else the steps' names."""
     environment = {key: value for key, value in os.environ.items() if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")}
-    ran = subprocess.run(
-        ["make", "-n", "venv", *arguments], cwd=place, env=environment, capture_output=True, text=True, check=True
-    )
+    how = dict(cwd=place, env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(["make", "-n", "venv", *arguments], **how)
     return " ".join(re.findall(r"\$(\w+)", ran.stdout))
 
 

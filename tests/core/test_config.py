@@ -11,22 +11,8 @@ from typing import Literal
 import pytest
 from raising import raising
 
-from codechat.core.config import (
-    ELSEWHERE,
-    REQUIRED,
-    Settings,
-    changed,
-    config_hash,
-    fields_of,
-    flag_of,
-    format_help,
-    from_dict,
-    leaves_of,
-    opt,
-    parse,
-    plain,
-    resolve,
-)
+from codechat.core import config
+from codechat.core.config import REQUIRED, Settings, config_hash, flag_of, format_help, from_dict, opt, parse, resolve
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.registry import ENTRIES, LOOPS, entry_of, find
 from codechat.grpo import GRPOConfig
@@ -102,7 +88,7 @@ class Named:
 def test_required_and_positional_fields() -> None:
     cfg = parse(Named, ["--out", "x", "why", "how so"])
     assert cfg == Named(out="x", prompts=("why", "how so"))
-    assert from_dict(Named, plain(cfg)) == cfg
+    assert from_dict(Named, config.plain(cfg)) == cfg
     with raising(ConfigError, "out", "file to write", "--out"):
         parse(Named, [])
 
@@ -117,9 +103,9 @@ def test_what_is_wrong_on_a_command_line_is_named() -> None:
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
     cls = ENTRIES[name].config_class
-    needed = {key: "x" for key, field in fields_of(cls).items() if field.default is REQUIRED}
+    needed = {key: "x" for key, field in config.fields_of(cls).items() if field.default is REQUIRED}
     needed |= {"data_dir": "x"} if name == "preference" else {}
-    for key, field in fields_of(cls).items():
+    for key, field in config.fields_of(cls).items():
         bad = [field.meta[bound] + by for bound, by in (("least", -1), ("most", 1)) if bound in field.meta]
         bad += [math.inf] if bad and field.type is float else []
         for value in bad:
@@ -132,7 +118,7 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
 def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() -> None:
     for id, entry in ENTRIES.items():
         assert find(id) is entry and callable(entry.load(entry.function))
-        assert (id in LOOPS) == ({"run_name", "lr"} <= fields_of(entry.config_class).keys())
+        assert (id in LOOPS) == ({"run_name", "lr"} <= config.fields_of(entry.config_class).keys())
     for id, entry in LOOPS.items():
         assert entry_of(entry.config_class(**({"task": "toy"} if id == "preference" else {}))) is entry
     with raising(ConfigError, "Outer"):
@@ -168,7 +154,7 @@ def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
     for fields, meant in (("max_steps inner_epochs", "inner_epochs"), ("max_steps", "max_steps"), ("num_iterations max_steps", "num_iterations")):  # fmt: skip
         cls = declared(**dict.fromkeys(fields.split(), 1))
         assert parse(cls, ["--num-iterations", "4"]) == cls(**{meant: 4})
-    for theirs, ours in ELSEWHERE.items():
+    for theirs, ours in config.ELSEWHERE.items():
         with pytest.raises(ConfigError, match=re.escape(ours)):
             words(f"--{theirs.replace('_', '-')} 1")
 
@@ -182,14 +168,12 @@ def test_every_flag_of_trl_is_accepted_or_named() -> None:
         "lora_alpha": ("64", "lora_alpha"), "lr_scheduler_type": ("cosine", "schedule"), "loss_type": ("dapo", "variant"),
         "lora_target_modules": ("out", "lora_targets"), "num_ppo_epochs": ("3", "inner_epochs"),
     }  # fmt: skip
-    named = (
-        "num_train_epochs logging_first_step gradient_checkpointing logging_steps use_vllm warmup_ratio scale_rewards "
-    )
-    named += "bf16 report_to max_prompt_length"
+    named = "num_train_epochs logging_first_step gradient_checkpointing logging_steps use_vllm warmup_ratio "
+    named += "scale_rewards bf16 report_to max_prompt_length"
     for flag, (word, ours) in accepted.items():
         value = getattr(parse(GRPOConfig, [f"--{flag}", word]), ours)
         assert value == ((word,) if ours == "lora_targets" else type(value)(word)), flag
-    assert set(named.split()) <= ELSEWHERE.keys()
+    assert set(named.split()) <= config.ELSEWHERE.keys()
 
 
 def test_the_hash_is_of_what_decides_the_result() -> None:
@@ -208,8 +192,8 @@ class Inner(Loop):
 def test_what_a_configuration_changes_is_compared_with_its_own_defaults() -> None:
     cfg = Inner(needed=1, lr=1.0, ks=(2,), model=Model(depth=2, n_head=1))
     expected = {"needed": ("required", 1), "lr": (3e-4, 1.0), "ks": ([1, 8], [2]), "model.n_head": (2, 1)}
-    assert changed(cfg) == expected
-    assert from_dict(Inner, {name: here for name, (_, here) in changed(cfg).items()}) == cfg
+    assert config.changed(cfg) == expected
+    assert from_dict(Inner, {name: here for name, (_, here) in config.changed(cfg).items()}) == cfg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +218,7 @@ class Grouped(OptimizerSettings, RunSettings):
 
 
 def test_settings_groups_are_inherited_listed_in_order_and_check_themselves() -> None:
-    listed = [(name, f.default, f.meta["help"]) for name, f in leaves_of(Grouped).items()]
+    listed = [(name, f.default, f.meta["help"]) for name, f in config.leaves_of(Grouped).items()]
     assert listed == [("seed", 0, "seed of all draws"), ("lr", 5e-5, "peak learning rate"), ("ks", (1,), "k of pass@k")]
     with raising(ConfigError, "lr"):
         from_dict(Grouped, {"lr": 0.0})
@@ -251,7 +235,7 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert e.value.code == 0 and shown.endswith("Examples: none\n") and "usage: codechat loop" in shown
     flat = " ".join(shown.split())
-    for name, field in leaves_of(Loop).items():
+    for name, field in config.leaves_of(Loop).items():
         assert field.nested or (f"{flag_of(name)} " in flat and field.meta["help"] in flat)
     assert "quick, slow" in shown and "(default 1 8)" in shown
     assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, "of the nested value"

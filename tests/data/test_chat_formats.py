@@ -36,9 +36,8 @@ def test_every_form_becomes_the_same_conversation():
     for form, row in FORMS.items():
         system, *turns = chat_formats.messages_of(row, "x")
         # the text of Hermes only explains its tags, that of glaive comes with the schemas
-        assert turns == EXPECTED[1:] and system["content"] == (
-            OFFER if form in ("hermes", "glaive") else EXPECTED[0]["content"]
-        )
+        assert turns == EXPECTED[1:]
+        assert system["content"] == (OFFER if form in ("hermes", "glaive") else EXPECTED[0]["content"])
     own = [{"role": "user", "content": " x "}, {"role": "assistant", "content": f"Now {called('Oslo')}"}]
     assert chat_formats.messages_of({"messages": own}, "x") == own
     prose = GLAIVE["chat"].replace("ASSISTANT: <", "ASSISTANT: Sure. <").replace("Oslo 3", "A paint.\n\nA: no turn")
@@ -154,9 +153,8 @@ def test_problems_hold_what_comes_before_the_first_call(tmp_path):
 def test_columns_under_other_names(tmp_path):
     rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
     source = write(tmp_path / "mine.jsonl", rows)
-    prepare(
-        "sft", tmp_path / "out", "--source", source, "--columns", "question=query,answer=response", "--neutral-share", 0
-    )
+    flags = ("--source", source, "--columns", "question=query,answer=response")
+    prepare("sft", tmp_path / "out", *flags, "--neutral-share", 0)
     made = [row for split in ("train", "select", "test") for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")]
     texts = sorted(text for row in rows for text in (row["query"], row["response"]))
     assert sorted(m["content"] for row in made for m in row["messages"]) == texts

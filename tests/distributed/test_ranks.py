@@ -6,6 +6,7 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,9 +134,7 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
     pretrain.train(replace(one, run_name="pretrain-one"))

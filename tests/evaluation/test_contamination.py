@@ -100,9 +100,7 @@ def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "source" / f"module_{i}.py").write_text(text)
     command.main(f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0".split())
     messages = [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}]
-    write_rows(
-        tmp_path / "talk" / "chat.train.jsonl", [{"id": "a", "messages": messages, "domain": "chat", "meta": {}}]
-    )
+    write_rows(tmp_path / "talk" / "chat.train.jsonl", [dict(id="a", messages=messages, domain="chat", meta={})])
     stages = (("p", "pretrain", "corpus"), ("s", "sft", "talk"), ("gone", "sft", "nowhere"))
     return make_run("leaky", lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages])
 

@@ -1,6 +1,7 @@
 """Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update changed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,9 +54,7 @@ def test_the_share_of_changed_weights_counts_bf16_values_only() -> None:
     assert diagnose.weights_changed_bf16(before, model) == pytest.approx(0.2)
 
 
-def test_the_command_prints_the_verdict_and_keeps_a_row(
-    toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_verdict_and_keeps_a_row(toy_run: Run, monkeypatch: Any, capsys: Any) -> None:
     words = ["--ckpt", "toy@1", "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"]
     COMMANDS["diagnose"].run(words)
     out, run = capsys.readouterr().out, Run.open("look")

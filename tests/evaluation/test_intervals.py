@@ -5,21 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from codechat.evaluation import results
-from codechat.evaluation.intervals import (
-    bootstrap_interval,
-    estimate_pass_at_k,
-    hierarchical_interval,
-    paired_bootstrap,
-    share_difference,
-    wilson_interval,
-)
+from codechat.evaluation import intervals, results
+from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, wilson_interval
 
 
 def test_pass_at_k_equals_enumeration() -> None:
     for n, c, k in ((5, 2, 1), (5, 2, 3), (6, 0, 4), (6, 6, 2), (7, 4, 7)):
         draws = list(itertools.combinations([i < c for i in range(n)], k))
-        assert estimate_pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+        assert intervals.estimate_pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
 def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
@@ -34,10 +27,10 @@ def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
     a = (np.random.default_rng(0).random(400) < 0.5).astype(float)
     b = a.copy()
     b[np.flatnonzero(a == 0)[:16]] = 1  # the same problems, 16 more of them solved
-    gain, lo, hi = paired_bootstrap(a, b)
+    gain, lo, hi = intervals.paired_bootstrap(a, b)
     assert gain == pytest.approx(0.04) and 0 < lo < gain < hi
     assert bootstrap_interval(b).lo < bootstrap_interval(a).hi
-    back = paired_bootstrap(b, a)
+    back = intervals.paired_bootstrap(b, a)
     assert back == pytest.approx((-gain, -hi, -lo), abs=0.01)
 
 
@@ -46,9 +39,9 @@ def test_intervals_of_shares_by_hand() -> None:
     assert wilson_interval(20, 20).lo == pytest.approx(1 - none.hi)
     assert wilson_interval(50, 100) == pytest.approx((0.5, 0.4038, 0.5962), abs=1e-4)
     # Newcombe 1998, table II, row a, method 10
-    assert (gain := share_difference((48, 80), (56, 70))) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
-    assert share_difference((56, 70), (48, 80)) == pytest.approx((-gain.value, -gain.hi, -gain.lo))
-    assert share_difference((0, 9), (0, 9)).lo < 0
+    assert (gain := intervals.share_difference((48, 80), (56, 70))) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    assert intervals.share_difference((56, 70), (48, 80)) == pytest.approx((-gain.value, -gain.hi, -gain.lo))
+    assert intervals.share_difference((0, 9), (0, 9)).lo < 0
 
 
 def half(found) -> float:

@@ -182,9 +182,8 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
 
     cfg = GPTConfig(**PRESETS["2b"])
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
-    plan = step_memory.measure(
-        planner.PlanConfig(model=cfg, device_batch_size=2, gpus=1, optimizer="adamw"), dtype=dtype, cpu=True
-    )
+    asked = planner.PlanConfig(model=cfg, device_batch_size=2, gpus=1, optimizer="adamw")
+    plan = step_memory.measure(asked, dtype=dtype, cpu=True)
     torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(cfg, 2, cfg.block_size, optimizer="adamw")
     hardware.compile_blocks(trainer.model)

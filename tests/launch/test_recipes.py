@@ -33,37 +33,7 @@ from codechat.runs.run import Run
 
 PROJECT = Path(codechat.__file__).parents[1]
 VERSIONS = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
-TINY = """
-about = "a test"
-[shared.quick]
-model = { depth = 1, n_embd = 16, n_head = 1, block_size = 128 }
-seq_len = 16
-device_batch_size = 2
-max_steps = 4
-save_every = 2
-eval_tokens = 64
-compile = false
-data_dir = "{corpus}"
-[stage.corpus]
-about = "text"
-kind = "data.corpus"
-out = "{data}/corpus"
-source = "text.txt"
-tokenizer = "bytes"
-val_share = 0.2
-[stage.first]
-about = "train"
-kind = "pretrain"
-needs = ["corpus"]
-use = ["quick"]
-[stage.second]
-about = "train on"
-kind = "pretrain"
-needs = ["first"]
-seeded = true
-use = ["quick"]
-init_from = "{first}"
-"""
+TINY = Path(__file__).with_name("tiny.toml")
 
 
 @pytest.fixture
@@ -72,8 +42,7 @@ def tiny(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(runs_root)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     (runs_root / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    (runs_root / "tiny.toml").write_text(TINY)
-    return runs_root / "tiny.toml"
+    return shutil.copy(TINY, runs_root / "tiny.toml")
 
 
 def edit(file: Path, stage: str, **settings: Any) -> None:
@@ -174,7 +143,7 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
         ('about = "a test"', 'from = "nona"', "nona"),
         ('"{first}"', '"{"', "'{'"),
     ):
-        tiny.write_text(TINY.replace(old, new))
+        tiny.write_text(TINY.read_text().replace(old, new))
         with raising(ConfigError, named):
             bound_stages("tiny.toml")
 
@@ -200,34 +169,10 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
             recipes.read_recipe(same)
 
 
-CHAT = """
-from = "tiny"
-without = ["second"]
-[stage.chat]
-about = "fine-tune"
-kind = "sft"
-needs = ["first"]
-init_from = "{first}"
-data_dir = "talks"
-tags = "text"
-max_steps = 2
-save_every = 0
-probe_examples = 0
-device_batch_size = 2
-compile = false
-[stage.both]
-about = "another, by its best checkpoint"
-kind = "diagnose"
-needs = ["first", "chat"]
-ckpt = "{first}@best"
-asked = true
-"""
-
-
 @pytest.fixture
 def chat(tiny: Path) -> RecipeConfig:
     """A recipe with an SFT behind its pretraining; the base is the first run of tiny.toml."""
-    (tiny.parent / "chat.toml").write_text(CHAT)
+    shutil.copy(TINY.with_name("chat.toml"), tiny.parent)
     (tiny.parent / "talks").mkdir()
     for split in ("train", "select"):
         messages = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "x + 1"}]
@@ -361,9 +306,7 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-def test_a_larger_scale_prints_its_plan_and_asks(
-    planned_8b: list, monkeypatch: Any, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list, monkeypatch: Any, capsys: Any) -> None:
     cfg = RecipeConfig(recipe="late", scale="8b")
     with pytest.raises(ConfigError, match="--yes"):
         runner.run_recipe(cfg)

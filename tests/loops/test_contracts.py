@@ -7,18 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import contracts
 import pytest
 import torch
-from contracts import (
-    TINY,
-    assert_close_curves,
-    dead_task_contract,
-    resume_contract,
-    small,
-    train,
-    train_one_and_two,
-    weights,
-)
+from contracts import TINY, assert_close_curves, dead_task_contract, small, train, weights
 from raising import raising
 
 from codechat.core import registry
@@ -63,7 +55,7 @@ COLUMNS = {
 @pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
 def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, home: Path) -> None:
     loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
-    resume_contract(train, small(loop, home, **more), 2)
+    contracts.resume_contract(train, small(loop, home, **more), 2)
 
 
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
@@ -79,7 +71,7 @@ def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, every loop in one process group."""
     cfgs = [small(loop, home, save_every=0, **MORE.get(loop, {})) for loop in LOOPS]
-    for loop, (one, two) in zip(LOOPS, train_one_and_two(home, *cfgs), strict=True):
+    for loop, (one, two) in zip(LOOPS, contracts.train_one_and_two(home, *cfgs), strict=True):
         assert two.status["status"] == "finished"
         assert_close_curves(one, two, *COLUMNS[loop])
 
@@ -186,7 +178,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(loop: str, hom
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("what", ["reward", "log-probability"])
 def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_update(
-    loop: str, value: float, what: str, home: Path, monkeypatch: pytest.MonkeyPatch
+    loop: str, value: float, what: str, home: Path, monkeypatch: Any
 ) -> None:
     """The line names step, problem and value."""
     calls, per_step = iter(range(10**6)), 4 * 8

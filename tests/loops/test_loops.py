@@ -10,22 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import contracts
 import jsonl
 import pytest
 import torch
-from contracts import (
-    PAIRS,
-    SINGLES,
-    TINY,
-    assert_close_curves,
-    assert_same_runs,
-    curve,
-    small,
-    train,
-    weights,
-    write_corpus,
-    write_rows,
-)
+from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
@@ -50,7 +39,7 @@ from codechat.training.settings import TOY_RUN
 
 
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     rising = iter(range(1, 100))
 
@@ -303,5 +292,5 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
 
     monkeypatch.setattr(rollout, "row_shapes", one_shape)
     fixed = train(small("preference", home, run_name="fixed", **how))
-    assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
+    contracts.assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
     assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6

@@ -68,7 +68,7 @@ RL: dict[str, tuple[str, dict[str, Any], int, int]] = {  # loop, its settings, u
 
 @pytest.mark.parametrize("name", RL)
 def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_logs(
-    name: str, no_values: None, home: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, no_values: None, home: Path, monkeypatch: Any
 ) -> None:
     """However many microbatches an update has."""
     loop, how, updates, more = RL[name]

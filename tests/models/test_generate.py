@@ -348,15 +348,9 @@ def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]
         assert_same(sample(model, PROMPTS, graph=True, **base | how), sample(model, PROMPTS, **base | how))
 
 
-def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_draw_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, how, ran, hidden = (
-        random_model(),
-        dict(max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop"),
-        [],
-        GPT.hidden,
-    )
+def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_draw_the_same(monkeypatch: Any) -> None:
+    how = dict(max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop")
+    model, ran, hidden = random_model(), [], GPT.hidden
     a, b = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
     prompts = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9], [1] * 64, [1] * 63, [9, *range(40)]]
     prefixes, want = [8, 8, 3, 8, 63, 62, 1], sample(model, prompts, **how)

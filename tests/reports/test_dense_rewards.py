@@ -10,10 +10,8 @@ from codechat.reports import dense_rewards
 
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:
     """A run of four samples per problem, whose greedy answer is exact where a sample is."""
-    parts = zip(
-        ("before", "after"), (dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after))
-    )
-    return dict(parts, seed=seed, start=start, reward=reward, samples=4, curve=dict(live=[1.0, 0.5]))
+    one, other = (dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after))
+    return dict(before=one, after=other, seed=seed, start=start, reward=reward, samples=4, curve=dict(live=[1.0, 0.5]))
 
 
 ROWS = [row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])

@@ -35,9 +35,8 @@ def test_the_committed_pages_are_what_the_committed_rows_give() -> None:
 
 def test_no_text_ends_the_element_that_holds_the_rows() -> None:
     rows = {"text": HOSTILE, "<": [1.5, None]}
-    assert (
-        json.loads(data_of(f'<script type="application/json" id="data">{pages.json_for_html(rows)}</script>')) == rows
-    )
+    page = f'<script type="application/json" id="data">{pages.json_for_html(rows)}</script>'
+    assert json.loads(data_of(page)) == rows
     with pytest.raises(ValueError):
         pages.json_for_html(float("nan"))
 
@@ -130,10 +129,8 @@ class TestInChromium:
         page.ask("$('reset').click()")
         best = data["tiers"][-1]
         both = [r for r in data["rows"] if {x["tier"] for x in r["answers"]} == {best}]
-        button = (
-            f"[...document.querySelectorAll('.matrix button')].find(x => x.ariaLabel.endsWith('{best}, then {best}'))"
-        )
-        page.ask(f"{button}.click()")
+        button = f"find(x => x.ariaLabel.endsWith('{best}, then {best}'))"
+        page.ask(f"[...document.querySelectorAll('.matrix button')].{button}.click()")
         assert page.ask("$('count').textContent").startswith(f"{len(both)} of {len(data['rows'])} requests")
         show(page, COMMITTED / "completions.html", "#q=prime")
         assert page.ask("document.querySelectorAll('article').length") == len(expected), "a view can be linked"

@@ -153,7 +153,7 @@ def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> 
 
 @pytest.mark.parametrize("loop", ["reinforce", "grpo"])
 def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops_the_run(
-    loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+    loop: str, up: Any, home: Path, monkeypatch: Any
 ) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
     more = dict(max_steps=4) | (dict(lora_rank=2) if loop == "grpo" else {})  # what is pushed are the merged weights

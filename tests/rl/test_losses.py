@@ -5,21 +5,9 @@ import math
 import pytest
 import torch
 
-from codechat.rl import preference_losses
+from codechat.rl import losses, preference_losses
 from codechat.rl.advantages import estimate_gae, group_advantages, zero_variance
-from codechat.rl.losses import (
-    clip_statistics,
-    clipped_policy_loss,
-    importance_weights,
-    kl_estimate,
-    masked_mean,
-    masked_sum,
-    policy_gradient_loss,
-    policy_ratio,
-    token_weights,
-    value_loss,
-    weighted_policy_loss,
-)
+from codechat.rl.losses import kl_estimate, masked_sum, policy_gradient_loss, policy_ratio
 
 LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 ADVANTAGES = torch.tensor([[2.0], [-1.0]])
@@ -32,9 +20,9 @@ OLD = LOGPROBS - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
 
 def test_masked_reductions_by_hand() -> None:
     assert masked_sum(LOGPROBS, MASK) == -15.5
-    assert masked_mean(LOGPROBS, MASK) == pytest.approx(-3.1)
-    assert masked_mean(LOGPROBS, MASK, count=31) == pytest.approx(-0.5)
-    assert masked_mean(LOGPROBS, torch.zeros(2, 3)) == 0
+    assert losses.masked_mean(LOGPROBS, MASK) == pytest.approx(-3.1)
+    assert losses.masked_mean(LOGPROBS, MASK, count=31) == pytest.approx(-0.5)
+    assert losses.masked_mean(LOGPROBS, torch.zeros(2, 3)) == 0
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
@@ -105,11 +93,11 @@ def test_clipped_loss_by_hand_and_its_gradient() -> None:
     """A token has no gradient only where its ratio has passed the bound to which its advantage pushes it."""
     logprobs = LOGPROBS.clone().requires_grad_()
     ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
-    loss = clipped_policy_loss(ratio, ADVANTAGES)
+    loss = losses.clipped_policy_loss(ratio, ADVANTAGES)
     torch.testing.assert_close(loss, torch.tensor([[-2.4, -1.0, -2.0], [0.8, 1.1, 2.0]]))
     loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
-    found = clip_statistics(ratio, LOGPROBS, OLD, ADVANTAGES, MASK, 0.2, 0.2)
+    found = losses.clip_statistics(ratio, LOGPROBS, OLD, ADVANTAGES, MASK, 0.2, 0.2)
     assert (int(found["clipped_low"]), int(found["clipped_high"])) == (1, 1)
     assert float(found["ratio_max"]) == pytest.approx(2.0)
     r = ratio.detach()
@@ -119,7 +107,7 @@ def test_clipped_loss_by_hand_and_its_gradient() -> None:
 def test_weighted_loss_by_hand_keeps_every_gradient() -> None:
     logprobs = LOGPROBS.clone().requires_grad_()
     ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
-    weighted_policy_loss(ratio, ADVANTAGES, 0.2, 0.2).sum().backward()
+    losses.weighted_policy_loss(ratio, ADVANTAGES, 0.2, 0.2).sum().backward()
     torch.testing.assert_close(logprobs.grad, -ratio.detach().clamp(0.8, 1.2) * ADVANTAGES)
     assert (logprobs.grad != 0).all()
 
@@ -127,12 +115,12 @@ def test_weighted_loss_by_hand_keeps_every_gradient() -> None:
 def test_importance_weights_by_hand() -> None:
     new = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.6, 0.1]]).log().requires_grad_()
     old = torch.tensor([[0.25, 0.4, 1e-9], [0.3, 0.2, 0.1]]).log()
-    weights, stats = importance_weights(new, old, MASK, 2.5)
+    weights, stats = losses.importance_weights(new, old, MASK, 2.5)
     torch.testing.assert_close(weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]]))  # 0.6 / 0.2 = 3 is cut
     assert not weights.requires_grad and int(stats["importance_capped"]) == 1
     right = sum(r - 1 - math.log(r) for r in (2, 0.5, 3))
     assert float(stats["mismatch_kl"]) == pytest.approx(right, abs=1e-5)
-    ones, stats = importance_weights(new, old, MASK, 0.0)
+    ones, stats = losses.importance_weights(new, old, MASK, 0.0)
     assert torch.equal(ones, torch.ones(2, 3)) and float(stats["mismatch_kl"]) > 0
 
 
@@ -143,7 +131,7 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
     logits, other, reward = (torch.randn(1, 6, generator=rng) for _ in range(3))
     logits.requires_grad_()
     logprobs, sampler = logits.log_softmax(-1), other.log_softmax(-1)
-    weights, _ = importance_weights(logprobs, sampler, torch.ones(1, 6), cap)
+    weights, _ = losses.importance_weights(logprobs, sampler, torch.ones(1, 6), cap)
     found = torch.autograd.grad((sampler.exp() * weights * reward * logprobs).sum(), logits, retain_graph=True)[0]
     right = torch.autograd.grad((logprobs.exp() * reward).sum(), logits)[0]
     assert torch.allclose(found, right, atol=1e-6) == exact
@@ -152,8 +140,8 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> None:
     new, plain = LOGPROBS.clone().requires_grad_(), LOGPROBS.clone().requires_grad_()
-    weights = token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
-    loss = clipped_policy_loss(policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2)
+    weights = losses.token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
+    loss = losses.clipped_policy_loss(policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2)
     masked_sum(loss * weights, MASK).backward()
     policy_gradient_loss(plain, ADVANTAGES, MASK).backward()
     torch.testing.assert_close(new.grad, plain.grad)
@@ -162,13 +150,13 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> N
 def test_weights_of_the_three_papers_by_hand() -> None:
     lengths = torch.tensor([2, 3])
     for how, expected in (("sequence", [1 / 4, 1 / 6]), ("token", [1 / 5] * 2), ("constant", [1 / 20] * 2)):
-        weights = token_weights(lengths, how, n_sequences=2, n_tokens=5, max_tokens=10)
+        weights = losses.token_weights(lengths, how, n_sequences=2, n_tokens=5, max_tokens=10)
         assert weights[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_value_loss_takes_the_larger_error() -> None:
     values = torch.tensor([[1.0, 0.5, 0.1]], requires_grad=True)
-    loss = value_loss(values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2)
+    loss = losses.value_loss(values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2)
     torch.testing.assert_close(loss, torch.tensor([[0.7**2, 1.5**2, 0.9**2]]) / 2)
     loss.sum().backward()
     assert values.grad[0, 0] == 0 and values.grad[0, 1] > 0 > values.grad[0, 2]  # the first is beyond its bound

@@ -115,9 +115,8 @@ def test_the_block_ends_the_run() -> None:
 
 
 def test_a_killed_run_says_killed(runs_root: Path) -> None:
-    process = child(
-        "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)", runs_root
-    )
+    program = "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)"
+    process = child(program, runs_root)
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
     for how in (dict(overwrite=True), dict(resume=True)):

@@ -63,9 +63,8 @@ def forged_naively(attack: Attack, folder: Path) -> bool:
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if attack.naive == "results":
         return last.startswith("[") and all(json.loads(last))
-    return (
-        done.returncode == 0 and {"exit": True, "print": last == "PASSED", "nonce": last == "PASSED a4f1"}[attack.naive]
-    )
+    said = {"exit": last, "print": "PASSED", "nonce": "PASSED a4f1"}[attack.naive]
+    return done.returncode == 0 and last == said
 
 
 def program(attack: Attack) -> Program:

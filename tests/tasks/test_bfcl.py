@@ -87,14 +87,8 @@ def test_python_that_is_more_than_calls_with_literals_is_no_answer_and_is_not_ex
 def test_deep_and_giant_completions_neither_crash_nor_score() -> None:
     for depth in (50, 1_000, 9_000, 100_000):
         deep = "[" * depth + "]" * depth
-        texts = [
-            deep,
-            f"[f(a={deep})]",
-            f"[f(a={'-' * depth}1)]",
-            "f(" * depth + ")" * depth,
-            f"[f{'.a' * depth}(b=1)]",
-        ]
-        texts += [f"[f(a={'9' * depth})]", timer(10**300), f"f({deep}"]
+        texts = [deep, f"[f(a={deep})]", "f(" * depth + ")" * depth, f"[f{'.a' * depth}(b=1)]", f"f({deep}"]
+        texts += [f"[f(a={'-' * depth}1)]", f"[f(a={'9' * depth})]", timer(10**300)]
         texts += [timer("@").replace('"@"', text) for text in (deep, '{"a":' * depth + "1" + "}" * depth)]
         for text in texts:
             for problem in ("float_for_int", "object", "nested_list"):
@@ -160,20 +154,9 @@ def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> N
     columns = {"question": QUESTION["question"], "functions": QUESTION["function"]}
     good = {"id": "a", "category": "simple", "ground_truth": ANSWER["ground_truth"]} | columns
     rows = [good | {"id": f"a{i}"} for i in range(30)]
-    arguments = (
-        {"base": [], "height": [5]},
-        {"height": [5]},
-        {"base": [10], "height": [5], "depth": [3]},
-        {"base": 10, "height": [5]},
-    )
-    truths = [[{"area": given}] for given in arguments] + [
-        [{"volume": {"base": [10], "height": [5]}}],
-        [],
-        "[",
-        [{}],
-        None,
-    ]
-    for truth in truths:
+    sides = {"base": [10], "height": [5]}
+    arguments = (sides | {"base": []}, {"height": [5]}, sides | {"depth": [3]}, sides | {"base": 10})
+    for truth in [*([{"area": given}] for given in arguments), [{"volume": sides}], [], "[", [{}], None]:
         bad = good | {"ground_truth": truth}
         assert BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows, bad]))).ledger.lost.total() == 1
         with pytest.raises(DataError, match="2 of 4"):

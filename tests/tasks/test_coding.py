@@ -257,9 +257,8 @@ def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
 def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
     last = "def f(x):\n    return x"
     for value in ("1" + "+1" * 600, "-" * 600 + "1", "a" + ".b" * 600, "f" + "()" * 600, "0x" + "f" * 6000):
-        assert (
-            extract(f"```python\nK = {value}; print(K)\n```\n```python\n{last}\n```", ["f"]) == f"K = {value}\n{last}"
-        )
+        text = f"```python\nK = {value}; print(K)\n```\n```python\n{last}\n```"
+        assert extract(text, ["f"]) == f"K = {value}\n{last}"
         helper = f"def g():\n    return {value}"
         code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{last}\n```", ["f"])
         assert code == f"@(cache)\n{helper}\n{last}" and ast.parse(code)

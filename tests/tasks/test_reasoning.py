@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonl import write
@@ -195,9 +196,7 @@ def test_reference_solutions_of_the_real_sets_pass(shared_data: Path) -> None:
         assert tasks.check_reference_solutions(task, task.problems(split)).require().n == n
 
 
-def test_gsm8k_becomes_conversations_without_its_test_file(
-    home: Path, gsm8k: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(home)
     assert cli.main(["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]) == 0
     names = {"worked.train", "worked.select", "gsm8k.train", "gsm8k.select", "gsm8k.test"}

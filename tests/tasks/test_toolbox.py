@@ -13,20 +13,8 @@ import pytest
 from codechat.tasks import natural
 from codechat.tasks.base import SPLITS
 from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import values
-from codechat.tasks.toolbox.catalogue import (
-    FAMILIES,
-    HELD_OUT,
-    SEEN,
-    SERVICES,
-    TOOLS,
-    WORDINGS,
-    ToolError,
-    check,
-    composed,
-    family,
-    respond,
-)
+from codechat.tasks.toolbox import catalogue, values
+from codechat.tasks.toolbox.catalogue import HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, composed, family
 from codechat.tasks.toolbox.dialogues import LEVELS, tools_system
 from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat.tasks.toolbox.problems import draw as draw_problems
@@ -92,7 +80,7 @@ def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
             for _ in range(15):
                 arguments = tool.sample(rng, split)
                 assert tool.sample(again, split) == arguments
-                assert {k: check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
+                assert {k: catalogue.check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
                 result = tool.call(arguments)
                 assert tool.call(json.loads(json.dumps(arguments))) == result is not None
                 assert json.loads(json.dumps(result, allow_nan=False)) == result and result != []
@@ -108,9 +96,9 @@ def test_known_results_and_errors():
     wild = [("square", {"x": x}) for x in (math.nan, math.inf, 10**400)]
     wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001}), ("no_tool", {})]
     for name, arguments, *result in [*RESULTS, *wild]:
-        answer = json.loads(respond(name, arguments))
+        answer = json.loads(catalogue.respond(name, arguments))
         assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (name, arguments)
-    whole = check("n", 7.0, {"type": "integer"})
+    whole = catalogue.check("n", 7.0, {"type": "integer"})
     assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
     by_name = {t.name: t for t in composed()}
     assert len(by_name) == len(composed()) > 150 and not by_name.keys() & TOOLS.keys()
@@ -131,12 +119,12 @@ def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
             arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k, s in tool.slots.items()}
             try:
                 json.dumps(tool.call(arguments), allow_nan=False)
-            except ToolError:
+            except catalogue.ToolError:
                 pass
 
 
 def test_families():
-    assert set().union(*FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
+    assert set().union(*catalogue.FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
     for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
         assert b in family(a) and a in family(b)
 

@@ -349,10 +349,8 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
 
 
 def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_descriptions(tmp_path: Path) -> None:
-    words = (
-        "--tokenizer bytes --max-examples 200 --copies 0 --problems 100 --eval-examples 50 --probes 5 --mix.renamed 0.5"
-    )
-    words += " --lookups 20 --lookups-missing 0.2 --tools-style described --out"
+    words = "--tokenizer bytes --max-examples 200 --copies 0 --problems 100 --eval-examples 50 --probes 5"
+    words += " --mix.renamed 0.5 --lookups 20 --lookups-missing 0.2 --tools-style described --out"
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words.split(), str(tmp_path)]))
     assert {f"lookup_{step}" for step in drills.STEPS} < manifest["domains"].keys()
     assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20 and manifest["values"]["test"]["calls"] == 30

@@ -15,9 +15,8 @@ from codechat.text.tokenizer import Tokenizer
 SPECS = ("gpt2", "python:4096", "bytes")
 TALK = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["talk"]
 CODE = TALK[-1]["content"]  # with pieces of tags
-LEARNED = (
-    f'Sure. <functioncall> {{"name": "add", "arguments": {{"a": 1, "b": 2}}}}\n<|end|>It is 3.\n<|end|>{CODE}\n<|end|>'
-)
+SURE = 'Sure. <functioncall> {"name": "add", "arguments": {"a": 1, "b": 2}}'
+LEARNED = f"{SURE}\n<|end|>It is 3.\n<|end|>{CODE}\n<|end|>"
 
 
 @pytest.fixture(params=[(spec, mode) for spec in SPECS for mode in MODES], ids="-".join)

@@ -271,7 +271,6 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
             assert len(calls) == text.count("<functioncall>")
             for call in calls:
                 forms[call.form] = forms.get(call.form, 0) + 1
-                assert parse_calls(format_call(call.name, call.arguments)) == [
-                    Call(call.name, call.arguments, "object")
-                ]
+                written = format_call(call.name, call.arguments)
+                assert parse_calls(written) == [Call(call.name, call.arguments, "object")]
     assert forms.keys() <= set(READABLE) and sum(forms.values()) == 3020
