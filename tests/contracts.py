@@ -2,7 +2,7 @@
 and a task without signal is rejected. Each loop's tests call these with settings of their own and add what only that loop does."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from codechat.text import tokenizer
 
 # what another process measures differently
 TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}
-Train = Callable[[Any], run.Run]
 
 
 # ---------------------------------------------------------------- small inputs and settings of every loop
@@ -118,8 +117,6 @@ def assert_close_curves(a: run.Run, b: run.Run, *columns: str, rel: float = 2e-3
 
 
 # ---------------------------------------------------------------- resuming
-
-
 class Killed(Exception):
     pass
 
@@ -150,7 +147,7 @@ def assert_same_runs(a: run.Run, b: run.Run) -> None:
     assert_same_weights(a, b)
 
 
-def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run]:
+def resume_contract(cfg: Any, step: int) -> None:
     """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed. Same weights, metrics and evaluations, bit by bit."""
     whole = train(replace(cfg, run_name="whole"))
     cut = replace(cfg, run_name="cut")
@@ -162,17 +159,13 @@ def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run
     after = resumed.metrics().query("step <= @step")
     assert after["time"].tolist() == before["time"].tolist(), "steps before the checkpoint are not trained again"
     assert_same_runs(resumed, whole)
-    return whole, resumed
 
 
 def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
     """Runs of each configuration: of one process, and of two gloo ranks with half its batch each, NAME and NAME-two."""
     halves = [replace(c, run_name=f"{c.run_name}-two", device_batch_size=c.device_batch_size // 2) for c in cfgs]
     train_on_ranks(2, home, *halves)
-    found = []
-    for one, two in zip(cfgs, halves):
-        found.append((train(one), run.Run.open(two.run_name)))
-    return found
+    return [(train(one), run.Run.open(two.run_name)) for one, two in zip(cfgs, halves)]
 
 
 def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
@@ -181,7 +174,7 @@ def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Sc
     return toy.Score(float(right), "all" if right else "none", {}, right)
 
 
-def dead_task_contract(train: Train, cfg: Any) -> run.Run:
+def dead_task_contract(cfg: Any) -> run.Run:
     """The toy task without signal is rejected before anything is written; with --allow-dead the run ends after --dead-patience steps."""
     cfg = replace(cfg, diagnose_groups=8, dead_patience=5)
     with pytest.MonkeyPatch.context() as patch:

@@ -48,8 +48,6 @@ def tracked() -> list[Path]:
 
 
 # --- one environment
-
-
 def test_conda_environment_equals_pyproject() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
@@ -94,8 +92,6 @@ def test_linters_find_nothing(words: str) -> None:
 
 
 # --- make
-
-
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     place = tmp_path / "a place"

@@ -203,8 +203,6 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
 
 
 # ---------------------------------------------------------------- SFT steps
-
-
 def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     """The same summed loss from both: each conversation sees itself alone, from position 0."""
     tiny = GPTConfig(depth=1, n_embd=32, n_head=1, block_size=512)

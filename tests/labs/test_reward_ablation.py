@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import reward_ablation
 import torch
+from at_random import randomise
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.labs import reward_starts
@@ -30,11 +31,8 @@ TEXTS |= dict(bad_json="<functioncall> {oh", no_tag="No.")
 
 
 def loaded(tags: str = "reserved") -> LoadedModel:
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=TOK.n_vocab))
-    for p in model.parameters():  # projections start at zero, and with them every gradient but the head's
-        torch.nn.init.normal_(p, std=0.1)
-    return LoadedModel(model.eval(), TOK, tags, {"step": 1, "lineage": []}, Path("x"))
+    shape = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=TOK.n_vocab)
+    return LoadedModel(randomise(GPT(shape), 0.1), TOK, tags, {"step": 1, "lineage": []}, Path("x"))
 
 
 def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.RolloutBatch:

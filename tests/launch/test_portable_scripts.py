@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from test_launcher import stand_in
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, UserError
@@ -34,9 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> list[str]:
     """What the script passes to the interpreter, by a stand-in for it; the first word is the folder where it runs."""
-    said = tmp_path / "said"
-    said.write_text('#!/bin/sh\nprintf "%s\\n" "$(pwd)" "$@"\n')
-    said.chmod(0o755)
+    said = stand_in(tmp_path / "said", 'printf "%s\\n" "$(pwd)" "$@"')
     env = {"PATH": os.environ["PATH"], "PYTHON": str(said), **environment}
     done = subprocess.run(["sh", str(script), *flags], capture_output=True, text=True, timeout=20, cwd="/", env=env, check=True)  # fmt: skip
     return done.stdout.splitlines()

@@ -55,7 +55,7 @@ COLUMNS = {
 @pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
 def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, home: Path) -> None:
     loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
-    contracts.resume_contract(train, small(loop, home, **more), 2)
+    contracts.resume_contract(small(loop, home, **more), 2)
 
 
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
@@ -81,7 +81,7 @@ def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Pa
     """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5 nats per token. Nor may an entropy bonus move it."""
     bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(loop, dict(entropy_coef=0.1))
     start = train(small(loop, home, run_name="start", max_steps=1, lr=0.0))
-    dead = dead_task_contract(train, small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus))
+    dead = dead_task_contract(small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus))
     assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(dead).values(), strict=True))
     assert dead.metrics()["grad_norm"].max() == 0.0
 

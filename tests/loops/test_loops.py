@@ -35,9 +35,8 @@ from codechat.text import chat, tokenizer
 from codechat.training import preferences, session
 from codechat.training.settings import TOY_RUN
 
+
 # ---------------------------------------------------------------- pretraining and SFT
-
-
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     home: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -86,8 +85,6 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
 
 
 # ---------------------------------------------------------------- learning from rewards
-
-
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
     flags = "--max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
     jsonl.prepare("calls", home / "calls", *flags.split())
@@ -178,8 +175,6 @@ def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Pat
 
 
 # ---------------------------------------------------------------- training on one's own files and tasks
-
-
 def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     folder = write_rows(home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}])
@@ -245,8 +240,6 @@ def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path)
 
 
 # ---------------------------------------------------------------- preferences as data, and what only their loop does
-
-
 def read(home: Path, rows: list[dict], block: int = 64) -> Any:
     folder = write_rows(home / "read" / "preferences.train.jsonl", rows)
     return preferences.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)

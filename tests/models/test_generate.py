@@ -338,8 +338,6 @@ def test_few_rows_without_gradient_read_a_copy_while_the_context_is_open_and_cop
 
 
 # ---- static shapes (`decode_graph`)
-
-
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]) -> None:
     model, base = random_model(**options), dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS)

@@ -187,8 +187,6 @@ def test_losses_and_logprobs_are_those_of_the_logits() -> None:
 
 
 # ---- gradients that are written out for a CPU
-
-
 @pytest.mark.parametrize("weight", [(24,), (3, 1, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -15,9 +15,6 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
 OLD = LOGPROBS - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
 
 
-# ---------------------------------------------------------------- masks and the policy gradient
-
-
 def test_masked_reductions_by_hand() -> None:
     assert masked_sum(LOGPROBS, MASK) == -15.5
     assert losses.masked_mean(LOGPROBS, MASK) == pytest.approx(-3.1)
@@ -47,8 +44,6 @@ def test_policy_gradient_by_hand() -> None:
     policy_gradient_loss(logprobs, torch.zeros(2, 1), MASK).backward()
     assert (logprobs.grad == 0).all()
 
-
-# ---------------------------------------------------------------- KL
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.4, 0.4, 0.1, 0.1], dtype=torch.float64)
@@ -84,9 +79,6 @@ def test_estimators_by_hand_their_signs_and_spread() -> None:
     value = kl_estimate(far, torch.tensor([[-1.0]]), "k3")
     value.sum().backward()
     assert value.isfinite().all() and far.grad.isfinite().all()
-
-
-# ---------------------------------------------------------------- ratios
 
 
 def test_clipped_loss_by_hand_and_its_gradient() -> None:
@@ -162,8 +154,6 @@ def test_value_loss_takes_the_larger_error() -> None:
     assert values.grad[0, 0] == 0 and values.grad[0, 1] > 0 > values.grad[0, 2]  # the first is beyond its bound
 
 
-# ---------------------------------------------------------------- advantages
-
 REWARDS = torch.tensor([[1.0, 0.0, 0.5, 0.5], [0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 1.0]])
 BASELINES = ("mean", "leave_one_out", "zscore")
 
@@ -218,9 +208,6 @@ def test_gae_by_hand_and_as_the_monte_carlo_return() -> None:
     torch.testing.assert_close(returns[0, :3], advantages[0, :3] + VALUES[0, :3])
     td, _ = estimate_gae(EARNED, VALUES, ON, gamma=0.9, lam=0.0)
     torch.testing.assert_close(td[0, :3], torch.tensor([0.9 * 0.4 - 0.2, 0.9 * 0.6 - 0.4, 0.4]))
-
-
-# ---------------------------------------------------------------- preferences
 
 
 # two pairs of three tokens: log-probabilities per token, so that sums and means are easy

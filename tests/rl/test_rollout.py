@@ -143,8 +143,6 @@ def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.
     assert shapes() == [{(2, attention.BLOCK)}] * 2
 
 
-# ---------------------------------------------------------------- metrics of a batch of rollouts
-
 TIERS = ("none", "some", "all")
 
 

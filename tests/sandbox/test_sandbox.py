@@ -33,8 +33,6 @@ def judged(pool: Pool, code: str, *tests: str, **more: object) -> Verdict:
 
 
 # ---- verdicts
-
-
 def test_each_test_has_its_result(pool: Pool) -> None:
     verdict = judged(pool, ADD, "assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add('a', 'b') == 'ab'")
     assert [r.passed for r in verdict.results] == [True, False, True]
@@ -70,8 +68,6 @@ def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
 
 
 # ---- values that cross
-
-
 def test_data_round_trips(pool: Pool) -> None:
     values = ["None", "True", "-1", "2**70", "10**4000", "0.1", "float('inf')", "'a\\ud800\\n'", "b'\\xff'", "bytearray(b'a')", "1j", "[]",
               "[[1], (2,)]", "{'a': {1: (2, None)}}", "{1, 2}", "frozenset({(1, 2)})", "range(3, 9, 2)", "Decimal('1.50')", "Fraction(1, 3)",
@@ -127,8 +123,6 @@ def test_a_test_passes_or_fails(row: dict[str, Any], pool: Pool) -> None:
 
 
 # ---- styles
-
-
 def test_check_style(pool: Pool) -> None:
     prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Two more.'''\n"
     tests = "def check(candidate):\n    assert candidate(1) == 3\n    assert candidate(2) == helper(3)\n"
@@ -157,8 +151,6 @@ def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
 
 
 # ---- what tests may use
-
-
 @pytest.mark.parametrize("tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"])
 def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(tests: object, pool: Pool) -> None:
     """HumanEval/32, 38 and 50 use the function that the prompt defines beside the requested one."""
@@ -192,8 +184,6 @@ def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool
 
 
 # ---- isolation
-
-
 def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     choose.cache_clear()
     monkeypatch.setattr(pool_module, "_shared", {})
@@ -271,8 +261,6 @@ def test_every_isolation_layer_is_among_the_steps() -> None:
 
 
 # ---- lifetime
-
-
 def status(pid: object) -> list[str]:
     """State and parent of a process, first; nothing where it has ended."""
     try:

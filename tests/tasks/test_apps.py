@@ -97,9 +97,6 @@ def test_changes_are_compared_as_a_multiset_and_rewards_rise_with_the_tiers() ->
     assert scores[2].parts == {"matched": 1, "required": 2} | named
 
 
-# ------------------------------------------------------------------ problems
-
-
 def test_every_expert_solves_its_problem_and_each_level_has_its_kind_of_request() -> None:
     calls, spread = {}, []
     for level in apps.LEVELS:
@@ -135,8 +132,6 @@ def test_results_never_contain_a_tag() -> None:
     assert "at most 2000" in json.loads(tools.as_text("result", "x" * 9999))["error"]
 
 
-# ------------------------------------------------------------------ commands
-
 SMALL = tokenizer.load("gpt2:4096")
 SHAPE = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=SMALL.n_vocab)
 
@@ -167,8 +162,6 @@ def test_the_loops_train_on_episodes_unchanged(home: Path) -> None:
         samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
         assert any(s["turns"][0]["tokens"] for s in samples if "turns" in s)
 
-
-# ------------------------------------------------------------------ red team
 
 PROBLEMS = {level: apps.AppsTask(levels=[level]).generate("train", 12, 7) for level in apps.LEVELS}
 SOLVABLE = [p for level in (1, 2, 3, 4) for p in PROBLEMS[level]]

@@ -47,8 +47,6 @@ I think this is it.
 
 
 # ---------------------------------------------------------------- edits
-
-
 def test_both_formats_make_the_same_change() -> None:
     once = block("shop/cart.py", "        n += x", "        n += 2 * x")
     for text in (
@@ -113,8 +111,6 @@ def test_a_block_takes_the_nearest_lines_that_fit() -> None:
 
 
 # ---------------------------------------------------------------- generated repositories
-
-
 def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_after_it() -> None:
     for split in tasks.SPLITS:
         problems = TASK.problems(split, 9)
@@ -145,8 +141,6 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
 
 
 # ---------------------------------------------------------------- rewards
-
-
 def fixed(problem: Problem, **more: str) -> str:
     fix = problem.gold["fix"] | more
     return block(fix["path"], fix["search"], fix["replace"])

@@ -129,9 +129,6 @@ def test_families():
         assert b in family(a) and a in family(b)
 
 
-# ---------------------------------------------------------------- requests that tell tools apart
-
-
 @functools.cache
 def patterns_of(name, hard):
     tool = TOOLS[name]

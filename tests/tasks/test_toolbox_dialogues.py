@@ -247,8 +247,6 @@ def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
 
 
 # ---------------------------------------------------------------- drills
-
-
 def turns(row: dict) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """{name: its words} of the list, and the (request, answer) pairs."""
     system, *rest = [m["content"] for m in row["messages"]]

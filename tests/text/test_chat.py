@@ -35,9 +35,6 @@ def supervised(rendered: chat.Rendered, tok: Tokenizer) -> str:
     return chat.decode([i for i, learned in zip(rendered.ids, rendered.loss_mask, strict=True) if learned], tok)
 
 
-# ------------------------------------------------------------------ what is learned
-
-
 def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
     tok, mode = setting
     rendered = chat.render(TALK, tok, mode)
@@ -55,9 +52,6 @@ def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokeni
     assert supervised(chat.render(empty, tok, mode), tok) == "\n<|end|>"
     silent = chat.render([m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode)
     assert silent.ids == rendered.ids and supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
-
-
-# ------------------------------------------------------------------ prompts and completions
 
 
 def test_a_prompt_is_a_prefix_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
@@ -88,9 +82,6 @@ def test_a_completion_gives_back_its_content_and_ends_with_the_first_stop(settin
         assert set(stop) <= set(ids[: -len(stop)])
     cut = "if a<b:\n    end = 1\n"  # without its end all is kept
     assert chat.completion_text(tok.encode(cut), tok, mode) == cut and chat.completion_text([], tok, mode) == ""
-
-
-# ------------------------------------------------------------------ no text forges a turn
 
 
 def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
@@ -128,8 +119,6 @@ def test_contents_with_a_tag_raise_in_text_mode_and_a_call_about_tags_does_not()
         assert chat.parse_calls(text) == [chat.Call("count", arguments, "object")]
 
 
-# ------------------------------------------------------------------ errors
-
 ASSISTANT = {"role": "assistant", "content": "yes"}
 
 
@@ -151,9 +140,6 @@ def test_what_is_no_conversation_raises() -> None:
     assert chat.decode([tok.n_vocab + 5], tok) == "<functioncall>"
     with pytest.raises(DataError):
         chat.decode([tok.n_vocab + 6], tok)
-
-
-# ------------------------------------------------------------------ raw text
 
 
 @pytest.mark.parametrize("spec", SPECS)

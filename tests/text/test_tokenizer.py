@@ -30,9 +30,6 @@ def chars(tmp_path: Path, text: str = "abc xyz\nn") -> str:
     return f"chars:{path}"
 
 
-# ------------------------------------------------------------------ GPT-2
-
-
 def test_ids_ranks_and_pattern_are_gpt2s(monkeypatch: pytest.MonkeyPatch) -> None:
     tok = tokenizer.load("gpt2")
     assert tok.encode("The quick brown fox jumps over the lazy dog.") == FOX
@@ -73,9 +70,6 @@ def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
     assert len({large.token_bytes(i) for i in range(8192)}) == 8192
 
 
-# ------------------------------------------------------------------ every tokenizer
-
-
 def test_text_comes_back() -> None:
     draw, alphabet = random.Random(0), "ab <>|_{}\"'\\\n\t\u00e9\u4e2d\U0001f389\u200b0123"
     texts = [*TEXTS, *("".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(300))]
@@ -109,9 +103,6 @@ def test_unknown_specs_and_files_without_an_alphabet_raise(tmp_path: Path) -> No
     for spec in [*specs, f"chars:{tmp_path / 'empty.txt'}", f"chars:{tmp_path / 'bad.txt'}"]:
         with pytest.raises(UserError):
             tokenizer.load(spec)
-
-
-# ------------------------------------------------------------------ characters
 
 
 def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:

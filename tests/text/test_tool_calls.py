@@ -63,9 +63,6 @@ def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -
         assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
 
 
-# ------------------------------------------------------------------ Python
-
-
 def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
@@ -102,9 +99,6 @@ def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
         valid, read = valid + 1, read + (call.form in READABLE)
         assert call.form not in READABLE or repr(call.arguments) == repr(expected), source
     assert valid > 5000 and read > 0.3 * valid
-
-
-# ------------------------------------------------------------------ writing
 
 
 def random_json(draw: random.Random, depth: int = 0) -> Any:
@@ -163,9 +157,6 @@ def test_other_writers_are_read_alike() -> None:
             assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(arguments)
 
 
-# ------------------------------------------------------------------ hostile text
-
-
 def mutate(draw: random.Random, text: str) -> str:
     for _ in range(draw.randint(1, 4)):
         at, until = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
@@ -195,8 +186,6 @@ def test_hostile_text_takes_linear_time(quick: Callable[..., Any]) -> None:
             quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
     assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
 
-
-# ------------------------------------------------------------------ listing tools
 
 WEATHER = CASES["weather"]
 BARE = {"name": "now", "description": "", "parameters": {}}
@@ -258,9 +247,6 @@ def test_what_is_no_call_and_no_schema_is_not_written() -> None:
             tools_prompt([tool], style)
     with pytest.raises(ConfigError):
         tools_prompt([WEATHER], "xml")
-
-
-# ------------------------------------------------------------------ real rows
 
 
 def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
