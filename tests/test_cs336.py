@@ -85,23 +85,10 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
 
 
 def test_answers_are_read_as_the_course_says() -> None:
-    for text, letter in (
-        ("The correct answer is B. There is only one.", "B"),
-        ("The correct answer is 10000 polyomaviruses.", None),
-        ("Answer: (c)", "C"),
-        ("D.\nbecause it is", "D"),
-        ("A cat sat there", None),
-        ("the answer is A... no, the answer is C", "C"),
-        ("I am sure the answer is D's friend", None),
-    ):
+    answers = json.loads(Path(__file__).with_name("cs336_answers.json").read_text())
+    for text, letter in answers["mmlu"]:
         assert functional.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == letter
-    for text, number in (
-        ("Natalia sold 48/2 = 24 clips in May, 48+24 = 72 clips altogether.", "72"),
-        ("seventy-two clips", None),
-        ("so $1,234.50.", "1234.50"),
-        ("it is -7", "-7"),
-        ("48-24", "24"),
-    ):
+    for text, number in answers["gsm8k"]:
         assert functional.parse_gsm8k_response(text) == number
 
 

@@ -72,7 +72,14 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
         with pytest.raises(SystemExit):
             bench.main([kind, "--help"])
         assert f"python -m benchmarks {kind}" in capsys.readouterr().out
-    for words in ("qualty", "--rounds 1", "train --vs nobody", "sample", "train --seq-len 999"):
+    for words in (
+        "qualty",
+        "--rounds 1",
+        "train --vs nobody",
+        "sample",
+        "train --seq-len 999",
+        "constrain --tools squar",
+    ):
         with pytest.raises(ConfigError):
             bench.main([*words.split(), *(TINY if words == "sample" else [])])
     with pytest.raises(RunError):
@@ -81,33 +88,26 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
         peers.require("a_package_that_nobody_has")
 
 
-@pytest.mark.slow
-def test_training_steps_with_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "figures.json"
-    words = "--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2".split()
-    bench.main(["train", *TINY, *words, "--json", str(out)])
-    figures = json.loads(out.read_text())
-    assert [t["name"] for t in figures["timings"]] == ["codechat", "plain, eager"]  # float32 runs eagerly as it is
-    assert all(t["rate"] > 0 and t["rounds"] == 2 for t in figures["timings"])
-    assert all(m["peak"] > m["before"] > 0 for m in figures["memory"].values()) and len(figures["memory"]) == 2
-    assert figures["machine"]["cores"] and figures["config"]["device_batch_size"] == 2
-    assert "plain, eager" in capsys.readouterr().out
+ENDS = {  # kind: its settings, the names of its timings, figures above 0, a word that is printed
+    "train": ("--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2", ["codechat", "plain, eager"], (), "plain, eager"),
+    "sample": ("--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2", ["codechat", "full forward per token"],
+               ("late_over_early",), "second half"),
+    "serve": ("--clients 3 --prompt-tokens 4 --max-new-tokens 8 --rounds 1 --first-tokens 2",
+              ["generate.sample", "engine", "server, whole", "server, streamed"], ("first_token_s", "prefill_s"), "first token on an idle server"),
+    "constrain": ("--prompts 2 --prompt-tokens 4 --max-new-tokens 4 --rounds 1 --tokenizer bytes", ["free", "constrained"],
+                  ("mask_us_per_token", "grammar_ms"), "constrained"),
+}  # fmt: skip
 
 
-def test_sampling_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2".split()
-    found = bench.run_kind("sample", [*TINY, *words])
-    assert [t["name"] for t in found["timings"]] == ["codechat", "full forward per token"]
-    assert "late_over_early" in found and "second half" in capsys.readouterr().out
-
-
-def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--clients 3 --prompt-tokens 4 --max-new-tokens 8 --rounds 1 --first-tokens 2".split()
-    assert bench.main(["serve", *TINY, *words, "--json", str(tmp_path / "figures.json")]) == 0
+@pytest.mark.parametrize("kind", [pytest.param("train", marks=pytest.mark.slow), "sample", "serve", "constrain"])
+def test_a_kind_end_to_end(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, names, positive, printed = ENDS[kind]
+    assert bench.main([kind, *TINY, *words.split(), "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert [t["name"] for t in figures["timings"]] == ["generate.sample", "engine", "server, whole", "server, streamed"]
-    assert figures["first_token_s"] > 0 < figures["prefill_s"]
-    assert "first token on an idle server" in capsys.readouterr().out
+    assert [t["name"] for t in figures["timings"]] == names and all(t["rate"] > 0 for t in figures["timings"])
+    assert figures["machine"]["cores"] and f"--rounds {figures['config']['rounds']}" in words
+    assert all(figures[name] > 0 for name in positive) and printed in capsys.readouterr().out
+    assert [m["peak"] > m["before"] > 0 for m in figures.get("memory", {}).values()] == [True, True] * (kind == "train")
 
 
 def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
@@ -149,16 +149,6 @@ def test_transformers_models_have_the_shape(kind: str) -> None:
     assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, cfg.padded_vocab)
     if kind == "arcee":
         assert sum(p.numel() for p in model.parameters()) == cfg.n_params
-
-
-def test_constrained_sampling_is_timed(tmp_path: Path) -> None:
-    words = "--prompts 2 --prompt-tokens 4 --max-new-tokens 4 --rounds 1 --tokenizer bytes".split()
-    assert bench.main(["constrain", *TINY, *words, "--json", str(tmp_path / "figures.json")]) == 0
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert [row["name"] for row in figures["timings"]] == ["free", "constrained"]
-    assert 0 < figures["mask_us_per_token"] and 0 < figures["grammar_ms"]
-    with pytest.raises(ConfigError, match="square"):
-        bench.main(["constrain", "--tools", "squar"])
 
 
 # ---------------------------------------------------------------- learning curves

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from contracts import write_conversations, write_corpus
+from contracts import small, train
 from raising import Bomb, raising
 from ranks import on_ranks, train_on_ranks, written
 
-from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
-from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
 from codechat.evaluation import evaluate
@@ -32,21 +30,16 @@ TINY = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, **
 
 def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     """A configuration of each loop whose global batch is `batch` rows or problems."""
-    common = dict(device_batch_size=batch, max_steps=4, save_every=2, warmup_steps=2, eval_every=2, **changes)
-    text = dict(model=TINY, log_every=1, compile=False, **common)
-    toy_model = GPTConfig(**toy.TOY_MODEL, vocab_size=257)
-    rl = dict(task="toy", tokenizer="bytes", model=toy_model, group_size=4, max_new_tokens=toy.COMPLETION_LENGTH)
-    rl |= dict(lr=4e-3, eval_examples=5, diagnose_groups=0)
-    corpus, dialogues = write_corpus(home), write_conversations(home)
-    return {
-        "pretrain": pretrain.PretrainConfig(data_dir=corpus, seq_len=32, eval_tokens=1000, **text),
-        "sft": sft.SFTConfig(data_dir=dialogues, tokenizer="bytes", probe_examples=0, **text),
-        "reinforce": reinforce.ReinforceConfig(**rl | common),
-    }
+    how = dict(device_batch_size=batch, warmup_steps=2, eval_every=2) | changes
+    more = {"pretrain": dict(model=TINY), "sft": dict(model=TINY), "reinforce": dict(group_size=4, eval_examples=5)}
+    return {loop: small(loop, home, **how | own) for loop, own in more.items()}
 
 
-TRAIN = {"pretrain": pretrain.train, "sft": sft.train, "reinforce": reinforce.train}
-COLUMNS = {kind: ("reward_mean" if kind == "reinforce" else "train_loss", "grad_norm") for kind in TRAIN}
+COLUMNS = {
+    "pretrain": ("train_loss", "grad_norm"),
+    "sft": ("train_loss", "grad_norm"),
+    "reinforce": ("reward_mean", "grad_norm"),
+}
 
 
 def losses(name: str, *columns: str) -> list[list[float]]:
@@ -69,13 +62,11 @@ def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm:
 
 
 # With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean.
-DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
-EXPERT = dict(minibatches=2, inner_epochs=2, diagnose_groups=0)
 OTHER_LOOPS = {
-    "grpo": (grpo, grpo.GRPOConfig, DAPO, "policy_loss"),
-    "expert": (expert_iteration, expert_iteration.ExpertConfig, EXPERT, "train_loss"),
-    "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, diagnose_groups=0), "policy_loss"),
-    "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
+    "grpo": (dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2), "policy_loss"),
+    "expert_iteration": (dict(minibatches=2, inner_epochs=2), "train_loss"),
+    "ppo": (dict(kl_coef=0.05, grad_clip=0.05), "policy_loss"),
+    "preference": (dict(loss="kto", data_dir=None, task="toy", sample_groups=16), "preference_loss"),
 }
 
 
@@ -83,19 +74,18 @@ OTHER_LOOPS = {
 @pytest.mark.timeout(600)
 def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> None:
     ones, twos = {}, []
-    for kind, (module, cls, more, _) in OTHER_LOOPS.items():
-        settings = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2) | more
-        ones[kind] = config.resolve(cls, "toy", overrides=settings, presets=module.RUN_PRESETS)
+    for kind, (more, _) in OTHER_LOOPS.items():
+        ones[kind] = small(kind, home, run_name=f"{kind}-one", max_steps=3, eval_every=2, **more)
         half = ones[kind].device_batch_size // 2
         twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=half, shard=True))
     train_on_ranks(2, home, *twos)
-    for kind, (module, _, _, loss) in OTHER_LOOPS.items():
-        module.train(ones[kind])
+    for kind, (_, loss) in OTHER_LOOPS.items():
+        train(ones[kind])
         assert_same_curves(f"{kind}-one", f"{kind}-two", loss, "grad_norm", steps=3)
         assert checkpoint.read_meta(f"{kind}-two")["sharded"]
     # PPO's value head and its optimizer lie beside the shards of the policy
     rewound("ppo-two", "ppo-back", 2)
-    ppo.train(replace(ones["ppo"], run_name="ppo-back", resume=True))
+    train(replace(ones["ppo"], run_name="ppo-back", resume=True))
     assert losses("ppo-back", "value_loss")[2] == pytest.approx(losses("ppo-one", "value_loss")[2], rel=1e-6)
 
 
@@ -115,21 +105,21 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
     """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run that was never cut,
     Muon on the block matrices included."""
     for kind, cfg in configs(home, 8, keep_last=0).items():
-        TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
+        train(replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
     train_on_ranks(2, home, *[replace(cfg, run_name=f"{kind}-two") for kind, cfg in two.items()])
-    for kind in TRAIN:
+    for kind in COLUMNS:
         for source, name in (("two", "two-one"), ("two", "two-four"), ("one", "one-two")):
             rewound(f"{kind}-{source}", f"{kind}-{name}", 2)
     train_on_ranks(2, home, *[replace(cfg, run_name=f"{kind}-one-two", resume=True) for kind, cfg in two.items()])
     four = {kind: replace(cfg, shard=True, shard_over=2) for kind, cfg in configs(home, 2, keep_last=0).items()}
     train_on_ranks(4, home, *[replace(cfg, run_name=f"{kind}-two-four", resume=True) for kind, cfg in four.items()])
     for kind, cfg in configs(home, 8, keep_last=0).items():
-        TRAIN[kind](replace(cfg, run_name=f"{kind}-two-one", resume=True))
+        train(replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
             assert_same_curves(f"{kind}-one", f"{kind}-{name}", *COLUMNS[kind])
     with pytest.raises(RunError, match="device_batch_size x grad_accum x ranks 8 -> 4"):
-        TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
+        train(replace(two["sft"], run_name="sft-two", resume=True))
 
 
 @pytest.mark.slow
@@ -137,7 +127,7 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
 def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
-    pretrain.train(replace(one, run_name="pretrain-one"))
+    train(replace(one, run_name="pretrain-one"))
     train_on_ranks(2, home, replace(two, shard=True, run_name="pretrain-two"))
     path = paths.find_checkpoint("pretrain-two")
     assert {p.name for p in (path / "shards").iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
@@ -185,7 +175,7 @@ evaluate.run_evaluation(config.resolve(evaluate.EvaluateConfig, file=sys.argv[2]
 @pytest.mark.timeout(900)
 def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
     """Five problems on two ranks: the same completions, so the same counts, intervals and samples, in the same order."""
-    reinforce.train(replace(configs(home, 4)["reinforce"], run_name="policy", max_steps=1, eval_every=0))
+    train(replace(configs(home, 4)["reinforce"], run_name="policy", max_steps=1, eval_every=0))
     cfg = evaluate.EvaluateConfig(
         ckpt=("policy",), task="toy", limit=5, n=3, ks=(1, 3), max_new_tokens=toy.COMPLETION_LENGTH, run_name="one"
     )

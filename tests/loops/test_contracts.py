@@ -11,6 +11,7 @@ import contracts
 import pytest
 import torch
 from contracts import TINY, assert_close_curves, dead_task_contract, small, train, weights
+from jsonl import rows_of
 from raising import raising
 
 from codechat.core import registry
@@ -86,33 +87,8 @@ def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Pa
     assert dead.metrics()["grad_norm"].max() == 0.0
 
 
-REFUSED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
-    ("pretrain", dict(seq_len=65), ("seq_len", 65, "block_size", 64)),
-    ("sft", dict(mix=("calls",)), ("mix", "calls")),
-    ("sft", dict(mix=("calls=-1",)), ("mix", "calls=-1")),
-    ("reinforce", dict(temperature=0.0), ("temperature", 0.0)),
-    ("reinforce", dict(group_size=1), ("group_size", 1)),
-    ("reinforce", dict(grad_accum=0), ("grad_accum", 0)),
-    ("grpo", dict(minibatches=3), ("minibatches", 3, "device_batch_size", 4)),
-    ("grpo", dict(group_size=1), ("group_size", 1)),
-    ("grpo", dict(clip_eps_low=1.5), ("clip_eps_low", 1.5)),
-    ("grpo", dict(top_k=5), ("top_k", 5, "--old-logprobs")),
-    ("ppo", dict(top_k=5), ("top_k", 5)),
-    ("grpo", dict(kl_coef=math.nan), ("kl-coef", "nan")),
-    ("grpo", dict(importance_cap=2.0), ("importance_cap", 2.0, "--old-logprobs")),
-    ("reinforce", dict(importance_cap=0.5), ("importance_cap", 0.5)),
-    ("reinforce", dict(engine="http"), ("--engine-dir",)),
-    ("expert_iteration", dict(group_size=1), ("group_size", 1)),
-    ("preference", dict(data_dir=None), ("--data-dir", "--task")),
-    ("preference", dict(beta=0.0), ("beta", 0.0)),
-    ("preference", dict(data_dir=None, task="toy", group_size=1), ("group_size", 1)),
-    ("chars", dict(horizon=100), ("horizon", 100)),
-    ("chars", dict(init_from="parent"), ("init_from",)),
-]
-
-
 def test_settings_that_cannot_be_are_refused(home: Path) -> None:
-    for loop, changes, named in REFUSED:
+    for loop, changes, named in rows_of(Path(__file__).with_name("refused.jsonl")):
         with raising(UserError, *named):
             train(small(loop, home, **changes))
         assert not paths.exists(loop)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from raising import raising
+from test_effects import as_user, python
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import COMMANDS
@@ -214,14 +215,10 @@ def test_the_attempts_succeed_without_isolation() -> None:
     """Otherwise `stopped` in the check would mean nothing. Runs as an ordinary user, without isolation."""
     free = {"read a file of the host", "read another process", "open a connection", "start a process", "execute a program",
             "signal its parent", "make a namespace", "take more memory than it has"}  # fmt: skip
-    user = {"user": 65534, "group": 65534} if os.getuid() == 0 else {}
-    python = "/usr/bin/python3" if user else sys.executable
-    if not os.path.exists(python):
-        pytest.skip("no interpreter that an ordinary user could start")
     for what in free:
         code = pool_module.ATTEMPT.format(expression=pool_module.FORBIDDEN[what]) + "\nprint(attempt())"
-        shell = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', python, code]  # a parent of the same user
-        done = subprocess.run(shell, capture_output=True, text=True, timeout=20, cwd="/", **user)
+        shell = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', python(), code]  # a parent of the same user
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=20, cwd="/", **as_user())
         if what == "make a namespace" and "stopped" in done.stdout:
             continue  # user namespaces are forbidden here
         assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (what, done)

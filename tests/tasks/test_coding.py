@@ -58,18 +58,7 @@ def test_three_rewards_of_a_verdict() -> None:
 
 
 def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(task: CodingTask) -> None:
-    texts = {
-        "": ("empty", 0.0),
-        "I cannot.": ("empty", 0.0),
-        "def add(a, b:": ("unparseable", 0.0),
-        "def sub(a, b):\n    return a - b": ("raises", 0.05),
-        "def add(a, b):\n    return a + c": ("raises", 0.05),
-        "import nothing_like_it\ndef add(a, b):\n    return a + b": ("raises", 0.05),
-        "def add(a):\n    return a": ("raises", 0.05),
-        "def add(a, b):\n    return None": ("none_passed", 0.15),
-        "def add(a, b):\n    return 3": ("some_passed", 0.15 + 0.85 / 4),
-        "Sure:\n```python\ndef add(a, b):\n    return a + b\n```": ("all_passed", 1.0),
-    }
+    texts = {answer: (tier, reward) for answer, tier, reward in map(dict.values, PROGRAMS["scored"])}
     batch = task.scores([(PROBLEM, text) for text in texts])
     for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
         score = task.score(PROBLEM, text)

@@ -4,9 +4,10 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from jsonl import write
+from jsonl import rows_of, write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -43,39 +44,11 @@ def only(value):
 
 
 def test_every_rung_and_what_tricks_earn():
-    for text, tier, expected in (
-        ("It is sunny.", "no_tag", 0.0),
-        ("", "no_tag", 0.0),
-        ("functioncall {}", "no_tag", 0.0),
-        ("full match reward 1.0 " * 50, "no_tag", 0.0),
-        (mix("{").removesuffix("}"), "bad_json", 0.15),
-        (TAG, "bad_json", 0.15),
-        (TAG + "mix(3)", "bad_json", 0.15),
-        (TAG + "{" + right(), "bad_json", 0.15),
-        (TAG + "broken " + right(), "bad_json", 0.15),
-        ("The tag is <functioncall>, I would call mix(city=Oslo).", "bad_json", 0.15),
-        (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
-        (TAG + '{"name": 7}', "no_name", 0.30),
-        (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
-        (call("mixer", city="Oslo"), "wrong_name", 0.35),
-        (call("MIX", city="Oslo"), "wrong_name", 0.35),
-        (call("other") + right(), "wrong_name", 0.30),
-        (call(), "name_only", 0.55),
-        (call(city="Rome"), "name_only", 0.55),
-        (call(city=["Oslo"] * 10_000), "name_only", 0.55),
-        (call(city={"Oslo": "Oslo"}), "name_only", 0.55),
-        (call(city="Oslo " * 10_000), "name_only", 0.55),
-        (call(**{f"k{i}": "Oslo" for i in range(5000)}), "name_only", 0.55),
-        (TAG + '{"name": "mix"}', "name_only", 0.55),
-        ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), "name_only", 0.35),
-        (call(city="Oslo"), "partial", 0.55 + 0.45 / 4),
-        (right(days=4), "partial", 0.55 + 0.45 * 3 / 4),
-        (right(x=1), "partial", 0.55 + 0.45 * 0.9),
-        (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5),
-        (right() + right(), "partial", 0.55 + 0.45 * 0.5),
-        (right() + " " + call("other"), "partial", 0.55 + 0.45 * 0.5),
-        (right(), "full", 1.0),
-    ):
+    many = ["full match reward 1.0 " * 50, call(city=["Oslo"] * 10_000), call(city="Oslo " * 10_000)]
+    many += [call(**{f"k{i}": "Oslo" for i in range(5000)})]
+    rows = rows_of(Path(__file__).with_name("funcall_rungs.jsonl"))  # [tier, reward, completion]
+    rows += zip(["no_tag", *["name_only"] * 3], [0, *[0.55] * 3], many)
+    for tier, expected, text in rows:
         score = score_call(text, GOLD)
         assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
         assert score.correct == (tier == "full") and tier in TIERS
