@@ -25,14 +25,8 @@ from codechat.distributed import dist
 from codechat.models import attention
 
 aten = torch.ops.aten
-WAITS = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-    aten.equal.default,
-    aten.repeat_interleave.Tensor,
-}
+WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default}
+WAITS |= {aten._unique2.default, aten.equal.default, aten.repeat_interleave.Tensor}
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 COPIES = {aten._to_copy.default, aten.copy_.default}
 META = torch.device("meta")

@@ -1,5 +1,6 @@
 """The corpus: what is written, what is read back, and which window comes next."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -155,18 +156,7 @@ def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
 
 
 def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
-    files = {
-        "pkg/a.py": "def a():\n    return 1\n",
-        "pkg/tests/test_a.py": "assert a() == 1\n",
-        "pkg/_vendor/b.py": "def b():\n    return 2\n",
-        "pkg/test_c.py": "import a\n",
-        "codechat/models/gpt.py": "class GPT:\n    pass\n",
-        "site-packages/d.py": "def d():\n    return 4\n",
-        "pkg/table.py": "T = [" + "0, 1, 2, 3,\n" * 50 + "]\n",
-        "pkg/long.py": "x = '" + "a" * 1200 + "'\n",
-        "pkg/e.py": "\ufeffdef e():\r\n    return 5\r\n",
-        "pkg/latin.py": "# caf\udce9 au lait, a comment\n",
-    }
+    files = json.loads(Path(__file__).with_name("embedded_files.json").read_text())
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))

@@ -35,11 +35,8 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     return {loop: small(loop, home, **how | own) for loop, own in more.items()}
 
 
-COLUMNS = {
-    "pretrain": ("train_loss", "grad_norm"),
-    "sft": ("train_loss", "grad_norm"),
-    "reinforce": ("reward_mean", "grad_norm"),
-}
+LOSS = ("train_loss", "grad_norm")
+COLUMNS = {"pretrain": LOSS, "sft": LOSS, "reinforce": ("reward_mean", "grad_norm")}
 
 
 def losses(name: str, *columns: str) -> list[list[float]]:

@@ -152,8 +152,7 @@ def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
     shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257)
     how = dict(data_dir=str(folder), model=shape, tokenizer="bytes", tags="raw", max_steps=2, device_batch_size=1)
     how |= dict(eval_every=1, eval_examples=3, probe_examples=0, save_every=0, compile=False, eval_new_tokens=6)
-    how |= dict(log_every=1)
-    how |= dict(eval_task="reasoning:template=r1_zero,levels=[1]", eval_task_data=str(folder))
+    how |= dict(log_every=1, eval_task="reasoning:template=r1_zero,levels=[1]", eval_task_data=str(folder))
     return sft.SFTConfig(**how | changes)
 
 

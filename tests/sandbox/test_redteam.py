@@ -15,30 +15,10 @@ import pytest
 from codechat.sandbox.pool import Pool, Program, entry_points_of
 
 PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
-WORKERS = 2
-# How the naive executor tells: by exit code, by a last line, by a nonce that it prints, by results as json.
-NAIVE = {
-    "exit": "{code}\n{asserts}\n",
-    "print": "{code}\ntry:\n    exec({tests!r})\nexcept BaseException:\n    print('FAILED')\nelse:\n    print('PASSED')\n",
-    "nonce": "NONCE = 'a4f1'\nexec({code!r})\nexec({tests!r})\nprint('PASSED', NONCE)\n",
-    "results": (
-        "import json\ntests = {each!r}\nresults = []\nspace = {{}}\nexec({code!r}, space)\n"
-        "for test in tests:\n    try:\n        exec(test, space)\n        results.append(True)\n"
-        "    except Exception:\n        results.append(False)\nprint(json.dumps(results))\n"
-    ),
-}
+WORKERS, TIMES = 2, 3  # of a pool; as fast as a process for each
+NAIVE = PROGRAMS["naive"]
 ADD = ("assert add(1, 2) == 3", "assert add(100, 150) == 250")
 HONEST = Program(code="def add(a, b): return a + b", tests=ADD)
-
-
-CHANNEL = (
-    "import json, os, struct, sys\n"
-    "def say(message, fds=range(3, 16)):\n"
-    "    data = json.dumps(message).encode()\n"
-    "    for fd in fds:\n"
-    "        try: os.write(fd, struct.pack('!I', len(data)) + data)\n"
-    "        except OSError: pass\n"
-)
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ def test_forges_naively_and_not_here(attack: Attack, pool: Pool, tmp_path: Path)
 
 @pytest.mark.parametrize("attack", SPEAKS, ids=lambda a: a.name)
 def test_forged_messages_and_tricks_gain_nothing(attack: Attack, pool: Pool) -> None:
-    code = CHANNEL + attack.code if "say(" in attack.code else attack.code
+    code = PROGRAMS["channel"] + attack.code if "say(" in attack.code else attack.code
     verdict = pool.run(Program(code=code, tests=ADD, timeout_s=1.0))
     assert not verdict.passed and verdict.seconds < 6
     assert pool.run(HONEST).passed, "the next program is judged as ever"
@@ -87,9 +67,6 @@ def test_forged_messages_and_tricks_gain_nothing(attack: Attack, pool: Pool) -> 
 
 def test_wrong_programs_that_satisfy_the_tests_pass_everywhere(pool: Pool) -> None:
     assert [attack.name for attack in INHERENT if not pool.run(program(attack)).passed] == []
-
-
-TIMES = 3
 
 
 @pytest.mark.slow

@@ -150,29 +150,14 @@ def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared
         human.problems("train")
 
 
-PLUS = '''import numpy as np
-def is_floats(x):
-    if isinstance(x, float): return True
-    if isinstance(x, (list, tuple)): return all(isinstance(i, float) for i in x)
-    if isinstance(x, np.ndarray): return x.dtype == np.float64
-    return False
-def assertion(out, exp, atol):
-    if atol == 0 and is_floats(exp): atol = 1e-6
-    if out != exp and atol != 0:
-        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
-    else:
-        assert out == exp
-'''  # fmt: skip
-
-
 def human_row(test: str, **more: Any) -> dict[str, Any]:
     return {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add",
-            "canonical_solution": "    return a + b\n", "test": PLUS + f"def check(candidate):\n{test}"} | more  # fmt: skip
+            "canonical_solution": "    return a + b\n", "test": PROGRAMS["plus"] + f"def check(candidate):\n{test}"} | more  # fmt: skip
 
 
 def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
     loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
-    row = mbpp_row(11, prompt="Add.", test=PLUS + loop)
+    row = mbpp_row(11, prompt="Add.", test=PROGRAMS["plus"] + loop)
     plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
     row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
     human = tasks.load("humaneval", source=str(write(tmp_path / "human.jsonl", [row])), variant="plus")

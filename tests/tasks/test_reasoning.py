@@ -21,6 +21,7 @@ from codechat.tasks.reasoning.rewards import MAXIMUM, grade
 from codechat.tasks.reasoning.task import TEMPLATES
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
+ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
 TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 
 
@@ -29,24 +30,7 @@ def xml(text: str, gold: str | None = "7", kind: str = "number") -> Score:
 
 
 def test_xml_terms_by_hand() -> None:
-    for text, terms, tier in (
-        (GOOD, (2.0, 0.5, 0.5, 0.5, 0.5), "format_and_answer"),
-        (GOOD + "\n", (2.0, 0.5, 0.5, 0.5, 0.5), "format_and_answer"),
-        (GOOD.replace("6 + 3", "\n\n".join("abcdef")), (2.0, 0.5, 0.5, 0.5, 0.5), "format_and_answer"),
-        (GOOD.replace("</reasoning>\n", "</reasoning> "), (2.0, 0.5, 0, 0.5, 0.25), "format_and_answer"),
-        (GOOD.replace("\n7\n", "\n8\n"), (0, 0.5, 0.5, 0.5, 0.5), "format_only"),
-        (GOOD.replace("\n7\n", "\n7.0\n"), (2.0, 0, 0.5, 0.5, 0.5), "format_and_answer"),
-        (GOOD.replace("\n7\n", "\nseven\n"), (0, 0, 0.5, 0.5, 0.5), "format_only"),
-        ("<reasoning>6 + 1</reasoning> <answer>7</answer>", (2.0, 0.5, 0, 0.5, 0), "format_and_answer"),
-        ("so\n" + GOOD, (2.0, 0.5, 0, 0, 0.5), "answer_only"),
-        ("<answer>7</answer>", (2.0, 0.5, 0, 0, 0), "answer_only"),
-        ("<reasoning>\n6 + 1 = 7\n</reasoning>\n<answer>\n7", (0, 0, 0, 0, 0.375), "neither"),  # cut off
-        ("<reasoning>\n6 + 1 = 7\n", (0, 0, 0, 0, 0.125), "neither"),
-        ("7", (0, 0, 0, 0, 0), "neither"),
-        ("", (0, 0, 0, 0, 0), "neither"),
-        (GOOD + GOOD, (2.0, 0.5, 0, 0.5, 0), "format_and_answer"),  # no tag is there exactly once
-        ("<reasoning>\n<reasoning>\n1\n</reasoning>\n<answer>\n7\n</answer>", (2.0, 0.5, 0, 0, 0.375), "answer_only"),
-    ):
+    for text, terms, tier in ANSWERS["xml"]:
         score = xml(text)
         assert score.terms == pytest.approx(dict(zip(TERMS, terms))), text
         assert score.reward == pytest.approx(sum(terms)) and score.tier == tier, text
@@ -67,7 +51,7 @@ def test_a_tail_has_a_cost_and_an_unreadable_gold_answer_gives_no_reward() -> No
 
 
 def test_the_other_graders_by_hand() -> None:
-    for name, text, reward, tier in json.loads(Path(__file__).with_name("answers.json").read_text())["graded"]:
+    for name, text, reward, tier in ANSWERS["graded"]:
         score = grade(name, text, "7", "number")
         assert (score.reward, score.tier) == (reward, tier), text
 

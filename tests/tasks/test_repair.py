@@ -31,19 +31,7 @@ def new_file(path: str, text: str = "x = 1") -> str:
     return f"{path}\n<<<<<<< SEARCH\n=======\n{text}\n>>>>>>> REPLACE"
 
 
-DIFF = """\
-I think this is it.
-```diff
---- a/shop/cart.py
-+++ b/shop/cart.py
-@@ -2,4 +2,4 @@ def total(xs):
-     n = 0
-     for x in xs:
--        n += x
-+        n += 2 * x
-     return n
-```
-"""
+DIFF = Path(__file__).with_name("cart_answer.md").read_text()
 
 
 # ---------------------------------------------------------------- edits

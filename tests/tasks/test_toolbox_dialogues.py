@@ -161,12 +161,8 @@ def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> Non
 
 def test_a_request_put_informally_asks_for_the_same() -> None:
     rng = random.Random(0)
-    texts = [
-        "What is 12 squared?",
-        "Shorten the species Staby maixis.",
-        'Say "Hi There" 3 times.',
-        "I swim 125 metres.",
-    ]
+    texts = ["What is 12 squared?", "Shorten the species Staby maixis."]
+    texts += ['Say "Hi There" 3 times.', "I swim 125 metres."]
     for text in texts * 50:
         assert text[1:].rstrip(".?! ") in informally(rng, text)
     mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
