@@ -14,6 +14,7 @@ from contracts import small, train
 from raising import Bomb, raising
 from ranks import on_ranks, train_on_ranks, written
 
+from codechat.core import config, registry
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
 from codechat.evaluation import evaluate
@@ -59,11 +60,12 @@ def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm:
 
 
 # With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean.
+DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
 OTHER_LOOPS = {
-    "grpo": (dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2), "policy_loss"),
-    "expert_iteration": (dict(minibatches=2, inner_epochs=2), "train_loss"),
-    "ppo": (dict(kl_coef=0.05, grad_clip=0.05), "policy_loss"),
-    "preference": (dict(loss="kto", data_dir=None, task="toy", sample_groups=16), "preference_loss"),
+    "grpo": (DAPO, "policy_loss"),
+    "expert_iteration": (dict(minibatches=2, inner_epochs=2, diagnose_groups=0), "train_loss"),
+    "ppo": (dict(kl_coef=0.05, grad_clip=0.05, diagnose_groups=0), "policy_loss"),
+    "preference": (dict(loss="kto", sample_groups=16), "preference_loss"),
 }
 
 
@@ -72,7 +74,8 @@ OTHER_LOOPS = {
 def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> None:
     ones, twos = {}, []
     for kind, (more, _) in OTHER_LOOPS.items():
-        ones[kind] = small(kind, home, run_name=f"{kind}-one", max_steps=3, eval_every=2, **more)
+        entry, how = registry.LOOPS[kind], dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2)
+        ones[kind] = config.resolve(entry.config_class, "toy", overrides=how | more, presets=entry.presets)
         half = ones[kind].device_batch_size // 2
         twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=half, shard=True))
     train_on_ranks(2, home, *twos)
