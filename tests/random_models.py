@@ -12,11 +12,20 @@ SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, n_kv_head=2, block_size=32, voca
 IDS = torch.randint(58, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def randomise(model: Any, scale: float = 0.2) -> Any:
+def randomise(model: Any, scale: float = 0.2, seed: int = 1) -> Any:
     """Every weight random, gains and biases included: at initialisation the blocks add nothing."""
-    rng = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.data = scale * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    return model.eval()
+
+
+def perturbed(model: Any, scale: float = 0.3, seed: int = 0) -> Any:
+    """Noise on every weight."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(scale * torch.randn(p.shape, generator=rng))
     return model.eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from at_random import perturbed
+from random_models import perturbed
 
 from codechat.formats import hf_format
 from codechat.labs import chars

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from at_random import perturbed
+from random_models import perturbed
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.models.config import GPTConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from at_random import randomise
+from random_models import randomise
 
 from codechat.core.errors import RunError
 from codechat.distributed import sharding

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from at_random import randomise
 from contracts import assert_close_curves, assert_same_weights, train_one_and_two
 from learning import Claim, above, below, hold, lesson
+from random_models import randomise
 
 from codechat.core import config
 from codechat.core.registry import COMMANDS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import reward_ablation
 import torch
-from at_random import randomise
+from random_models import randomise
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.labs import reward_starts

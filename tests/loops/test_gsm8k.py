@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonl
 import pytest
-from at_random import randomise
+from random_models import randomise
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config

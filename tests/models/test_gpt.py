@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from at_random import randomise
 from on_gpu import as_on_a_gpu
 from random_models import randomise
 from torch._dynamo.utils import counters

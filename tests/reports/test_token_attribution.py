@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from at_random import perturbed
 from raising import raising
+from random_models import perturbed
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.core.registry import COMMANDS

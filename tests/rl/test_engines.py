@@ -13,9 +13,9 @@ import torch
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from at_random import perturbed
 from contracts import assert_close_curves, small, train, weights
 from raising import raising
+from random_models import perturbed
 from ranks import train_on_ranks
 from server import Serving
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from at_random import perturbed
+from random_models import perturbed
 from test_rollout import assert_close, packed_gradient, plain_gradient
 
 from codechat.models import generate

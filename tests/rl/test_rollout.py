@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from at_random import perturbed
+from random_models import perturbed
 
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
