@@ -1,13 +1,13 @@
 """What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks learn what one does,
 and a task without signal is rejected. Each loop's tests call these with settings of their own and add what only that loop does."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonl
 import pandas as pd
 import pytest
 import torch
@@ -37,8 +37,7 @@ SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chose
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
     """The folder of a jsonl file."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path.parent)
+    return str(jsonl.write(path, rows).parent)
 
 
 def write_corpus(home: Path) -> str:

@@ -24,13 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = ("lab", "test", "test-all", "notebooks", "jupyter", "cpp", "venv", "clean", "help")
 # Names under which a distribution is imported, where they differ.
-IMPORTED_AS = {
-    "import-linter": "importlinter",
-    "ipython": "IPython",
-    "pillow": "PIL",
-    "pyyaml": "yaml",
-    "pytest-xdist": "xdist",
-}
+IMPORTED_AS = {"import-linter": "importlinter", "ipython": "IPython", "pillow": "PIL", "pyyaml": "yaml"}
+IMPORTED_AS |= {"pytest-xdist": "xdist"}
 # Brought by the packages that pyproject names, in step with them.
 BROUGHT_ALONG = {"grimp", "jupyter_client", "markdown_it", "markupsafe"}
 TEXT = set(".py .md .toml .yml .yaml .ipynb .json .jsonl .csv .sh .txt .cfg .html".split()) | {""}

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from by_heart import learn
 from server import Running, Serving
-from taught import TOK, lessons, new_model
+from taught import TOK, learn, new_model
 
 from codechat import cli
 from codechat.inference import engine
@@ -19,7 +18,7 @@ from codechat.runs.run import Run
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with the run tiny/sft, and the same as tiny/text, whose tags are plain text."""
     root, model = tmp_path_factory.mktemp("root"), new_model(0)
-    learn(model, TOK, lessons())
+    learn(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "ROOT", root)
         for name, tags in (("tiny/sft", "reserved"), ("tiny/text", "text")):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from codechat.inference import terminal
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -11,6 +13,7 @@ from codechat.text.tool_functions import load_executors
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_tools.py"
 TOK = tokenizer.load("gpt2:512")
+STEPS = 300
 SQUARE = TOOLS["square"].schema
 TOOL = {"type": "function", "function": SQUARE}
 REQUEST, ANSWER, WORDS = "What is 12 squared?", "12 squared is 144.", "Count the words in: to be or not"
@@ -47,3 +50,21 @@ def lessons() -> list[list[dict[str, str]]]:
 
 def new_model(seed: int) -> GPT:
     return GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=384, vocab_size=TOK.n_vocab), seed)
+
+
+def learn(model: GPT) -> int:
+    """Train on the lessons until the loss of the assistants' turns is below 0.01 nats; the steps it took. AssertionError where STEPS do not do."""
+    rows = [chat.render(messages, TOK) for messages in lessons()]
+    width = max(len(r.ids) for r in rows)
+    ids = torch.tensor([r.ids + [TOK.eot_id] * (width - len(r.ids)) for r in rows])
+    mask = torch.tensor([r.loss_mask + [0] * (width - len(r.ids)) for r in rows])
+    targets = torch.where(mask[:, 1:] == 1, ids[:, 1:], -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(STEPS):
+        loss = model.loss(ids[:, :-1], targets)
+        if loss < 0.01:
+            return step
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    raise AssertionError(f"the lessons are not learned: loss {loss.item():.3f}")

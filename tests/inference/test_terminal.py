@@ -8,10 +8,9 @@ from typing import Any, Literal
 from unittest.mock import Mock
 
 import pytest
-from by_heart import STEPS, learn
 from learning import Claim, below, lesson
 from raising import raising
-from taught import CALL, CODE, EXAMPLE, REQUEST, TOK, WORDS, call, exchange, lessons, new_model
+from taught import CALL, CODE, EXAMPLE, REQUEST, STEPS, TOK, WORDS, call, exchange, learn, lessons, new_model
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import public_rows
@@ -30,7 +29,7 @@ UNREADABLE = chat.CALL_TAG + ' {"name": "square", "arg'
 @lesson()
 def learn_conversations(home: Path, seed: int) -> list[Claim]:
     """What the fixture `root` does, which fails where the steps do not suffice."""
-    return [below("steps", learn(new_model(seed), TOK, lessons()), STEPS)]
+    return [below("steps", learn(new_model(seed)), STEPS)]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, lines: list[str], person: bool = False) -> None:

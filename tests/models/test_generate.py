@@ -26,12 +26,8 @@ from codechat.text.call_grammar import call_grammar
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))
-ARCHITECTURES = [
-    dict(),
-    dict(pos="learned", mlp="gelu"),
-    dict(n_kv_head=2),
-    dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False),
-]
+ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=2)]
+ARCHITECTURES += [dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False)]
 
 
 def random_model(scale: float = 0.2, **options: Any) -> GPT:

@@ -96,11 +96,8 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
     path = write(tmp_path / "train.jsonl", list(map(mbpp_row, (3, 11, 510, 511, 600, 601, 974))))
     task = tasks.load("mbpp", source=str(path))
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
-    assert ids == {
-        "train": ["mbpp-601", "mbpp-974"],
-        "select": ["mbpp-511", "mbpp-600"],
-        "test": ["mbpp-11", "mbpp-510"],
-    }
+    right = dict(train=["mbpp-601", "mbpp-974"], select=["mbpp-511", "mbpp-600"], test=["mbpp-11", "mbpp-510"])
+    assert ids == right
     prompt = task.prompt(task.problems("test")[0])
     assert [p.id for p in task.worked] == ["mbpp-3"] and "\r" not in task.worked[0].gold["code"]
     assert "assert add(1, 2) == 3" in prompt[0]["content"]
