@@ -49,6 +49,5 @@ def lesson(*variants: str) -> Callable[[Callable[..., list[Claim]]], Callable[..
 
 def hold(claims: list[Claim]) -> None:
     """AssertionError that shows all numbers, where one of them is on the wrong side of its bound."""
-    assert all(claim.held() for claim in claims), "; ".join(
-        f"{c.what}: {c.value:.4g}, required {c.sign} {c.bound:.4g}" for c in claims
-    )
+    said = "; ".join(f"{c.what}: {c.value:.4g}, required {c.sign} {c.bound:.4g}" for c in claims)
+    assert all(claim.held() for claim in claims), said

@@ -36,10 +36,8 @@ def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Pa
     single = dict(prompt="u1", completion="yes", label=True)
     wrong = [(PAIR, PAIR | line["change"], "") for line in LINES if "change" in line]
     wrong += [(PAIR, PAIR | {"rejected": "yes"}, ".*same"), (PAIR, single, ".*pair"), (single, PAIR, ".*pair")]
-    wrong += [
-        (PAIR, dict(prompt="u1", chosen="yes"), ".*rejected"),
-        (PAIR, PAIR | {"prompt": "u" * 70}, ".*block_size"),
-    ]
+    long = PAIR | {"prompt": "u" * 70}
+    wrong += [(PAIR, dict(prompt="u1", chosen="yes"), ".*rejected"), (PAIR, long, ".*block_size")]
     labels = ("good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None)
     for first, second, words in [*wrong, *((single, single | {"label": label}, ".*label.*true") for label in labels)]:
         with pytest.raises(DataError, match=rf"preferences.train.jsonl:2\b{words}.*\Z"):

@@ -70,14 +70,10 @@ def test_an_article_shows_answer_and_figure_and_folds_its_code_and_the_index_nam
 
 def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
     new = nbformat.v4
-    outputs = [
-        new.new_output("stream", name=f"std{name}", text=text)
-        for name, text in (("out", "<i>1</i>\n"), ("err", "50%|#"))
-    ]
-    cells = [
-        new.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>"),
-        new.new_code_cell("print(1)", outputs=outputs),
-    ]
+    said = {"stdout": "<i>1</i>\n", "stderr": "50%|#"}
+    outputs = [new.new_output("stream", name=name, text=text) for name, text in said.items()]
+    prose = new.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>")
+    cells = [prose, new.new_code_cell("print(1)", outputs=outputs)]
     path = tmp_path / "x.ipynb"
     nbformat.write(new.new_notebook(cells=cells), path)
     text = html.write_page(path).read_text()

@@ -328,8 +328,7 @@ def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) 
 
 
 def test_a_judge_and_a_zygote_that_are_killed_are_replaced(pool: Pool) -> None:
-    kills = [lambda one: one.process.pid, lambda one: min(processes_below(one.process.pid))]
-    for victim in kills:
+    for victim in (lambda one: one.process.pid, lambda one: min(processes_below(one.process.pid))):
         assert judged(pool, ADD, "assert add(1, 2) == 3").passed
         os.kill(victim(next(iter(pool.judges.values()))), signal.SIGKILL)
         time.sleep(0.1)

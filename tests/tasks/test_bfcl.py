@@ -118,11 +118,8 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
 
 NUMBERS = {"base": {"type": "integer"}, "height": {"type": "integer"}}
 AREA = {"type": "dict", "required": ["base", "height"], "properties": NUMBERS | {"unit": {"type": "string"}}}
-QUESTION = {
-    "id": "simple_python_0",
-    "question": [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]],
-    "function": [{"name": "area", "description": "d", "parameters": AREA}],
-}
+ASKED = [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]]
+QUESTION = dict(id="simple_python_0", question=ASKED, function=[dict(name="area", description="d", parameters=AREA)])
 ANSWER = {"id": "simple_python_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["units", ""]}}]}
 IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "function": QUESTION["function"]}
 
