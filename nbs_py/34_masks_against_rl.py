@@ -23,7 +23,7 @@
 # gain. At $T = 1$ they gain more than RL on every kind of request; with masks RL has one resolved gain, of 4 points. Masks
 # cannot add knowledge: greedy answers for known tools and declining hardly move.
 #
-# **Runs/needs.** Committed rows of three seeds of recipe `nano` (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
+# **Runs/needs.** Committed rows of three seeds of recipe `nano` as it was with separate drills (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
 # nano/sft nano/rl@best --split test test_hard --limit 250 --n 2 --ks 1 2 --temperatures 0 --constrain true --task funcall
 # --data-dir data/nano/sft --max-new-tokens 64`, and the model that comes with the package. Half a minute on one core.
 #
@@ -111,7 +111,7 @@ print("masks:", said(held))
 pd.DataFrame(steps)[lambda rows: rows["token"] != rows["wanted"]].round(4)
 
 # %% [markdown]
-# The mask changed only these tokens: the model preferred a number to a string, then the argument of the other function. Elsewhere its first
+# The mask changed only these tokens: the model preferred a number to a string, and misspelled the name of an argument. Elsewhere its first
 # choice was allowed, even for the room's name.
 #
 # A call that fits the grammar can still be wrong. Here the model did not know the island, and any string is allowed:
@@ -257,4 +257,4 @@ assert round(lost["not_offered"] + lost["unreadable"], 2) == 0.15 and then["not_
 assert 0.4 < (then["right"] - lost["right"]) / (lost["not_offered"] + lost["unreadable"]) < 0.6
 assert gains[0.0, "tool"]["masks"].value > then["right"] - lost["right"]
 assert named("SFT", 1.0, "tool")[["not_offered", "unreadable"]].sum() > 1 / 3 and named("SFT", 0.0, "call")["not_offered"] < 0.01
-assert [row["token"] for row in steps if row["token"] != row["wanted"]] == [' "', ",", "g", "u", "ests"]
+assert [row["token"] for row in steps if row["token"] != row["wanted"]] == [' "', "ests"]
