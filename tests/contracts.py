@@ -18,6 +18,7 @@ from codechat.core import config, registry
 from codechat.core.errors import RunError
 from codechat.data import corpus
 from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
@@ -64,6 +65,17 @@ def write_pairs(home: Path) -> str:
     return write_rows(home / "pairs" / "preferences.train.jsonl", PAIRS)
 
 
+def write_teacher() -> Path:
+    """A checkpoint of a random model, as a teacher of the toy task's policies."""
+    if not paths.exists("teacher"):
+        torch.manual_seed(1)
+        started = run.Run.create("teacher", {}, kind="sft")
+        meta = dict(tokenizer=tokenizer.load("bytes").to_dict(), tags="reserved", lineage=[])
+        checkpoint.save(started.path, 0, model=GPT(TINY), meta=meta)
+        started.finish()
+    return paths.runs_dir() / "teacher"
+
+
 def small(loop: str, home: Path, **changes: Any) -> Any:
     """Settings of four short steps of a loop, with a checkpoint after each two."""
     entry = registry.LOOPS[loop]
@@ -82,6 +94,8 @@ def small(loop: str, home: Path, **changes: Any) -> Any:
         how |= dict(data_dir=write_pairs(home), task=None)
     else:
         how |= dict(diagnose_groups=0, group_size=8)
+    if loop == "distill":
+        how |= dict(teacher=str(write_teacher()))
     if loop in ("pretrain", "sft"):
         how |= dict(log_every=1, eval_every=2, compile=False)
     preset = "toy" if "toy" in entry.presets else None

@@ -43,7 +43,8 @@ GUIDES = (
 ABOUT = ("rooms", "a-step-and-a-request", "api", "coming-from", "coming-from-the-original", "versions", "reports")
 API = {
     "The loops": [
-        f"codechat.{loop}" for loop in ("pretrain", "sft", "reinforce", "grpo", "ppo", "expert_iteration", "preference")
+        f"codechat.{loop}"
+        for loop in ("pretrain", "sft", "reinforce", "grpo", "ppo", "expert_iteration", "distill", "preference")
     ],
     "Model": [
         "codechat.models.gpt.GPT",

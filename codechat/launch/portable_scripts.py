@@ -34,6 +34,7 @@ LOOPS = {
     "grpo": "--init-from d20-chat --run-name d20-grpo",
     "ppo": "--init-from d20-chat --run-name d20-ppo",
     "expert_iteration": "--init-from d20-chat --run-name d20-expert",
+    "distill": "--teacher d20-chat --init-from d12-chat --run-name d12-taught",
     "preference": "--init-from d20-chat --loss dpo --task funcall --run-name d20-dpo",
     "chars": "--objective grpo --kl-coef 0.001 --partial-logprob 0.05 --run-name chars",
 }

@@ -36,6 +36,7 @@ OTHERS = {
     "sft with LoRA": ("sft", dict(lora_rank=4)),
     "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
     "preference on rollouts": ("preference", dict(data_dir=None, task="toy", sample_groups=8, loss="dpo")),
+    "distill from the teacher's samples": ("distill", dict(samples="teacher")),
     "chars by PPO": ("chars", dict(objective="ppo", minibatches=2)),
     "chars fed by itself": ("chars", dict(feed="own", max_tokens=8 * 4 * 4 * 4)),
     "chars denoised": ("chars", dict(objective="denoise")),
@@ -48,6 +49,7 @@ COLUMNS = {
     "grpo": ("reward_mean", "policy_loss", "grad_norm", "approx_kl", "kl_ref", "clip_frac", "effective_groups", "resampled_groups"),
     "ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
     "expert_iteration": ("reward_mean", "train_loss", "kept_frac", "grad_norm"),
+    "distill": ("reward_mean", "policy_loss", "teacher_kl", "grad_norm"),
     "preference": ("preference_loss", "preference_margin", "preference_accuracy", "chosen_logprob", "grad_norm"),
     "chars": ("reward_mean", "grad_norm"),
 }  # fmt: skip

@@ -1,0 +1,68 @@
+"""Distillation: a student learns to write what a larger teacher would write, on the prompts of a task.
+
+    codechat distill --teacher released/mini --init-from nano/sft --data-dir data/nano/sft --run-name nano-taught
+    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --data-dir data/sft --run-name d12-taught
+
+--samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543). The student samples, and the teacher's
+log-probability of each sampled token less the student's is that token's advantage: its expected gradient is that of the reverse KL divergence
+of this token, KL(student || teacher), without its influence on later tokens. --samples teacher: the teacher samples, and the student maximises
+the likelihood: the forward KL, KL(teacher || student), up to a constant. Both take one sample of the vocabulary where GKD sums over it.
+
+Teacher and student have one tokenizer. The task gives prompts and evaluations; its reward is logged and does not train.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError
+from codechat.runs.run import Run
+from codechat.training.settings import TOY_ONE_UPDATE, RLSettings, run_presets
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(RLSettings):
+    """Settings of one distillation."""
+
+    run_name: str = "distill"
+    teacher: str = opt(REQUIRED, "checkpoint of the teacher")
+    samples: Literal["student", "teacher"] = opt("student", "who writes what is learned from: reverse KL or forward KL")
+    group_size: int = 4
+    diagnose_groups: int = 0
+    dead_patience: int = 1_000_000  # the reward trains nothing
+
+
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
+
+
+def train(cfg: DistillConfig) -> Run:
+    """Distil the teacher; returns the finished run. UserError, before anything is written, for bad settings or another tokenizer."""
+    import torch
+
+    from codechat.distributed import dist
+    from codechat.models import loading
+    from codechat.rl.losses import masked_sum, policy_gradient_loss
+    from codechat.runs import checkpoint
+    from codechat.training.rl_session import rl_session
+
+    theirs, ours = checkpoint.read_meta(cfg.teacher), {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags}
+    ours = checkpoint.read_meta(cfg.init_from) if cfg.init_from else ours
+    for name in ("tokenizer", "tags"):
+        if theirs[name] != ours[name]:
+            raise ConfigError(f"the {name} of teacher {cfg.teacher} and of the student differ; required is the same")
+    with rl_session(cfg, "distill") as r:
+        teacher = loading.load_model(cfg.teacher, dist.device()).model
+        if cfg.samples == "teacher":
+            r.sampler.model = teacher
+        for _ in r.steps():
+            batch = r.sample()  # P problems x G completions
+            sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C)
+            advantage = r.score(teacher, batch) - sampled if cfg.samples == "student" else torch.ones_like(sampled)
+            for update in r.updates(batch, live=torch.ones_like(batch.rewards, dtype=torch.bool)):
+                for mb in update.microbatches():
+                    logprobs, _ = mb.logprobs()  # (B, C)
+                    mb.backward(policy_gradient_loss(logprobs, mb.of(advantage), mb.mask, update.n_tokens))
+                update.apply()
+            kl = {"teacher_kl": -masked_sum(advantage, mask)} if cfg.samples == "student" else {}
+            r.log(batch, sums=kl)
+    return r.run
