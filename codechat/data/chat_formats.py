@@ -63,9 +63,6 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         return error.reason
 
 
-# ------------------------------------------------------------------ columns
-
-
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row as it has them."""
     turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
@@ -182,9 +179,6 @@ def continued(prompt: Any, value: Any, where: str) -> list[Any]:
     return [*before, *after]
 
 
-# ------------------------------------------------------------------ turns
-
-
 def _role(message: Row) -> Any:
     role = message.get("role") or message.get("from")
     return chat.ROLE_OF.get(role, role) if isinstance(role, str) else role
@@ -285,9 +279,6 @@ def _joined(turns: list[Turn]) -> list[Turn]:
         else:
             joined.append(turn)
     return joined
-
-
-# ------------------------------------------------------------------ tools
 
 
 def schemas(value: Any) -> list[dict[str, Any]]:

@@ -82,9 +82,6 @@ class Batch(NamedTuple):
         return int((self.targets != IGNORE).sum())
 
 
-# ------------------------------------------------------------------ reading
-
-
 def read(path: Path | str) -> Iterator[Row]:
     """Rows of a jsonl file. MissingFile; DataError, with file and line, for what cannot be read."""
     for number, row in read_jsonl(Path(path)):
@@ -177,9 +174,6 @@ def load_domains(
 def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
     if unknown := sorted(set(weights) - set(names)):
         raise DataError(f"weights for {unknown}; the data hold {sorted(names)}; change --mix or prepare these domains")
-
-
-# ------------------------------------------------------------------ packing
 
 
 Waiting = list[tuple[int, int, int, int]]  # conversations before they have a row: (length, number, domain, index)

@@ -80,9 +80,6 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
         print_ledgers([ledger])
 
 
-# ------------------------------------------------------------------ writing
-
-
 def write_corpus(
     documents: Iterable[Document | str],
     out_dir: Path | str,
@@ -207,9 +204,6 @@ def _lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
     lengths[tokenizer.eot_id] = 0
     return lengths
-
-
-# ------------------------------------------------------------------ reading
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:

@@ -64,9 +64,6 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no fold
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 
-# ------------------------------------------------------------------ benchmarks
-
-
 def evaluation_set(row: Row) -> str | None:
     """The benchmark that a row belongs to, or None."""
     keys, name = row.keys(), str(row.get("id", row.get("task_id", "")))
@@ -122,9 +119,6 @@ def reject_benchmark(benchmark: str | None, where: str) -> None:
         raise DataError(f"{where} is evaluation data ({benchmark}); {worthless}; choose another --source")
 
 
-# ------------------------------------------------------------------ documents
-
-
 def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
     """Documents of a parquet or jsonl file, a .py or .txt file, or a directory of either kind."""
     if not path.exists():
@@ -155,9 +149,6 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
             ledger.skip(rule)
         else:
             yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)
-
-
-# ------------------------------------------------------------------ conversations
 
 
 def conversation_rows(

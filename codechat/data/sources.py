@@ -99,8 +99,6 @@ def fraction(hex_digest: str) -> float:
     return int(hex_digest[:8], 16) / 2**32
 
 
-# ------------------------------------------------------------------ the interpreter's own Python
-
 PACKAGE_DIRS = ("site-packages", "dist-packages")
 TEST_DIRS = frozenset({"test", "tests", "testing", "idle_test", "_tests"})
 VENDOR_DIRS = frozenset(
@@ -163,8 +161,6 @@ def text_rule(text: str) -> str | None:
     marks = "".join(text[:20_000].split())
     return "mostly_data" if sum(map(str.isalpha, marks)) < 0.4 * len(marks) else None
 
-
-# ------------------------------------------------------------------ rows of local files
 
 ENDINGS = ".parquet, .json or .jsonl"
 
@@ -248,9 +244,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-# ------------------------------------------------------------------ any source, and its columns
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:

@@ -68,9 +68,6 @@ def parsed(source: str) -> ast.Module | None:
             return None
 
 
-# ------------------------------------------------------------------ code
-
-
 def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS) -> Iterator[Row]:
     """A row for each documented function of at most `max_chars`, each function once."""
     seen: set[str] = set()
@@ -133,9 +130,6 @@ def _request(signature: str, sentence: str) -> str:
         third, rest = re.sub("([^aeiou])ys$", r"\1ies", third), rest.rstrip(".!")
         words |= {"verb": f"{verb} {rest}", "thirds": f"{third} {rest}"}
     return wordings[int(digest(signature)[:4], 16) % len(wordings)].format(**words)
-
-
-# ------------------------------------------------------------------ plain chat
 
 
 def chat_rows(talk: bool = False) -> Iterator[Row]:

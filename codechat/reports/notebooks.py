@@ -37,9 +37,6 @@ class NotebookError(UserError, RuntimeError):
     """A notebook that did not run to its end: the message names cell and reason on one line."""
 
 
-# ---------------------------------------------------------------- sources
-
-
 def names() -> list[str]:
     """Names with a source, in order."""
     return sorted(path.stem for path in (paths.SHIPPED / "nbs_py").glob("*.py"))
@@ -76,9 +73,6 @@ def reads_runs(name: str) -> bool:
     """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
     cells = [cell.source for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
     return not is_template(name) and any(re.search("^source = ", cell, re.MULTILINE) for cell in cells)
-
-
-# ---------------------------------------------------------------- copies
 
 
 @dataclass(frozen=True, kw_only=True)

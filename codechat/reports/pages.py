@@ -55,9 +55,6 @@ def json_for_html(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-# ---------------------------------------------------------------- rows of each page
-
-
 def completions_data(source: str = "frozen") -> dict[str, Any]:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request. DataError unless there are two."""
     samples = run_frames.stage_rows(source, "evaluate", "samples").to_dict("records")
@@ -98,9 +95,6 @@ def xray_data() -> dict[str, Any]:
 
 def _grouped(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
     return {value: [row for row in rows if row[key] == value] for value in dict.fromkeys(row[key] for row in rows)}
-
-
-# ---------------------------------------------------------------- pages
 
 
 def render_all(out: Path, source: str = "frozen") -> dict[Path, str]:

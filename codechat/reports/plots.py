@@ -30,8 +30,6 @@ from codechat.reports.style import (
     seeds_note,
 )
 
-# ---------------------------------------------------------------- training
-
 
 def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     """Left: training loss over tokens. Right: validation bits per byte."""
@@ -64,9 +62,6 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
         axes[0, 0].plot(rows["step"], rows[column], label=name, **style)
     finish(axes[0, 0], x="step", y=label_of("heldout_loss/*"), note=seeds_note([run]))
     return fig
-
-
-# ---------------------------------------------------------------- RL
 
 
 def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
@@ -139,8 +134,6 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
     finish(ax, x="difference (percentage points), 95 % intervals", y=None)
     return fig
 
-
-# ---------------------------------------------------------------- behaviour probes
 
 # Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
 GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),

@@ -56,9 +56,6 @@ COMPARED = {
 QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint may be chosen on them
 
 
-# ---------------------------------------------------------------- which runs may be used
-
-
 def check(runs: Sequence[Run]) -> None:
     """RunError unless the runs are finished, those of one kind were evaluated alike, and no checkpoint was chosen on a test split or trained again since."""
     first: dict[tuple[str, bool], Run] = {}
@@ -96,9 +93,6 @@ def _check_choice(run: Run) -> None:
         splits = sorted(QUOTED & set(chooser.config.get("split", ())))
         if chooser.config.get("all_checkpoints") and splits and _trained(chooser) & best:
             raise RunError(f"run {run.name}: {chooser.name} chose its checkpoint on {splits}; choose it on select")
-
-
-# ---------------------------------------------------------------- runs to frames
 
 
 def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
@@ -173,9 +167,6 @@ def seeds_of(run: str) -> list[str]:
     return [run, *(str(p) for _, p in siblings if Run.open(p).status["status"] == "finished")]
 
 
-# ---------------------------------------------------------------- frozen rows
-
-
 def freeze(frames: Frames, directory: Path | str) -> Frames:
     """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen` reads them.
 
@@ -248,9 +239,6 @@ def published(table: str) -> pd.DataFrame:
     return pd.read_csv(paths.SHIPPED / "reports" / "published" / f"{table}.csv").add_suffix(" (published)")
 
 
-# ---------------------------------------------------------------- a recipe's stages
-
-
 def frozen_dir() -> Path:
     """Rows frozen in this root, or those that came with the package."""
     own = paths.ROOT / "reports" / FROZEN
@@ -296,9 +284,6 @@ def _frames(source: str, runs: Sequence[str]) -> Frames:
 def _rows_ending(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """The rows of RECIPE/NAME, whatever the recipe."""
     return rows_of(frame, next((run for run in frame["run"] if run.endswith(f"/{name}")), name))
-
-
-# ---------------------------------------------------------------- comparisons
 
 
 class Gains(NamedTuple):

@@ -66,9 +66,6 @@ def new_figure(
     return fig, axes
 
 
-# ---------------------------------------------------------------- colours and labels
-
-
 def colour_of(run: str) -> str:
     """The colour of a run name: fixed for the stages of a recipe, shared by the seeds of a run."""
     stage = SUFFIX.sub("", run.partition("@")[0]).rpartition("/")[2]
@@ -110,9 +107,6 @@ def seeds_note(runs: Iterable[str]) -> str:
     stems = [SUFFIX.sub("", run) for run in runs]
     most = max((stems.count(s) for s in stems), default=0)
     return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")
-
-
-# ---------------------------------------------------------------- parts of figures
 
 
 def draw_published(

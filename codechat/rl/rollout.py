@@ -189,8 +189,6 @@ def collect(
     return judged(task, draw(policy, task, problems, tokenizer, tags, **how))
 
 
-# ---------------------------------------------------------------- packed rows
-
 EMPTY = dict(ids=0, targets=-100, positions=0, docs=-1, branches=0)  # padding of an (R, T) field
 FIELDS = EMPTY | dict(completion=-1, offset=-1)  # and which token of which completion is the target here
 

@@ -130,9 +130,6 @@ def score_all(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> 
         yield from (task.score(problem, text) for problem, text in zip(problems, texts, strict=True))
 
 
-# ---------------------------------------------------------------- what tasks share
-
-
 def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> None:
     """ConfigError for a split that is not one of `splits`. owner: whose splits, for the message."""
     check_choice(f"{owner} split".strip(), split, splits)
@@ -167,9 +164,6 @@ def problem_of(
             f"{', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
         )
     return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
-
-
-# ---------------------------------------------------------------- checks before training
 
 
 @dataclass(frozen=True)

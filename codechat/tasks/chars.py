@@ -83,9 +83,6 @@ def read_text(source: str) -> str:
     return "\n\n".join(row["text"] for row in sources.require_columns(rows, [("text",)], source))
 
 
-# ---------------------------------------------------------------- reward
-
-
 def dense_rewards(drawn: Tensor, truth: Tensor, *, partial: float = 0.0, credit: Tensor | None = None) -> Tensor:
     """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0, plus `partial` x credit.
 
@@ -98,9 +95,6 @@ def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
     """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens:
     constant from the start."""
     return kl_coef if tokens >= warmup_tokens else kl_coef * tokens / warmup_tokens
-
-
-# ---------------------------------------------------------------- reference policies
 
 
 class Bigram:

@@ -145,8 +145,6 @@ class RowsTask(BaseTask):
         return 0.0 if value is None else value
 
 
-# ---------------------------------------------------------------- codechat new task
-
 TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py, its test and its rows
 
 

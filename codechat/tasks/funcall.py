@@ -178,9 +178,6 @@ class FuncallTask(BaseTask):
         return problem.meta.get("gold_text") or chat.format_call(**problem.gold)
 
 
-# ---------------------------------------------------------------- files
-
-
 def _read(path: Path) -> Iterator[Problem | str]:
     """Problems of a file or of a directory, and for each other row the reason why it is lost."""
     for file in sorted(path.glob("funcall.*.jsonl")) or [path]:

@@ -102,9 +102,6 @@ FAMILIES = tuple(
 )
 
 
-# ---------------------------------------------------------------- arguments of calls
-
-
 def _int(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> int:
     if numbers and rng.random() < 0.5:
         return max(0, rng.choice(numbers) * rng.choice((1, 1, 1, 2, 3)) + rng.choice((-1, 0, 0, 1)))
@@ -131,9 +128,6 @@ def _words(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> 
 
 
 _DRAW: dict[str, Callable[..., Any]] = {"int": _int, "ints": _ints, "word": _word, "words": _words}
-
-
-# ---------------------------------------------------------------- problems
 
 
 def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Problem]:
@@ -199,9 +193,6 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
         return repr(function(*given))
     except (ZeroDivisionError, IndexError) as error:
         return type(error).__name__
-
-
-# ---------------------------------------------------------------- the task and its data
 
 
 class MicroTask(GeneratedTask, CodingTask):

@@ -158,9 +158,6 @@ class GrammarState:
         self.ended = not self.matcher.consume_token(token) or self.matcher.is_stopped()
 
 
-# ---------------------------------------------------------------- the grammar
-
-
 def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -> str:
     """The grammar in llguidance's dialect of Lark."""
     tag, closing = vocabulary.call_tag, vocabulary.closing
@@ -218,9 +215,6 @@ def _bounded(schema: Any, place: str = "#") -> Any:
     if {"pattern", "format"} & schema.keys():
         out.setdefault("maxLength", max(LONGEST_TEXT, schema.get("minLength", 0)))
     return out
-
-
-# ---------------------------------------------------------------- the vocabulary
 
 
 class _Vocabulary:

@@ -205,9 +205,6 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
     return n + 1, text[: min(ends)]
 
 
-# ------------------------------------------------------------------ the parts of each message
-
-
 def _turns(
     messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False
 ) -> tuple[list[Turn], list[int]]:
@@ -257,9 +254,6 @@ def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None
         if tags in ("text", TEMPLATE) and forged:
             remedy = "remove it" if tags == TEMPLATE else 'remove it or use tags="reserved"'
             raise DataError(f"message {number} ({role}) holds {forged[0]}, which forges a turn; {remedy}")
-
-
-# ------------------------------------------------------------------ the chat template of an imported model
 
 
 class Form(NamedTuple):

@@ -64,9 +64,6 @@ class Call(NamedTuple):
     after: str = ""
 
 
-# ------------------------------------------------------------------ writing
-
-
 def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
     """The canonical text of a call. A tag inside a string is written with \\u003c for its first character.
 
@@ -196,9 +193,6 @@ def _type(schema: Any) -> str:
     if kind == "array" and isinstance(schema.get("items"), Mapping):
         return f"{_type(schema['items'])}[]"
     return "|".join(map(str, kind)) if isinstance(kind, list) else str(kind)
-
-
-# ------------------------------------------------------------------ reading
 
 
 def parse_calls(text: str) -> list[Call]:
@@ -374,9 +368,6 @@ def _escaped(match: re.Match[str]) -> str:
 
 def _after_space(text: str, start: int) -> int:
     return _SPACE.match(text, start).end()
-
-
-# ------------------------------------------------------------------ conversations with calls and results apart
 
 
 @dataclass

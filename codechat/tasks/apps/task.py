@@ -36,8 +36,6 @@ SIZES = {1: 3, 2: 3, 3: 4, 4: 6, 5: 4}  # rows of a table
 OFFERED = {1: 2, 2: 2, 3: 3, 4: 8, 5: 2}  # tools beside those that are needed
 DONE = "Done."
 
-# ---------------------------------------------------------------- environment
-
 
 def score_changes(required: list[Change], changes: list[Change]) -> Score:
     """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter
@@ -102,7 +100,6 @@ class AppsEnvironment:
         self.verdict = score_changes(self.problem.gold["changes"], self.changes)
 
 
-# ---------------------------------------------------------------- worlds and requests
 #
 # The worlds of episodes, requests of five levels (`requests.jsonl`), the tools that these need, and experts that solve them.
 #
@@ -229,9 +226,6 @@ def _solve(calls: Mapping[str, dict[str, str]], values: dict[str, Any], call: Ca
             call("task_decline", {})
         if tool in CLOSING or values[tool] == []:
             return
-
-
-# ---------------------------------------------------------------- problems and their experts
 
 
 def gold_steps(problem: Problem) -> list[str]:

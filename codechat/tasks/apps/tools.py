@@ -108,8 +108,6 @@ def describe(change: Change) -> str:
     return f"{table} {rest[0]} removed" if kind == "removed" else f"{table} {rest[0]}: {rest[1]} = {rest[2]!r}"
 
 
-# ---------------------------------------------------------------- tools
-
 KINDS: dict[str, type] = {"string": str, "integer": int}
 LONGEST = 2000  # characters of an argument, and of a result
 CLOSING = ("task_answer", "task_decline")

@@ -129,7 +129,6 @@ def _resolved(value: Any) -> Any:
     return {k: _first(ways) for k, ways in listed.items() if ABSENT not in ways}
 
 
-# ------------------------------------------------------------------ the leaderboard's rules
 #
 # Whether a call matches a possible answer: the type and value rules of the Berkeley Function Calling Leaderboard.
 #
@@ -257,9 +256,6 @@ def _objects_fit(value: Sequence[Any], way: Any) -> bool:
     return isinstance(way, list) and len(value) == len(way) and all(map(_object_fits, value, way))
 
 
-# ------------------------------------------------------------------ calls
-
-
 def _python_calls(text: str) -> list[chat.Call]:
     """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry
     (no tool)"."""
@@ -294,9 +290,6 @@ class _JsonNames(ast.NodeTransformer):
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.List:
         return ast.List([self.visit(item) for item in node.elts])
-
-
-# ------------------------------------------------------------------ rows
 
 
 def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
@@ -336,9 +329,6 @@ def _joined(questions: Path, answers: Path) -> Iterator[Row]:
     for row in local_rows(questions):
         asked = {"question": row.get("question"), "functions": row.get("function")}
         yield {"id": row.get("id"), "category": category, "ground_truth": truths.get(row.get("id"), []), **asked}
-
-
-# ------------------------------------------------------------------ problems
 
 
 def problem_of(row: Row, tools_style: str) -> Problem | str:

@@ -79,9 +79,6 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
     return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}
 
 
-# ------------------------------------------------------------------ public sets of programs
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig(preparation.PreparedConfig):
     """What both preparations share."""
@@ -223,9 +220,6 @@ READERS: dict[str, tuple[Callable[[Row, CodeConfig], Pair], tuple[str, ...], tup
     "content": (_from_stack, (), ("content",)),
     "instruction": (_from_alpaca, ("instruction", "input"), ("output",)),
 }
-
-
-# ------------------------------------------------------------------ code questions and plain chat
 
 
 @dataclass(frozen=True, kw_only=True)

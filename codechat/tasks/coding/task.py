@@ -91,8 +91,6 @@ class CodingTask(JudgedTask):
         return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
 
 
-# ---------------------------------------------------------------- MBPP and HumanEval
-
 HUB = {
     "full": ("google-research-datasets/mbpp", "full/*.parquet"),
     "sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),

@@ -58,9 +58,6 @@ _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi
 Value = Fraction | float | complex
 
 
-# ---------------------------------------------------------------- finding
-
-
 def plain(text: str) -> str:
     """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5 million is 5000000, 1e3 is 1000."""
     for _ in range(2):  # bold in a quotation
@@ -155,9 +152,6 @@ def gsm8k_gold(text: str) -> str | None:
     return number if mark and re.fullmatch(r"-?\d+(\.\d+)?", number) else None
 
 
-# ---------------------------------------------------------------- comparing
-
-
 def equivalent(answer: str | None, gold: str | None) -> bool:
     """Whether two answers are equal. False where one is empty or missing. Never raises."""
     if answer is None or gold is None or len(answer) > 10 * MAX_CHARS or len(gold) > 10 * MAX_CHARS:
@@ -197,9 +191,6 @@ def split_unit(text: str) -> tuple[str, str]:
     if match is None or (len(match[2]) == 1 and match[2] not in _UNITS) or _HEDGES & set(match[2].lower().split()):
         return text, ""
     return match[1], match[2].lower()
-
-
-# ---------------------------------------------------------------- expressions
 
 
 def value_of(text: str) -> Value:

@@ -29,9 +29,6 @@ _R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</an
 _OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-D]")}
 
 
-# ---------------------------------------------------------------- the XML layout
-
-
 def extract_xml_answer(text: str) -> str | None:
     """The text between the last <answer> and the following </answer>, or None."""
     body, closed, _ = text.rpartition("<answer>")[2].partition("</answer>")
@@ -77,9 +74,6 @@ soft_format_reward_func = _trl("soft_format", "soft_format_reward_func")
 xmlcount_reward_func = _trl("tags", "xmlcount_reward_func")
 
 
-# ---------------------------------------------------------------- graders
-
-
 def _r1_zero_answer(text: str) -> str | None:
     """The prompt may have opened <think> already. Text after </answer> is allowed. None where the layout is wrong."""
     match = _R1.match(text)
@@ -119,9 +113,6 @@ def written(reward: str, steps: str, answer: str) -> str:
     if reward == "r1_zero":
         return f"{steps} </think> <answer> {answer} </answer>"
     return f"{steps}\nThe answer is {answer}."
-
-
-# ---------------------------------------------------------------- Dr. GRPO's and CS336's signatures
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:

@@ -98,8 +98,6 @@ def make_problem(id: str, question: str, answer: str, steps: str, split: str, **
     return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
 
 
-# ---------------------------------------------------------------- word problems (stories.json)
-
 # 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a number without use
 LEVELS = (1, 2, 3, 4)
 STORY_PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of a question's hash
@@ -180,9 +178,6 @@ class ReasoningTask(AnswerTask, GeneratedTask):
         return make_problem(id, text, answer, steps, split, story=story.name, level=level)
 
 
-# ---------------------------------------------------------------- public sets
-
-
 class Gsm8kTask(AnswerTask, PublicTask):
     """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
     OURS=THEIRS where it has no question and answer."""
@@ -224,9 +219,6 @@ class MmluTask(AnswerTask, PublicTask):
         answer, split = "ABCD"[int(row["answer"])], "select" if part == "validation" else part
         id, subject = f"mmlu-{part}-{number - 1}", row.get("subject", "")
         return make_problem(id, "\n".join(lines), answer, "", split, subject=subject)
-
-
-# ---------------------------------------------------------------- codechat data reasoning
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,9 +74,6 @@ PARTS = [
 ]
 
 
-# ---------------------------------------------------------------- values of arguments
-
-
 def ints(rng: random.Random, low: int = 0, high: int = 20, n: Sequence[int] = (3, 4, 5)) -> list[int]:
     return [rng.randint(low, high) for _ in range(rng.choice(n))]
 
@@ -97,9 +94,6 @@ def sale(rng: random.Random) -> tuple[dict[str, int], str, int]:
 
 def text(rng: random.Random, *n: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(rng.choice(n)))
-
-
-# ---------------------------------------------------------------- problems
 
 
 class Module(NamedTuple):
@@ -167,9 +161,6 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
     return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
 
 
-# ---------------------------------------------------------------- modules
-
-
 def _names(rng: random.Random, p: Part) -> dict[str, str]:
     verb, helper = rng.sample(VERBS, 2)
     return {"f": f"{verb}_{p.name}", "g": f"{helper}_one"}
@@ -207,9 +198,6 @@ def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> I
     for i, call in enumerate(calls):
         through = call.replace(f"{module.function}(", f"{name}(", 1)
         yield Test(home, name, through, module.calls[call], fails, hidden=i >= SEEN)
-
-
-# ---------------------------------------------------------------- files
 
 
 def _sources(package: str, modules: Sequence[Module], facade: bool) -> dict[str, str]:

@@ -142,9 +142,6 @@ def say(value: Any) -> str:
     return ", ".join(map(say, value)) if isinstance(value, list) else str(value)
 
 
-# ---------------------------------------------------------------- the catalogue
-
-
 def drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
     """One of the results, or a value of their kind: always the same one for the same arguments."""
     rng = random.Random(json.dumps(arguments, sort_keys=True))
@@ -222,8 +219,6 @@ def response(result: Any) -> str:
     """The content of a function response that holds a result."""
     return json.dumps({"result": result}, ensure_ascii=False)
 
-
-# ---------------------------------------------------------------- tools made from tables
 
 WAYS = {"times": operator.mul, "plus": operator.add, "minus": operator.sub, "over": operator.truediv}
 THINGS = [w for w in COMMON if w not in VERBS]

@@ -156,9 +156,6 @@ def informally(rng: random.Random, text: str) -> str:
     return f"{text}!!" if rng.random() < 0.1 else text
 
 
-# ---------------------------------------------------------------- one scene
-
-
 @dataclass(frozen=True)
 class Sampler:
     """Draws requests, lists of tools and their names, of one split and mix."""
@@ -300,8 +297,6 @@ class Sampler:
             answer = self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
         return [*messages, message("assistant", answer)]
 
-
-# ---------------------------------------------------------------- conversations
 
 Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 

@@ -30,9 +30,6 @@ def _row(domain: str, split: str, seed: int, i: int, messages: list[Message], **
     return {"id": name, "messages": messages, "domain": domain, "meta": meta | {"split": split}}
 
 
-# ---------------------------------------------------------------- copying
-
-
 def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, and the same values as the
     answer. varied: share of the words and names from further afield (`values.Slot`); half of it is also the share of
@@ -47,9 +44,6 @@ def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) ->
             answer = ", ".join(f'"{word}"' for word in words)
         messages = [message("user", asked), message("assistant", answer)]
         yield _row("copy", split, seed, i, messages, tools_present=False, asked="chat")
-
-
-# ---------------------------------------------------------------- lookups
 
 
 # Kinds of drills. pool: words of lines and names. entries: most lines of a list. words: most words of a line. loose: share of requests

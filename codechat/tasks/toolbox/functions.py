@@ -133,9 +133,6 @@ def _plain(text: str) -> str:
     return letters
 
 
-# ---------------------------------------------------------------- held out of training
-
-
 def knight_reach(field: str) -> int:
     column, row = "abcdefgh".index(field[0]), int(field[1]) - 1
     jumps = [(a, b) for a in (-2, -1, 1, 2) for b in (-2, -1, 1, 2) if abs(a) != abs(b)]

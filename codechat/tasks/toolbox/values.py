@@ -90,9 +90,6 @@ def whole(arguments: Mapping[str, Any], split: str) -> bool:
     return _belongs(json.dumps(arguments, sort_keys=True), split)
 
 
-# ---------------------------------------------------------------- words
-
-
 def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
     """A common word, or, in a share `rare` of the draws, one of a thousand others. rare = 0 draws nothing beyond the word."""
     return rng.choice(WORDS if rare and rng.random() < rare else common)
@@ -127,9 +124,6 @@ def varied_name(rng: random.Random) -> str:
     """The name of a person or a place, or a word with a capital."""
     draw = rng.random()
     return rng.choice(NAMES if draw < 0.4 else PLACES) if draw < 0.7 else varied_word(rng).capitalize()
-
-
-# ---------------------------------------------------------------- kinds of values
 
 
 def _text(draw: Callable[[random.Random], str], **how: Any) -> Slot:
