@@ -14,7 +14,7 @@ Teacher and student have one tokenizer. The task gives prompts and evaluations; 
 from dataclasses import dataclass
 from typing import Literal
 
-from codechat.core.config import REQUIRED, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.training.settings import TOY_ONE_UPDATE, RLSettings, run_presets
@@ -25,7 +25,7 @@ class DistillConfig(RLSettings):
     """Settings of one distillation."""
 
     run_name: str = "distill"
-    teacher: str = opt(REQUIRED, "checkpoint of the teacher")
+    teacher: str = opt("released/mini", "checkpoint of the teacher")
     samples: Literal["student", "teacher"] = opt("student", "who writes what is learned from: reverse KL or forward KL")
     group_size: int = 4
     diagnose_groups: int = 0

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from raising import raising
+from random_models import randomise
 from ranks import train_on_ranks
 
 from codechat.core import config, registry
@@ -68,10 +69,9 @@ def write_pairs(home: Path) -> str:
 def write_teacher() -> Path:
     """A checkpoint of a random model, as a teacher of the toy task's policies."""
     if not paths.exists("teacher"):
-        torch.manual_seed(1)
         started = run.Run.create("teacher", {}, kind="sft")
         meta = dict(tokenizer=tokenizer.load("bytes").to_dict(), tags="reserved", lineage=[])
-        checkpoint.save(started.path, 0, model=GPT(TINY), meta=meta)
+        checkpoint.save(started.path, 0, model=randomise(GPT(TINY)), meta=meta)
         started.finish()
     return paths.runs_dir() / "teacher"
 

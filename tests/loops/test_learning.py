@@ -41,6 +41,13 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
 
 
 @lesson()
+def learn_from_a_teacher(home: Path, seed: int) -> list[Claim]:
+    train(toy_run("grpo", run_name="teacher", seed=seed))
+    kl = train(toy_run("distill", run_name="student", teacher="teacher", seed=seed)).metrics()["teacher_kl"]
+    return [above("first divergence", kl.iloc[0], 4.0), below("last over first", kl.iloc[-1] / kl.iloc[0], 0.5)]
+
+
+@lesson()
 def raise_entropy(home: Path, seed: int) -> list[Claim]:
     how = dict(max_steps=25, device_batch_size=4, group_size=16, schedule="constant", seed=seed)
     runs = [train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how)) for c in (-0.3, 0.3)]
@@ -83,7 +90,12 @@ def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
 
 
 MINE = [name for name in LEARNING if name.partition("[")[0] in globals()]
-SLOW = {*(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS)), "raise_entropy", "predict_worth"}
+SLOW = {
+    *(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS)),
+    "raise_entropy",
+    "predict_worth",
+    "learn_from_a_teacher",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MINE])

@@ -14,10 +14,22 @@ import contracts
 import jsonl
 import pytest
 import torch
-from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
+from contracts import (
+    PAIRS,
+    SINGLES,
+    TINY,
+    assert_same_runs,
+    curve,
+    small,
+    train,
+    weights,
+    write_corpus,
+    write_rows,
+)
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
+from codechat.core.errors import ConfigError
 from codechat.evaluation import evaluate
 from codechat.inference import protocol, terminal
 from codechat.models import loading
@@ -167,6 +179,16 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     assert frame["effective_groups"].tolist() == [8.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
     assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
+    train(small("distill", home, run_name="start", max_steps=1, lr=0.0))
+    itself = train(small("distill", home, init_from="start", teacher="start", lr=0.0)).metrics()
+    assert itself["teacher_kl"].abs().max() < 1e-5 and itself["grad_norm"].max() < 1e-5
+    other = train(small("distill", home, run_name="other", seed=1)).metrics()
+    assert other["teacher_kl"].min() > 0.01 and other["grad_norm"].min() > 0.01
+    with pytest.raises(ConfigError, match="tokenizer"):
+        train(small("distill", home, run_name="refused", tokenizer="gpt2:400"))
 
 
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
