@@ -392,11 +392,10 @@ def imported_original(folder: Path, tags: Any = None, **changes: Any) -> loading
 
 def test_weights_from_elsewhere_in_place_of_a_run_are_told_how_to_become_one(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
-    for path in (tmp_path / "latest.pt", tmp_path / "hf" / "config.json"):
-        path.write_text("{}")
-    for given in (tmp_path / "latest.pt", tmp_path / "hf"):
-        with pytest.raises(CheckpointError, match=f"codechat import {given}"):
-            checkpoint.load(given)
+    for place, given in (("latest.pt", "latest.pt"), ("hf/config.json", "hf")):
+        (tmp_path / place).write_text("{}")
+        with pytest.raises(CheckpointError, match=f"codechat import {tmp_path / given}"):
+            checkpoint.load(tmp_path / given)
 
 
 @torch.no_grad()

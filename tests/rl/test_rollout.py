@@ -59,8 +59,8 @@ def test_completions_that_were_cut_off_can_teach_nothing(policy: GPT, batch: Rol
     (packed,) = rollout.pack(silent, row_tokens=4096, rows=4)
     assert packed.numbers.tolist() == [i for i in range(len(ended)) if i % 3]
     assert torch.equal(silent.rewards, batch.rewards)  # they still count for the baseline
-    everything = replace(batch, completions=[replace(c, stop="length") for c in ended]).without_cut_off()
-    assert list(rollout.pack(everything, row_tokens=4096, rows=4)) == []
+    none = replace(batch, completions=[replace(c, stop="length") for c in ended]).without_cut_off()
+    assert not list(rollout.pack(none, row_tokens=4096, rows=4))
 
 
 def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) -> list[torch.Tensor]:

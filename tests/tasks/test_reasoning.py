@@ -142,6 +142,10 @@ def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path)
     assert problem.gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(problem, "<answer>1,006 apples</answer>").correct
     tasks.check_reference_solutions(task, list(test.values())).require()
+    bare = [dict(messages=[dict(role="user", content=q)], ground_truth=n) for q, n in (("1 + 1?", "1,002"), ("2?", 2))]
+    write(gsm8k / "test.jsonl", bare)
+    numbers = tasks.load("gsm8k", source=str(gsm8k)).problems("test")
+    assert {(p.messages[0]["content"], p.gold["answer"]) for p in numbers} == {("1 + 1?", "1002"), ("2?", "2")}
 
 
 def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_path: Path) -> None:

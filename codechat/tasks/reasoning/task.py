@@ -184,7 +184,7 @@ class Gsm8kTask(AnswerTask, PublicTask):
 
     name, splits, other, checked = "gsm8k", ("train", "select", "test"), "train", None
     hub = {part: ("openai/gsm8k", f"main/{part}-*.parquet") for part in ("train", "test")}
-    accepted, gold_fields = [("question", "answer")], GOLD
+    accepted, gold_fields = [("question", "answer"), ("messages", "ground_truth")], GOLD
 
     def __init__(
         self, source: str = "hub", template: str = "", reward: str | None = None, columns: Sequence[str] = ()
@@ -193,13 +193,16 @@ class Gsm8kTask(AnswerTask, PublicTask):
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        gold, question = gsm8k_gold(row["answer"]), row["question"].strip()
-        if gold is None:
-            raise ValueError(f'its answer ends in {row["answer"][-40:]!r}; required "#### N"')
+        if "question" in row:
+            solution, question = row["answer"], row["question"].strip()
+        else:  # a prompt and a bare number, as rows for RL have them
+            solution, question = f"#### {row['ground_truth']}", row["messages"][-1]["content"].strip()
+        if (gold := gsm8k_gold(solution)) is None:
+            raise ValueError(f'its answer ends in {solution[-40:]!r}; required "#### N"')
         if part == "train":
-            reject_benchmark(asked_in_test(row["question"]), f"row {number}")
+            reject_benchmark(asked_in_test(question), f"row {number}")
         split = "select" if part == "train" and fraction(digest(question)) < SELECT_SHARE else part
-        steps = _NOTE.sub("", row["answer"].rpartition("####")[0]).strip()
+        steps = _NOTE.sub("", solution.rpartition("####")[0]).strip()
         return make_problem(f"gsm8k-{part}-{number - 1}", question, gold, steps, split)
 
 
