@@ -101,9 +101,7 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     assert tools_style(tmp_path) == "compact" and "tools_style" not in manifest
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     call = {"role": "assistant", "content": chat.format_call("mix", {"a": "red"})}
-    rows = [
-        [{"role": "user", "content": f"Mix {n}"}, call, {"role": "assistant", "content": f"{n}."}] for n in range(60)
-    ]
+    rows = [[{"role": "user", "content": f"{n}"}, call, {"role": "assistant", "content": f"{n}."}] for n in range(60)]
     source = write(tmp_path.with_suffix(".jsonl"), [{"messages": row} for row in rows])
     with pytest.raises(DataError, match=r"calls.\w+.jsonl.*codechat data calls.*codechat data sft.*--out"):
         run("sft", tmp_path, "--source", source)
