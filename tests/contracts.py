@@ -69,10 +69,9 @@ def write_pairs(home: Path) -> str:
 def write_teacher() -> Path:
     """A checkpoint of a random model, as a teacher of the toy task's policies."""
     if not paths.exists("teacher"):
-        started = run.Run.create("teacher", {}, kind="sft")
         meta = dict(tokenizer=tokenizer.load("bytes").to_dict(), tags="reserved", lineage=[])
-        checkpoint.save(started.path, 0, model=randomise(GPT(TINY)), meta=meta)
-        started.finish()
+        with run.Run.create("teacher", {}, kind="sft") as started:
+            checkpoint.save(started.path, 0, model=randomise(GPT(TINY)), meta=meta)
     return paths.runs_dir() / "teacher"
 
 

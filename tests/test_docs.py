@@ -21,7 +21,7 @@ from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
 PAGES += sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -182,8 +182,12 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
         "program": f"{programs} new programs",
         "alone": f"{specialist['calls_v5']:.0f} of {specialist['asked_v5']:.0f} prompts",
     }
-    rows = re.findall(r"^\| (.*\?) \| (.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
-    assert len(rows) == len(expected)
+    rows, chinese = (
+        re.findall(rf"^\| (.*{mark}) \| (.*) \|$", (ROOT / name).read_text(encoding="utf-8"), re.M)
+        for name, mark in (("README.md", r"\?"), ("README.zh.md", "？"))
+    )
+    told, again = ([sorted(re.findall(r"\d+", answer)) for _, answer in table] for table in (rows, chinese))
+    assert len(rows) == len(expected) and told == again
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
         assert word in asked and numbers in answer
         assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"

@@ -22,6 +22,7 @@ COPIED = (
     "reports",
     "examples",
     "cpp",
+    "README.zh.md",
     "data/README.md",
     "GLOSSARY.md",
     "CHANGELOG.md",

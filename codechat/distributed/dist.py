@@ -337,7 +337,9 @@ def _cpu_has_bf16() -> bool:
 @cache
 def _dtype(kind: str, requested: str) -> torch.dtype:
     if requested not in ("", "float32", "bfloat16"):
-        raise ConfigError(f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16")
+        raise ConfigError(
+            f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16 (float16 would need loss scaling)"
+        )
     native = _cpu_has_bf16() if kind == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
     name = requested or ("bfloat16" if native else "float32")
     why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"

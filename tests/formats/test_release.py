@@ -85,9 +85,8 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
             matrix += torch.randn(len(matrix), 3) @ torch.randn(3, matrix.shape[1])
         tuned.blocks[0].attn.q_norm.weight += 1
     lineage = [*base.meta["lineage"], {"run": "tools/sft", "kind": "sft", "tools_style": "described"}]
-    run = Run.create("tools/sft", {"lr": 1e-3}, kind="sft")
-    checkpoint.save(run.path, 9, model=tuned, meta={**base.meta, "lineage": lineage})
-    run.finish()
+    with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
+        checkpoint.save(run.path, 9, model=tuned, meta={**base.meta, "lineage": lineage})
     words = ["export", "--format", "adapter", "--dtype", "float32", "--out", str(given)]
     assert cli.main([*words, "--ckpt", "own/sft"]) == 2 and not given.exists()
     assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
@@ -100,8 +99,7 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
         assert loaded.tools_style == "described" and loaded.tokenizer.spec == base.tokenizer.spec
     assert fetched == ["smollm2"] and paths.exists("smollm2")
     stored = load_file(given / "checkpoints/step_000009/adapter.safetensors")
-    shapes = {tuple(t.shape) for name, t in stored.items() if name.endswith((".a", ".b"))}
-    assert len(stored) == 5 and all(3 in shape for shape in shapes)
+    assert len(stored) == 5 and all(3 in t.shape for t in stored.values() if t.dim() == 2)
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
