@@ -27,6 +27,7 @@ from codechat.runs import paths
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
 LOCAL = ("127.0.0.1", "localhost", "::1")  # addresses that no other machine reaches
 STOP_S = 3  # that running answers get when the server stops
+KEEP_S = 30  # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,5 +88,6 @@ def serve(
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
-        how: Any = dict(log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_S)
+        how: Any = dict(log_level="warning", access_log=False, lifespan="off")
+        how |= dict(timeout_graceful_shutdown=STOP_S, timeout_keep_alive=KEEP_S)
         Server(uvicorn.Config(build_app(engine, served, key, hosts), cfg.host, cfg.port, **how)).run()
