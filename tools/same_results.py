@@ -104,7 +104,7 @@ def _nano() -> Iterator[Job]:
         "data",
         f"data corpus --source embedded --out data/made/corpus {tokenizer} --max-tokens 1000000",
         f"data sft --source embedded --out data/made/sft {tokenizer} --max-examples 1000",
-        f"data calls --source embedded --out data/made/sft {tokenizer} --levels 1 1 1 2 3 --max-examples 3000 --copies 1500",
+        f"data calls --source embedded --out data/made/sft {tokenizer} --max-examples 3000 --copies 1500",
     )
     yield _job(
         "nano/pretrain",
@@ -114,7 +114,7 @@ def _nano() -> Iterator[Job]:
         dtype=None,
     )
     sft = (
-        f"sft --init-from nano/pretrain {where} --seq-len 512 --device-batch-size 2 --mix calls=0.6 copy=0.25 code=0.13 chat=0.02 --max-steps 36 "
+        f"sft --init-from nano/pretrain {where} --seq-len 512 --device-batch-size 2 --mix calls=0.85 code=0.13 chat=0.02 --max-steps 36 "
         "--lr 3e-3 --muon-lr 0.02 --eval-every 18 --save-every 18 --eval-examples 16 --probe-examples 4"
     )
     yield _job("nano/sft", sft, needs=("nano/pretrain",), dtype=None)
