@@ -31,6 +31,7 @@ class Stage:
     asked: bool = False
     out: str = ""
     when: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

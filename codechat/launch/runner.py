@@ -120,20 +120,33 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     todo, again = pending(cfg)
     if scale.ranks and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
+    expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
+    taken: dict[str, float] = {}
     for number, b in enumerate(data_first(bound, scale, todo), 1):
         ranks, title = scale.ranks_of(b.stage), f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
             console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
         elif b.waits:
+            expected[b.name] = 0.0
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
-            console.rule(f"{title}: {b.stage.about}", align="left")
+            left = time_left(expected, taken)
+            console.rule(f"{title}: {b.stage.about}{f' (about {left / 60:.0f} min to go)' if left else ''}", align="left")
             if scale.gpu and (here := gpus_here()) < ranks:
                 raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
                                   "again on a machine that has them")  # fmt: skip
             seconds = run_stage(b, cfg.ledger, ranks, b.stage.name in again, cfg.overwrite)
+            taken[b.name] = seconds
             console.print(f"{title}: {seconds:.0f} s")
     return bound
+
+
+def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> float:
+    """Seconds that the stages not yet taken will need: what their recipe expects, times how much longer than expected the
+    others took on this machine. 0 where nothing is expected."""
+    known = [name for name in taken if expected[name]]
+    pace = sum(taken[name] for name in known) / sum(expected[name] for name in known) if known else 1.0
+    return pace * sum(seconds for name, seconds in expected.items() if name not in taken)
 
 
 # ---- one stage
