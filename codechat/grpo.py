@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
 
@@ -64,12 +63,6 @@ class GRPOConfig(RatioSettings, GroupSettings):
     old_logprobs: Literal["sampler", "trainer"] = opt(
         "sampler", "source of the ratio's old log-probabilities; trainer: one more pass, but no mismatch"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.importance_cap and self.old_logprobs == "sampler":
-            at = f"importance_cap {self.importance_cap}: the ratio starts from the sampler's probabilities"
-            raise ConfigError(f"{at}; leave --importance-cap out, or set --old-logprobs trainer")
 
     def resolved(self) -> Self:
         """With what is none filled in from the variant."""

@@ -47,10 +47,7 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
         if self.data_dir is None and self.group_size < 2:
             raise ConfigError(f"group_size {self.group_size}: a pair needs two completions; set --group-size 2 or more")
 
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """Of evaluations on the task: one completion of each problem."""
-        return (1,)
+    ks = (1,)  # of evaluations on the task: one completion of each problem
 
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})

@@ -1,10 +1,9 @@
 """Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that accumulating equals one batch."""
 
-import importlib.util
 import inspect
 import json
 import math
-import sys
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +16,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
 path = Path(__file__).resolve().parents[1] / "examples" / "cs336_adapters.py"
-spec = importlib.util.spec_from_file_location("cs336_adapters", path)
-functional = importlib.util.module_from_spec(spec)
-sys.modules["cs336_adapters"] = functional  # dataclasses and pickles look their module up
-spec.loader.exec_module(functional)
+functional = SimpleNamespace(**runpy.run_path(str(path)))
 
 LOGP = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 OLD = LOGP - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
@@ -44,7 +40,9 @@ def models() -> tuple[GPT, GPT]:
 
 
 def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
-    found = functional.tokenize_prompt_and_output(["ab", "c"], ["xyz", "w"], Words())
+    found = functional.run_tokenize_prompt_and_output(
+        prompt_strs=["ab", "c"], output_strs=["xyz", "w"], tokenizer=Words()
+    )
     assert found["input_ids"].tolist() == [[97, 98, 120, 121], [99, 119, 256, 256]]
     assert found["labels"].tolist() == [[98, 120, 121, 122], [119, 256, 256, 256]]
     assert found["response_mask"].tolist() == [[False, True, True, True], [True, False, False, False]]
@@ -54,10 +52,10 @@ def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
 
 def test_reductions_by_hand() -> None:
     assert float(functional.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
-    assert functional.masked_mean(LOGP, MASK, 1).tolist() == pytest.approx([-1.5, -12.5 / 3])
+    assert functional.run_masked_mean(tensor=LOGP, mask=MASK, dim=1).tolist() == pytest.approx([-1.5, -12.5 / 3])
     assert functional.masked_mean(LOGP, MASK, 0).tolist() == pytest.approx([-0.75, -3.0, -8.0])
     assert functional.masked_mean(LOGP, torch.zeros(2, 3), 1).isnan().all()
-    assert float(functional.masked_normalize(LOGP, MASK, None, 10.0)) == pytest.approx(-1.55)
+    assert float(functional.run_masked_normalize(LOGP, MASK, None, 10.0)) == pytest.approx(-1.55)
     assert functional.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx([-0.75, -3.125])
     poisoned = LOGP.clone()
     poisoned[0, 2] = math.nan
@@ -67,7 +65,9 @@ def test_reductions_by_hand() -> None:
 def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{i}", "response": f"r{i}"}) + "\n" for i in range(3)))
-    data = functional.PackedSFTDataset(Words(), path, 50, shuffle=False)
+    data = functional.get_packed_sft_dataset(tokenizer=Words(), dataset_path=path, seq_length=50, shuffle=False)
+    batches = list(functional.run_iterate_batches(dataset=data, batch_size=2, shuffle=False))
+    assert batches[0]["input_ids"].shape == (2, 50) and len(batches) == -(-len(data) // 2)
     texts = [functional.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode() for i in range(3)]
     stream = [i for text in texts for i in [257, *text, 256]]
     assert len(data) == (len(stream) - 1) // 50
@@ -87,9 +87,9 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
 def test_answers_are_read_as_the_course_says() -> None:
     answers = json.loads(Path(__file__).with_name("cs336_answers.json").read_text())
     for text, letter in answers["mmlu"]:
-        assert functional.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == letter
+        assert functional.run_parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == letter
     for text, number in answers["gsm8k"]:
-        assert functional.parse_gsm8k_response(text) == number
+        assert functional.run_parse_gsm8k_response(text) == number
 
 
 # names and arguments of tests/adapters.py in the assignment of spring 2025
@@ -101,7 +101,7 @@ def test_the_adapters_have_the_names_and_arguments_of_the_course() -> None:
     assert {name: " ".join(inspect.signature(f).parameters) for name, f in functions.items()} == ADAPTERS
 
 
-def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT], tmp_path: Path) -> None:
+def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) -> None:
     """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the library."""
     adapters, ids = functional, torch.tensor([[1, 2, 3], [4, 5, 6]])
     logp = models[0](ids).log_softmax(-1)
@@ -111,8 +111,6 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT], tm
     wrapped = adapters.run_get_response_log_probs(lambda x: SimpleNamespace(logits=models[0](x)), ids, ids, False)
     assert torch.equal(wrapped["log_probs"], found["log_probs"]) and set(wrapped) == {"log_probs"}
     torch.testing.assert_close(adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1))
-    joined = adapters.run_tokenize_prompt_and_output(prompt_strs=["a"], output_strs=["b"], tokenizer=Words())
-    assert joined["response_mask"].tolist() == [[True]]
     reward = lambda response, truth: {"reward": float(response)}  # noqa: E731
     advantages, raw, _ = adapters.run_compute_group_normalized_rewards(
         reward_fn=reward, rollout_responses=["0", "1", "5", "5"], repeated_ground_truths=["x"] * 4, group_size=2,
@@ -136,17 +134,8 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT], tm
         expected = ((loss * MASK).sum(1) / MASK.sum(1)).mean() / 2
         torch.testing.assert_close(value, expected)
         assert trained.grad is not None and bool((trained.grad[MASK == 0] == 0).all())
-    torch.testing.assert_close(adapters.run_masked_mean(tensor=LOGP, mask=MASK, dim=1), torch.tensor([-1.5, -12.5 / 3]))
-    torch.testing.assert_close(adapters.run_masked_normalize(LOGP, MASK, None, 2.0), torch.tensor(-15.5 / 2))
     for constant in (1.0, None):
         value, _ = adapters.run_sft_microbatch_train_step(LOGP.clone().requires_grad_(), MASK, 2, constant)
         assert float(value) == pytest.approx(15.5 / 2 / 2)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "p" * 40, "response": "r" * 40}) + "\n")
-    packed = adapters.get_packed_sft_dataset(tokenizer=Words(), dataset_path=rows, seq_length=16, shuffle=False)
-    batches = list(adapters.run_iterate_batches(dataset=packed, batch_size=2, shuffle=False))
-    assert len(packed) > 2 and batches[0]["input_ids"].shape == (2, 16) and len(batches) == -(-len(packed) // 2)
-    assert adapters.run_parse_mmlu_response({}, "The answer is C") == "C"
-    assert adapters.run_parse_gsm8k_response("so 3 + 4 = 7.") == "7"
     loss = adapters.run_compute_per_instance_dpo_loss(models[0], models[0], Words(), 0.5, "a", "b", "c")
     assert float(loss) == pytest.approx(math.log(2), abs=1e-6)

@@ -22,7 +22,6 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
 from codechat.models import loading
 from codechat.runs import checkpoint, paths
-from codechat.text import chat
 from codechat.text.token_view import Kind, XRay, picture, xray_mask
 from codechat.text.tokenizer import Tokenizer
 
@@ -98,7 +97,7 @@ class XRayConfig:
     """Which conversation to colour, and by what."""
 
     ckpt: str = opt(REQUIRED, "run name, run directory or checkpoint")
-    data: Path | None = opt(None, "jsonl file of conversations; none = validation rows of the checkpoint's data")
+    data: Path | None = opt(None, "jsonl file of conversations or ids; none = validation rows of the checkpoint's data")
     row: int = opt(0, "row of the file, from 0", least=0)
     gradient: bool = opt(False, "colour by share of the gradient instead of the loss mask")
 
@@ -120,12 +119,17 @@ def main(cfg: XRayConfig) -> None:
     path = cfg.data or validation_rows(cfg.ckpt)
     print(f"row {cfg.row} of {path}", file=sys.stderr)
     row = next(islice(conversations.read(path), cfg.row, None), {})
-    if "messages" not in row:
-        raise DataError(f"{path} has no row {cfg.row} with messages")
+    if not row:
+        raise DataError(f"{path} has no row {cfg.row}")
     loaded = loading.load_model(cfg.ckpt)
-    image = xray_mask(row["messages"], loaded.tokenizer, loaded.tags)
+    if "input_ids" in row:
+        made = conversations.encode(row, loaded.tokenizer, loaded.tags, len(row["input_ids"]))
+        if isinstance(made, str):
+            raise DataError(f"row {cfg.row} of {path} has no label but {conversations.IGNORE}; take another row")
+        image = xray_values(made.ids.tolist(), made.loss_mask.tolist(), loaded.tokenizer, "mask")
+    else:
+        image = xray_mask(row["messages"], loaded.tokenizer, loaded.tags)
     if cfg.gradient:
-        mask = chat.render(row["messages"], loaded.tokenizer, loaded.tags).loss_mask
-        shares = gradient_share(loaded.model, image.ids, mask)
+        shares = gradient_share(loaded.model, image.ids, image.values)
         image = xray_values(image.ids, shares, loaded.tokenizer, "gradient", image.roles)
     print(image.terminal(sys.stdout.isatty()))

@@ -15,14 +15,15 @@ cut by a kill is not read. With several ranks only the first writes.
 
 A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null.
 
-A configuration with wandb=True also sends the rows to Weights & Biases, under the run's name as id; `wandb sync
-runs/NAME/tb` sends those of another run.
+A configuration with wandb=True also sends rows and samples to Weights & Biases, under the run's name as id; `wandb
+sync runs/NAME/tb` sends the rows of another run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import importlib
 import math
 import os
@@ -234,7 +235,11 @@ class Run:
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
         if _ranks().is_main():
-            self._append("samples.jsonl", [plain_row(step, row) for row in rows])
+            self._append("samples.jsonl", shown := [plain_row(step, row) for row in rows])
+            if self._tracked:
+                text = "\n\n".join("\n".join(f"{name}: {value}" for name, value in row.items()) for row in shown)
+                page = importlib.import_module("wandb").Html(f"<pre>{html.escape(text)}</pre>")
+                self._tracked.log({"step": int(step), "samples": page})
 
     def _track(self, wandb: Any, kind: str, continued: bool) -> None:
         about = dict(name=self.name, id=self.name.replace("/", "--"), config=self.config, job_type=kind)

@@ -27,7 +27,7 @@ class RunSettings(Settings):
     run_name: str = opt("run", "name of the run directory under runs/", **HERE)
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
     overwrite: bool = opt(False, "delete the run of this name first", **HERE)
-    wandb: bool = opt(False, "also send the metrics to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
+    wandb: bool = opt(False, "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
     seed: int = opt(0, "seed of new weights, data order and sampling")
     init_from: str | None = opt(None, "checkpoint to start from: run or directory; none = new weights of --model")
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
@@ -123,13 +123,9 @@ class RLSettings(SamplingSettings, LearningSettings):
     )
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
     engine_dir: Path | None = opt(
-        None,
-        "directory for sending weights to the server: its --reload-from; vLLM: the parent of its model hf",
-        **HERE,
+        None, "directory for weights to the server: its --reload-from; vLLM: the parent of its model hf", **HERE
     )
-    engine_patience_s: float = opt(
-        600.0, "how long the server may be away before the run stops, seconds", least=0.01, **HERE
-    )
+    engine_patience_s: float = opt(600.0, "seconds a server may be away before the run stops", least=0.01, **HERE)
     eval_every: int = 25
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)

@@ -121,7 +121,8 @@ def test_a_stage_without_its_files_waits_for_them(tiny: Path, capsys: pytest.Cap
     COMMANDS["run"].run(["tiny.toml"])
     assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
     expected = {"a": 10.0, "b": 20.0, "c": 0.0, "d": 60.0}  # this machine takes twice as long; c is not counted
-    assert [runner.time_left(expected, t) for t in ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})] == [90, 160, 120]
+    taken = ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})
+    assert [runner.time_left(expected, done) for done in taken] == [90, 160, 120]
     (tiny.parent / "data/tiny/x.train.jsonl").write_text("")
     COMMANDS["run"].run(["tiny.toml"])
     assert Run.open("tiny/second").status["status"] == "finished"

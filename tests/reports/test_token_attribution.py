@@ -153,6 +153,10 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsy
 
 def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, words = tuned / "rows.jsonl", ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
+    good = json.dumps({"input_ids": [64, 65, 66], "labels": [-100, 65, 66]})  # a, b, c
+    rows.write_text(f"{good}\n{good}\n")
+    COMMANDS["xray"].run(words)
+    assert "\n\na[[bc]]\n\n" in capsys.readouterr().out
     rows.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES)))
     COMMANDS["xray"].run([*words, "--gradient"])
     assert "has a share of the gradient" in capsys.readouterr().out
@@ -160,8 +164,8 @@ def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, m
     COMMANDS["xray"].run(words)
     coloured = capsys.readouterr().out
     assert "\x1b[30;48;2;" in coloured and re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
-    good, ids = json.dumps({"messages": MESSAGES[:3]}), '{"input_ids": [1], "labels": [1]}'
-    for text in ('{"messages": []}', '{"messages": [{"role": "user"}]}', "[", ids):
+    strange = [f'{{"input_ids": [1, {i}], "labels": [-100, {label}]}}' for i, label in ((9999, 9999), (2, -100))]
+    for text in ('{"messages": []}', '{"messages": [{"role": "user"}]}', "[", *strange):
         rows.write_text(f"{good}\n{text}\n")
         with pytest.raises(DataError):
             COMMANDS["xray"].run(words)

@@ -391,15 +391,16 @@ def test_a_loop_with_wandb_sends_each_row_at_once(runs_root: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RunError, match="pip install wandb"):
         Run.create("live", cfg, kind="sft")
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError, Html=str))
     with Run.create("live", cfg, kind="sft") as run:
         run.log(1, train_loss=2.0, lr=0.5, verdict="LIVE")
         assert calls[-1] == ("log", {"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}, {})
         run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
         assert calls[-1] == ("log", {"step": 1, "eval/test/val_loss": 3.0}, {})
-        run.log_samples(1, [{"text": "not sent"}])
+        run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
+        assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"] and calls[-1][1]["step"] == 1
     assert calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None} == calls[0][1]
-    assert len(calls) == 5 and calls[-1] == ("finish", {"exit_code": 0})
+    assert len(calls) == 6 and calls[-1] == ("finish", {"exit_code": 0})
     with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):
         1 / 0
     assert calls[-1] == ("finish", {"exit_code": 1})

@@ -65,20 +65,20 @@ def test_the_named_functions_are_the_graders() -> None:
         function = getattr(rewards, name)
         assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [xml(t).terms[term] for t in texts]
         assert function.__name__ == name
-    for text, gold, expected in (
-        ("3 + 4 </think> <answer> 7 </answer>", 7, (1, 1, 1)),
-        ("</think> <answer> 0.5 </answer>", ["3", "\\frac{1}{2}"], (1, 1, 1)),
-        ("</think> <answer> 8 </answer>", "7", (1, 0, 0)),
-        ("</think> <answer> 7", "7", (0, 0, 0)),
-    ):
-        assert tuple(rewards.r1_zero_reward_fn(text, gold).values()) == expected
+    for text, gold, expected in ANSWERS["r1_zero"]:
+        assert list(rewards.r1_zero_reward_fn(text, gold).values()) == expected
     assert rewards.question_only_reward_fn("so \\boxed{7}", "7", fast=False)["reward"] == 1
     for function in (rewards.r1_zero_reward_fn, rewards.question_only_reward_fn):
         assert list(inspect.signature(function).parameters) == ["response", "ground_truth", "fast"]
 
 
-def test_every_template_holds_the_question_and_its_reference_solution_passes() -> None:
-    for template in TEMPLATES:
+def test_every_template_holds_the_question_and_its_reference_solution_passes(tmp_path: Path) -> None:
+    file = tmp_path / "form.prompt"  # as CS336 writes them
+    file.write_text("# Instruction\nBe {kind}.\n\n# Query:\n```{instruction}```\n\n# Answer:\n```\n{response}")
+    filed = tasks.load(f"mmlu:template={file}")
+    assert filed.template.messages("{a}?", "letter")[0]["content"].endswith("# Query:\n```{a}?```\n\n# Answer:\n```\n")
+    assert filed.stop_texts == ("# Query:",) and filed.reward == "plain"
+    for template in (*TEMPLATES, str(file)):
         task = tasks.load("reasoning", template=template)
         problems = task.problems("train", 40)
         assert all(p.messages[-1]["content"] in task.prompt(p)[-1]["content"] for p in problems)
@@ -89,8 +89,9 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes() -
     r1, alpaca = (TEMPLATES[name].messages("2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca"))
     assert r1.endswith("\nAssistant: <think>") and "### Response:\n" in alpaca
     assert tasks.load("reasoning:template=alpaca,reward=xml").max_reward == 4.0  # graded by another rule
-    for words in ("reasoning:template=haiku", "reasoning:reward=haiku"):
-        with pytest.raises(ConfigError):
+    file.write_text("no place")
+    for words in ("reasoning:template=haiku", "reasoning:reward=haiku", f"reasoning:template={file}"):
+        with pytest.raises((ConfigError, DataError)):
             tasks.load(words).problems("train", 1)
 
 

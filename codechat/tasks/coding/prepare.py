@@ -85,12 +85,8 @@ class RowsConfig(preparation.PreparedConfig):
 
     source: Any  # each has its own
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt", least=0, most=1)
-    negatives_share: float = opt(
-        0.15, "share of the code rows that offer tools, although the request is for code", least=0, most=1
-    )
-    max_lost: float = opt(
-        sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason", least=0, most=1
-    )
+    negatives_share: float = opt(0.15, "share of the code rows that offer tools all the same", least=0, most=1)
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,9 +6,9 @@
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-With tags "raw" a template's messages are the text itself, as the papers ran base models. A grader scores the completion; without `reward` it is
-the template's own. `Score.correct` is the answer alone. A file's name gives its split; MMLU's validation is `select`, and so is one in sixteen of
-GSM8K's training rows, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
+A template may also be a file (`template_of`). With tags "raw" its messages are the text itself, as the papers ran base models. Without `reward` the
+template's own grader scores. `Score.correct` is the answer alone. A file's name gives its split; MMLU's validation is `select`, and so is one in 16
+of GSM8K's training rows, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
-from codechat.core.errors import check_choice
+from codechat.core.errors import DataError, check_choice
 from codechat.data.public_rows import asked_in_test, reject_benchmark
 from codechat.data.sources import digest, fraction
 from codechat.tasks.base import BaseTask, Message, Problem, Score
@@ -54,7 +54,7 @@ class Template(NamedTuple):
     def messages(self, question: str, kind: str) -> list[Message]:
         """The prompt of a question whose answer is of this kind."""
         system = [{"role": "system", "content": self.system[kind]}] if self.system else []
-        return [*system, {"role": "user", "content": self.user.format(question=question)}]
+        return [*system, {"role": "user", "content": self.user.replace("{question}", question)}]
 
 
 TEMPLATES = {
@@ -62,6 +62,18 @@ TEMPLATES = {
     for name, row in json.loads(Path(__file__).with_name("templates.json").read_text(encoding="utf-8")).items()
 }
 ALPACA = TEMPLATES["alpaca"].user
+
+
+def template_of(name: str) -> Template:
+    """One of TEMPLATES, or a file: its text before {response}, with {question} or {instruction}, is the user's turn; the last heading above that place
+    (a line that begins with #) ends an answer where there are no turns. DataError without either."""
+    if not Path(name).is_file():
+        return TEMPLATES[check_choice("template (or a file)", name, TEMPLATES)]
+    text = Path(name).read_text(encoding="utf-8").replace("{instruction}", "{question}").partition("{response}")[0]
+    above, found, _ = text.partition("{question}")
+    if not found:
+        raise DataError(f"{name} holds no {{question}} and no {{instruction}}; write one where the question belongs")
+    return Template("plain", text, stop_texts=[line for line in above.splitlines() if line.startswith("#")][-1:])
 
 
 class AnswerTask(BaseTask):
@@ -73,8 +85,7 @@ class AnswerTask(BaseTask):
     formatted = rewards.FORMATTED
 
     def __init__(self, source: str | Path | None = "hub", template: str = "", reward: str | None = None) -> None:
-        check_choice("template", template := template or self.default_template, TEMPLATES)
-        self.source, self.template = source and str(source), TEMPLATES[template]
+        self.source, self.template = source and str(source), template_of(template or self.default_template)
         self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.MAXIMUM)
         self.max_reward = rewards.MAXIMUM[self.reward]

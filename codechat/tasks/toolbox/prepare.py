@@ -53,9 +53,7 @@ class CallsConfig(ColumnsConfig):
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox")
     mix: dialogues.Mix = opt(dialogues.Mix(), "shares of the toolbox's conversations")
-    max_lost: float = opt(
-        sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason", least=0, most=1
-    )
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
