@@ -17,7 +17,7 @@ import pytest
 
 from codechat import cli
 from codechat.core import config
-from codechat.core.registry import COMMANDS
+from codechat.core.registry import COMMANDS, LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -25,6 +25,7 @@ PAGES = [ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md"
 PAGES += sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+TYPED = re.compile(r"`([^`\n]*\bcodechat [^` \n]+ [^`\n]+)`")
 MENTION = re.compile(r"`([\w/]+\.py): ([\w., ]+)`")  # the label of a link: "file: name, name"
 
 
@@ -58,6 +59,14 @@ def test_the_table_of_flags_is_that_of_the_code() -> None:
     assert tool["BLOCK"].findall((DOCS / "coming-from.md").read_text()) == [tool["table"]()]
 
 
+def test_flags_in_tables_of_other_projects_are_accepted_or_named() -> None:
+    known = {name for entry in LOOPS.values() for name in config.leaves_of(entry.config_class)}
+    known |= config.ALIASES.keys() | config.ELSEWHERE.keys()
+    cells = [re.findall(r"^\| (`--[^|]*)\|", page.read_text(), re.M) for page in DOCS.glob("coming-from-*.md")]
+    flags = {flag for cell in sum(cells, []) for flag in re.findall(r"--(\w+)", cell)}
+    assert len(flags) > 20 and not {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}
+
+
 def test_the_index_lists_every_page() -> None:
     listed = {target.name for _, target, _ in links(DOCS / "index.md")}
     assert listed >= {page.name for page in DOCS.glob("*.md")} - {"index.md"}
@@ -74,8 +83,8 @@ def defined(module: Path) -> set[str]:
 
 
 def test_the_walk_names_functions_that_exist() -> None:
-    page = DOCS / "a-step-and-a-request.md"
-    mentions = [(*found.groups(), target) for label, target, _ in links(page) if (found := MENTION.fullmatch(label))]
+    labels = [link for name in ("a-step-and-a-request", "coming-from-cs336") for link in links(DOCS / f"{name}.md")]
+    mentions = [(*found.groups(), target) for label, target, _ in labels if (found := MENTION.fullmatch(label))]
     assert len(mentions) > 60, "the labels have another form than `file: function`"
     for file, names, target in mentions:
         assert target.resolve() == ROOT / "codechat" / file, f"the label {file} links to {target}"
@@ -96,10 +105,11 @@ def shell_lines(page: Path) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words after `codechat`. What follows a lone -- are the settings of the loop that is launched: one more command."""
+    """The words after `codechat`, also in tables, two at least. What follows a lone -- are settings of the loop that is launched: one more command."""
+    rows = re.findall(r"^\|.*", page.read_text(encoding="utf-8") if "experiments" not in page.parts else "", re.M)
     found = [
         words[at + 1 :]
-        for words in shell_lines(page)
+        for words in (*shell_lines(page), *map(shlex.split, TYPED.findall("\n".join(rows))))
         if (at := next((i for i, word in enumerate(words) if re.fullmatch(r"(.*/)?codechat", word)), None)) is not None
     ]
     return found + [[words[1], *words[words.index("--") + 1 :]] for words in found if "--" in words]

@@ -1,18 +1,15 @@
 """Freeze the finished runs of a recipe below reports/frozen: the rows that walk-throughs read.
 
 python tools/freeze_rows.py nano
-python tools/freeze_rows.py strata RUN ...     of these evaluations, the strata of each checkpoint: pretrained.jsonl
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.reports import run_frames
-from codechat.reports.run_frames import STRATA, Frames
+from codechat.reports.run_frames import Frames
 from codechat.runs import paths
-from codechat.runs.run import Run
 
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")
@@ -34,41 +31,9 @@ def freeze(recipe: str) -> Frames:
     return run_frames.freeze(frames | {"manifests": pd.DataFrame(manifests)}, paths.ROOT / "reports" / "frozen")
 
 
-def freeze_strata(names: list[str]) -> list[dict[str, object]]:
-    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other tools."""
-    parts = {
-        "right": "pass@1",
-        "lo": "pass@1/lo",
-        "hi": "pass@1/hi",
-        "no_call": "named_no_call",
-        "other": "named_other",
-    }
-    rows = [
-        {
-            "checkpoint": row["checkpoint"],
-            "sampling": row["sampling"],
-            "stratum": stratum,
-            "n": int(row[f"{stratum}/n"]),
-        }
-        | {key: round(row[f"{stratum}/{part}"], 4) for key, part in parts.items()}
-        for name in names
-        for row in Run.open(name).evals().to_dict("records")
-        for stratum in STRATA
-        if row.get(f"{stratum}/n", 0) > 0  # the other split has it
-    ]
-    write_atomic(paths.ROOT / "reports" / "frozen" / "pretrained.jsonl", json_lines(rows))
-    return rows
-
-
-def main(argv: list[str]) -> None:
-    if argv[:1] == ["strata"]:
-        return print(f"{len(freeze_strata(argv[1:]))} rows in pretrained.jsonl")
-    print(*freeze(*argv)["runs"]["run"])
-
-
 if __name__ == "__main__":
     import sys
 
     from codechat.cli import guarded
 
-    sys.exit(guarded(main, sys.argv[1:]))
+    sys.exit(guarded(lambda argv: print(*freeze(*argv)["runs"]["run"]), sys.argv[1:]))

@@ -41,7 +41,8 @@ GUIDES = (
     "faults",
     "cpp",
 )
-ABOUT = ("rooms", "a-step-and-a-request", "api", "coming-from", "coming-from-the-original", "versions", "reports")
+OTHERS = sorted(path.stem for path in (ROOT / "docs").glob("coming-from*.md"))
+ABOUT = ("rooms", "a-step-and-a-request", "api", *OTHERS, "versions", "reports")
 API = {
     "The loops": [
         f"codechat.{loop}"

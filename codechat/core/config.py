@@ -287,7 +287,7 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
             name, equals, value = free[0], "=", word
             free = free if tuple in kinds[name] else free[1:]
         elif (name := key if key in extra else find_field(cls, key)) is None:
-            name = find_field(cls, key.removeprefix("no-"))
+            name = find_field(cls, re.sub("^no[-_]", "", key))
             if equals or bool not in kinds.get(name, ()):
                 raise ConfigError(f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}")
             equals, value = "=", False
