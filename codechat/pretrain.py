@@ -3,15 +3,25 @@
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
     torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
 
+    codechat pretrain --depth 6 --data-dir data/corpus --run-name d6         every size from one number
+
+The rule of --depth is nanochat's (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width / 768)^-0.5, 12 tokens per weight of a
+matrix product, a batch of 2^19 tokens at depth 12 that grows with tokens^0.383. Presets d12 and d20 are shapes of it.
+
 With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document boundaries, as in GPT-2.
 """
 
 import math
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.models import config as models
 from codechat.models.config import PRESETS
 from codechat.runs.run import Run
 from codechat.training.settings import SupervisedSettings
@@ -38,6 +48,35 @@ class PretrainConfig(SupervisedSettings):
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
+
+
+def by_depth(depth: int, build: Callable[[Mapping[str, Any]], PretrainConfig], ranks: int = 1) -> PretrainConfig:
+    """blocks of a new model: width, heads, context, rates, batch and steps follow by one rule (below); what is set wins
+
+    `models.config.by_depth` with the vocabulary of the corpus, where that is prepared. The choices are printed."""
+    from codechat.data import corpus
+
+    def fitted(chosen: Mapping[str, Any]) -> PretrainConfig:
+        cfg = build(chosen)
+        with suppress(MissingFile):
+            n_vocab = corpus.read_manifest(cfg.data_dir).get("n_vocab", cfg.model.vocab_size)
+            cfg = replace(cfg, model=replace(cfg.model, vocab_size=n_vocab))
+        return cfg
+
+    cfg = models.by_depth(depth, fitted, ranks)
+    model, batch = cfg.model, ranks * cfg.device_batch_size * cfg.grad_accum * cfg.length
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"depth {depth}: width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters; "
+            f"{cfg.max_steps:,} steps of {batch:,} tokens ({ranks} x {cfg.grad_accum} x {cfg.device_batch_size} x {cfg.length}) = "
+            f"{cfg.max_steps * batch:.2e} tokens, {cfg.max_steps * batch * model.flops_per_token(cfg.length):.1e} FLOPs; "
+            f"lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}",
+            file=sys.stderr,
+        )
+    return cfg
+
+
+RUN_DIALS = {"depth": by_depth}
 
 
 def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:

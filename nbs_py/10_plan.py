@@ -54,7 +54,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from codechat import GPTConfig, PRESETS, gpu_specs, launcher, paths, planner
+from codechat import GPTConfig, PRESETS, config, gpu_specs, launcher, paths, planner
 from codechat.labs.loss_exercises import check_cases
 from codechat.launch.planner import Plan, PlanConfig
 from codechat.launch.step_memory import CATEGORIES, measure
@@ -177,6 +177,27 @@ table["saved"] = before - table["GiB"]
 table.round(1)
 
 # %% [markdown]
+# ## What one number costs
+#
+# `codechat pretrain --depth N` decides width, heads, context, learning rates, batch and tokens by one rule,
+# nanochat's (`codechat.models.config.by_depth`). Weights and tokens both grow, so from 12 to 24 blocks the FLOPs
+# grow 39 times, not 8. The hours are those of the formula above, with the GPT-2 vocabulary.
+
+# %%
+def of_depth(depth: int, gpus: int) -> Plan:
+    words = ["--depth", str(depth), "--gpus", str(gpus), "--gpu", gpu]
+    return Plan(config.parse(PlanConfig, words, dials=planner.RUN_DIALS), None)  # its hours need no memory
+
+
+plans = {depth: of_depth(depth, 1) for depth in (2, 4, 8, 12, 16, 20, 24, 32)}
+trained = {depth: p.cfg.max_steps * p.cfg.tokens_per_step for depth, p in plans.items()}
+costs = pd.DataFrame({depth: {
+    "width": p.cfg.model.n_embd, "million parameters": p.cfg.model.n_params / 1e6, "billion tokens": trained[depth] / 1e9,
+    "tokens per step": p.cfg.tokens_per_step, "10^18 FLOPs": trained[depth] * p.cfg.model.flops_per_token(p.cfg.length) / 1e18,
+    "hours, 1 GPU": p.hours, "hours, 8 GPUs": of_depth(depth, 8).hours} for depth, p in plans.items()}).T
+costs.astype(float).round(3)
+
+# %% [markdown]
 # ## Launched from a cell
 #
 # `launcher.write` creates the run directory: the configuration as json, a `launch.sh`, the differences from
@@ -225,6 +246,7 @@ assert round(before, 1) == 85.0 and not tried["as it is"].fits
 assert [round(table.loc[k, "saved"], 1) for k in ("recompute blocks", "1 row", "16 GPUs share", "Muon")] == [52.9, 48.1, 10.1, 3.9]
 activations = [grid[f"8b, {n} GPUs", 4].memory["activations"] for n in (8, 16)]
 assert 62 < activations[0] < 63 and abs(activations[0] - activations[1]) < 0.1
+assert round(costs.loc[24, "10^18 FLOPs"] / costs.loc[12, "10^18 FLOPs"]) == 39 and round(costs.loc[12, "hours, 8 GPUs"], 2) == 0.31
 assert tried["recompute,\n16 rows"].fits and not tried["Muon"].fits
 
 # %%

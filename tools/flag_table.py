@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from codechat.core import config
+from codechat.models.config import GPTConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCK = re.compile(r"(?<=<!-- flags -->\n).*?(?=<!-- /flags -->)", re.S)
@@ -17,6 +18,8 @@ def table() -> str:
     """Markdown: our settings with the spellings that are accepted, and the flags that are something else here."""
     spellings: dict[str, list[str]] = {}
     for theirs, ours in config.ALIASES.items():
+        if ours in config.fields_of(GPTConfig):  # settings of the model have its name before them
+            theirs, ours = f"model.{theirs}", f"model.{ours}"
         spellings.setdefault(" or ".join(f"`{config.flag_of(name)}`" for name in ours.split()), []).append(theirs)
     accepted = [(", ".join(f"`--{name}`" for name in names), ours) for ours, names in sorted(spellings.items())]
     named = [(f"`--{theirs}`", meant) for theirs, meant in sorted(config.ELSEWHERE.items())]

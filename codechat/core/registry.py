@@ -5,6 +5,7 @@ The id is the `kind` in `runs/NAME/status.json`. Modules are imported when they 
 
 import csv
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +39,18 @@ class Entry(NamedTuple):
         """The presets of --preset; empty where there are none."""
         return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
 
+    def parse(self, words: Sequence[str], **how: Any) -> Any:
+        """The settings that the words of a command line give, with the presets and dials of the module (`config.parse`)."""
+        dials = getattr(importlib.import_module(self.module), "RUN_DIALS", {})
+        return config.parse(self.config_class, words, presets=self.presets, dials=dials, **how)
+
     def run(self, words: Sequence[str]) -> Any:
         """The command with these words: the value of the function for the settings that they give."""
         if self.main:
             return self.load(self.main)(words)
-        how = dict(presets=self.presets, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
-        return self.load(self.function)(config.parse(self.config_class, words, **how))
+        ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
+        cfg = self.parse(words, prog=f"codechat {self.command}", epilog=self.load("__doc__"), ranks=ranks)
+        return self.load(self.function)(cfg)
 
 
 with Path(__file__).with_name("registry.csv").open(encoding="utf-8", newline="") as _file:

@@ -296,7 +296,7 @@ def main(argv: list[str]) -> int | None:
         return print(f"{name}: {stop(name, now=cfg.now)}")
     if cfg.action == "write":
         entry, how = registry.find(cfg.what, LAUNCHABLE), f"codechat launch {cfg.what} --"
-        settings = config.parse(entry.config_class, argv[at + 1 :], presets=entry.presets, prog=how)
+        settings = entry.parse(argv[at + 1 :], prog=how, ranks=cfg.nproc * cfg.nodes)
         print(write(settings, **{f.name: getattr(cfg, f.name) for f in fields(Machines)}))
         name = settings.run_name
     if cfg.start or cfg.action == "start":

@@ -12,6 +12,7 @@ both phases but no time, because the policy decides how long completions are. Wi
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, check_choice
 from codechat.distributed import gpu_specs, sharding
 from codechat.launch import step_memory  # modules, not names: --help then runs no torch
+from codechat.models import config as models
 from codechat.models import decode_graph
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import rollout
@@ -287,6 +289,16 @@ def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) 
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+
+
+def by_depth(depth: int, build: Callable[[Mapping[str, Any]], PlanConfig], ranks: int = 1) -> PlanConfig:
+    """the run of `codechat pretrain --depth N` on these GPUs, with the GPT-2 vocabulary"""
+    known = PlanConfig.__dataclass_fields__
+    fitted = lambda chosen: build({name: value for name, value in chosen.items() if name in known})  # noqa: E731
+    return models.by_depth(depth, fitted, fitted({}).gpus)
+
+
+RUN_DIALS = {"depth": by_depth}
 
 
 def main(cfg: PlanConfig) -> int:

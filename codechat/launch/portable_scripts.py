@@ -109,7 +109,7 @@ def export(cfg: ExportConfig) -> list[Path]:
         bound_stages(recipe, scale)
     for id, words in LOOPS.items():
         entry = registry.LOOPS[id]
-        settings = config.parse(entry.config_class, words.split(), presets=entry.presets)
+        settings = entry.parse(words.split())
         written.append(write_loop(settings, cfg.out, name=id))
     return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in chosen]
 
