@@ -189,7 +189,7 @@ class SamplingSettings(Settings):
 class TaskSettings(SamplingSettings):
     """The task."""
 
-    task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], or your own as FILE.py:CLASS")
+    task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], FILE.py:CLASS, or of a package")
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems"
     )

@@ -8,10 +8,11 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError, UserError, check_choice
+from codechat.core.errors import ConfigError, DataError, UserError, check_choice
 from codechat.tasks.base import (  # fmt: skip
     SPLITS,
     Problem,
@@ -42,6 +43,7 @@ TASKS: dict[str, str | Callable[..., Task]] = {
     "toy": "toy:ToyTask",
 }
 NAMES = tuple(TASKS)
+GROUP = "codechat.tasks"  # of the entry points of other distributions
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
@@ -50,10 +52,29 @@ __all__ = [
 ]  # fmt: skip
 
 
-def find_class(name: str) -> tuple[Callable[..., Task], str]:
-    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of the file.
+def find_installed(name: str) -> Callable[..., Task] | None:
+    """The class that an installed distribution declares under this name in its entry points; None where no one does.
 
-    MissingFile, DataError (the file fails); ConfigError names the nearest known task."""
+    ConfigError where the name is of this package or of two distributions; DataError where the class cannot be imported."""
+    points = [*entry_points(group=GROUP, name=name)]
+    owners = " and ".join([*(["codechat"] if name in NAMES else []), *(point.dist.name for point in points)])
+    if points and " and " in owners:
+        raise ConfigError(
+            f"task {name!r} is declared by {owners}; required: one of them; uninstall or rename the other"
+        )
+    try:
+        if points and not isinstance(made := points[0].load(), Task):
+            raise TypeError(f"{points[0].value} is no task")
+    except (Exception, SystemExit) as error:  # the package is the user's and may raise anything
+        raise DataError(f"task {name!r} of {owners}: {type(error).__name__}: {error}; correct the package") from error
+    return made if points else None
+
+
+def find_class(name: str) -> tuple[Callable[..., Task], str]:
+    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of the file. NAME is of this
+    package or of an installed one.
+
+    MissingFile, DataError (the file or package fails); ConfigError names the nearest known task."""
     if match := _FILE.fullmatch(name):
         module = run_file(Path(match["path"]), "task", "--task takes a file and a class, such as my_task.py:MyTask")
         classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
@@ -62,7 +83,9 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
         check_choice(f"{match['path']}: task class", cls, tasks)
         return tasks[cls], match["options"] or ""
     name, _, words = name.partition(":")
-    check_choice("task", name, TASKS)
+    if made := find_installed(name):
+        return made, words
+    check_choice("task", name, [*TASKS, *entry_points(group=GROUP).names])
     if not isinstance(entry := TASKS[name], str):
         return entry, words
     module, cls = entry.split(":")

@@ -9,6 +9,8 @@ A reward function returns a number in [0, 1], or a mapping of such numbers: each
 
     codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this folder, to start from
     codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
+    codechat new package capitals              the same in capitals/, with a pyproject.toml
+    pip install ./capitals                     then: codechat grpo --task capitals
 """
 
 import inspect
@@ -152,22 +154,29 @@ TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py,
 class NewConfig:
     """What to write, and where."""
 
-    what: Literal["task"] = opt(config.REQUIRED, "what to write", positional=True)
+    what: Literal["task", "package"] = opt(config.REQUIRED, "files of a task, or a folder to install", positional=True)
     name: str = opt(config.REQUIRED, "name of the files and the class", positional=True)
     out: Path = opt(Path("."), "folder to write into")
 
 
 def write_new(cfg: NewConfig) -> None:
-    """Write the three files. ConfigError for a name that Python cannot import, and for a file that exists."""
-    name, out = cfg.name, cfg.out
+    """Write the three files; of a package pyproject.toml too, which declares the task as an entry point. ConfigError for a name that Python cannot
+    import, and for a file that exists."""
+    packed, name = cfg.what == "package", cfg.name
+    out = cfg.out / name if packed else cfg.out
     cls = "".join(part.capitalize() for part in name.split("_"))
     if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
         raise ConfigError(f"the name {name!r}; required: small letters, digits, _, and no module or keyword of Python")
-    paths = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in TEMPLATE.iterdir()}
+    paths = {
+        out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8")
+        for file in TEMPLATE.iterdir()
+        if packed or file.stem != "pyproject.toml"
+    }
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)
     for path, text in paths.items():
         write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
     print(f"wrote {', '.join(path.name for path in paths)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
-    print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
+    how = f"pip install {cfg.out}/{name}; " if packed else ""  # with a slash, or pip takes it for a name in its index
+    print(f"then: {how}codechat diagnose --ckpt RUN --task {name if packed else f'{out / name}.py:{cls}'}")

@@ -114,7 +114,7 @@ class SamplingSettings(ChatSettings):
 class RLSettings(SamplingSettings, LearningSettings):
     """What every loop that learns from a task's reward has."""
 
-    task: str = opt("funcall", f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS")
+    task: str = opt("funcall", f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or of a package")
     device_batch_size: int = 16
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)

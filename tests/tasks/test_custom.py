@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from raising import raising
 
 from codechat import tasks
 from codechat.core.config import config_hash
@@ -221,8 +223,12 @@ def test_what_is_no_task_is_a_user_error(tmp_path, file):
 
 
 def test_the_template_passes_its_own_tests(tmp_path):
-    COMMANDS["new"].run(["task", "my_words", "--out", str(tmp_path)])
-    assert {p.name for p in tmp_path.iterdir()} == {"my_words.py", "test_my_words.py", "my_words.jsonl"}
+    three = {"my_words.py", "test_my_words.py", "my_words.jsonl"}
+    for what, files in {"package": three | {"pyproject.toml"}, "task": three}.items():
+        COMMANDS["new"].run([what, "my_words", "--out", str(tmp_path)])
+        assert {
+            p.name for p in (tmp_path / ("my_words" if what == "package" else ".")).iterdir() if p.is_file()
+        } == files
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_words.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
@@ -231,3 +237,21 @@ def test_the_template_passes_its_own_tests(tmp_path):
         with pytest.raises(ConfigError):
             COMMANDS["new"].run(words)
     assert len(list(tmp_path.glob("*.py"))) == 2
+
+
+def test_an_installed_package_adds_a_task_and_never_replaces_one(tmp_path, monkeypatch):
+    """What pip would write of `codechat new package`, whose pyproject.toml declares the class; then a clash, and classes that cannot be had."""
+    COMMANDS["new"].run(["package", "my_words", "--out", str(tmp_path)])
+    declared = tomllib.loads((tmp_path / "my_words" / "pyproject.toml").read_text())["project"]["entry-points"]
+    ((group, points),) = declared.items()
+    about = tmp_path / "my_words-0.1.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Name: my-words\nVersion: 0.1\n")
+    more = {"toy": "my_words.my_words:MyWords", "gone": "my_words.nowhere:MyWords", "loose": "my_words.my_words:exact"}
+    lines = (f"{name} = {value}\n" for name, value in (points | more).items())
+    about.joinpath("entry_points.txt").write_text(f"[{group}]\n" + "".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(tasks.load("my_words").problems("train")) == 17
+    for name, error in {"toy": ConfigError, "gone": DataError, "loose": DataError, "my_word": ConfigError}.items():
+        with raising(error, name, "my_words" if name == "my_word" else "my-words"):
+            tasks.load(name)
