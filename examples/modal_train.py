@@ -3,7 +3,8 @@
 modal run --detach examples/modal_train.py --words "pretrain --preset d20 --run-name mine"
 GPU=H100:2 modal run --detach examples/modal_train.py --words "grpo --init-from base --run-name mine --wandb"
 
-Started again with --resume in its words, a run continues. --wandb takes its key from a secret of that name, with WANDB=1 before `modal run`.
+The image holds the checkout around this file with its prepared data/, whichever folder `modal` is called from. Started again with --resume in its
+words, a run continues. --wandb takes its key from a secret of that name, with WANDB=1 before `modal run`.
 """
 
 import os
@@ -18,7 +19,7 @@ HERE = Path(__file__).resolve().parents[1]
 app = modal.App("codechat")
 image = (
     modal.Image.debian_slim(python_version="3.11")
-    .add_local_dir(HERE, "/codechat", copy=True, ignore=[".git", ".venv", "runs", "**/__pycache__"])
+    .add_local_dir(HERE, "/codechat", copy=True, ignore=[".git", ".venv", ".*_cache", "runs", "**/__pycache__"])
     .run_commands("pip install /codechat wandb")
     .workdir("/codechat")
     .env({"GPU": GPU})

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -121,3 +122,23 @@ def test_a_configuration_is_written_as_a_script_and_read_back(runs_root: Path, t
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
     outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")
     assert words_of(outside, tmp_path)[0] == "/", "outside of the project it stays where it is called"
+
+
+def test_the_image_for_modal_holds_the_package_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modal = pytest.importorskip("modal")
+    added, add = [], modal.Image.add_local_dir
+    monkeypatch.setattr(modal.Image, "add_local_dir", lambda self, *where, **how: added.append((where, how)) or add(self, *where, **how))  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "modal_train.py"))
+    (((folder, there), how),) = added
+    assert (Path(folder), there, how["copy"]) == (ROOT, "/codechat", True)  # which `pip install /codechat` finds
+    left_out = modal.FilePatternMatcher(*how["ignore"])
+    assert not any(
+        map(left_out, map(Path, ("pyproject.toml", "setup.py", "codechat/runs/run.py", "data/corpus/manifest.json")))
+    )
+    assert all(
+        map(
+            left_out,
+            map(Path, (".git/config", "runs/mine/config.json", "codechat/__pycache__/cli.pyc", ".ruff_cache/x")),
+        )
+    )

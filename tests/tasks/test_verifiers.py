@@ -28,7 +28,13 @@ def test_rows_weights_and_awaited_rewards_are_those_of_the_environment(tmp_path:
     assert [score.reward for score in found] == pytest.approx([1, 0.2 / 0.8, 0])
     assert [(score.tier, score.correct) for score in found] == [("full", True), ("some", False), ("none", False)]
     assert {name: found[1].terms[name] for name in ("exact", "digits")} == {"exact": 0, "digits": 1}
-    wrongs = {f"{env},k=3": "k", "nowhere": "nowhere", "json": "json", f"{env},n=none": "none", f"{env},max_turns=2": "turns"}
+    wrongs = {
+        f"{env},k=3": "k",
+        "nowhere": "nowhere",
+        "json": "json",
+        f"{env},n=none": "none",
+        f"{env},max_turns=2": "turns",
+    }
     for wrong, named in wrongs.items():
         with raising(UserError, named):
             tasks.load(f"{ADAPTER}:Verifiers:env={wrong}")
