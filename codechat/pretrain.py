@@ -2,11 +2,10 @@
 
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
     torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
+    codechat pretrain --depth 6 --data-dir data/corpus --run-name d6
 
-    codechat pretrain --depth 6 --data-dir data/corpus --run-name d6         every size from one number
-
-The rule of --depth is nanochat's (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width / 768)^-0.5, 12 tokens per weight of a
-matrix product, a batch of 2^19 tokens at depth 12 that grows with tokens^0.383. Presets d12 and d20 are shapes of it.
+--depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width / 768)^-0.5, 12 tokens per weight of a matrix
+product, 2^19 tokens per step at depth 12, more with more tokens. Presets d12 and d20 are its shapes.
 
 With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document boundaries, as in GPT-2.
 """
@@ -21,7 +20,7 @@ from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.models import config as models
+from codechat.models import config
 from codechat.models.config import PRESETS
 from codechat.runs.run import Run
 from codechat.training.settings import SupervisedSettings
@@ -50,7 +49,7 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
 
 
-def by_depth(depth: int, build: Callable[[Mapping[str, Any]], PretrainConfig], ranks: int = 1) -> PretrainConfig:
+def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -> PretrainConfig:
     """blocks of a new model: width, heads, context, rates, batch and steps follow by one rule (below); what is set wins
 
     `models.config.by_depth` with the vocabulary of the corpus, where that is prepared. The choices are printed."""
@@ -59,20 +58,17 @@ def by_depth(depth: int, build: Callable[[Mapping[str, Any]], PretrainConfig], r
     def fitted(chosen: Mapping[str, Any]) -> PretrainConfig:
         cfg = build(chosen)
         with suppress(MissingFile):
-            n_vocab = corpus.read_manifest(cfg.data_dir).get("n_vocab", cfg.model.vocab_size)
-            cfg = replace(cfg, model=replace(cfg.model, vocab_size=n_vocab))
+            known = dict(vocab_size=corpus.read_manifest(cfg.data_dir).get("n_vocab", cfg.model.vocab_size))
+            return replace(cfg, model=replace(cfg.model, **known))
         return cfg
 
-    cfg = models.by_depth(depth, fitted, ranks)
-    model, batch = cfg.model, ranks * cfg.device_batch_size * cfg.grad_accum * cfg.length
+    cfg = config.by_depth(depth, fitted, ranks)
+    model, batch = cfg.model, ranks * cfg.grad_accum * cfg.device_batch_size * cfg.length
+    tokens, n_flops = cfg.max_steps * batch, cfg.max_steps * batch * model.flops_per_token(cfg.length)
+    shape = f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters"
+    long = f"{cfg.max_steps:,} steps of {batch:,} tokens, grad_accum {cfg.grad_accum}; {tokens:.2e} tokens, {n_flops:.1e} FLOPs"
     if os.environ.get("RANK", "0") == "0":
-        print(
-            f"depth {depth}: width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters; "
-            f"{cfg.max_steps:,} steps of {batch:,} tokens ({ranks} x {cfg.grad_accum} x {cfg.device_batch_size} x {cfg.length}) = "
-            f"{cfg.max_steps * batch:.2e} tokens, {cfg.max_steps * batch * model.flops_per_token(cfg.length):.1e} FLOPs; "
-            f"lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}",
-            file=sys.stderr,
-        )
+        print(f"depth {depth}: {shape}; {long}; lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}", file=sys.stderr)
     return cfg
 
 

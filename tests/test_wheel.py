@@ -14,29 +14,7 @@ from codechat.reports import build, notebooks
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 # Recipe nano with stages of seconds. A model that learned nothing is DEAD, which ends RL where that is asked.
-SMALL = """
-import sys
-from dataclasses import replace
-from codechat import cli
-from codechat.launch.recipes import RECIPES
-steps = dict(max_steps=4, eval_every=2, save_every=2)
-small = {
-    "corpus": dict(max_tokens=200_000), "code": dict(max_examples=200),
-    "calls": dict(max_examples=300, copies=60, problems=60, eval_examples=60, probes=1, lookups=60),
-    "base-calls": dict(max_examples=300, copies=60, problems=60, eval_examples=10, probes=1),
-    "pretrain": steps | dict(eval_tokens=2048, device_batch_size=2, compile=False),
-    "sft": steps | dict(eval_examples=4, probe_examples=1, device_batch_size=2, compile=False),
-    "diagnose": dict(groups=64, group_size=2, max_new_tokens=4),
-    "rl": steps | dict(eval_examples=4, device_batch_size=2, group_size=2, max_new_tokens=4),
-    "choose": dict(limit=4, max_new_tokens=4),
-    "evaluate": dict(limit=60, probe_examples=1, max_new_tokens=4),
-}
-small["base-code"], small["base"] = small["code"], small["sft"]
-nano = RECIPES["nano"]
-stages = tuple(replace(s, settings={**s.settings, **small.get(s.name, {})}) for s in nano.stages)
-RECIPES["nano"] = replace(nano, stages=stages)
-sys.exit(cli.main(sys.argv[1:]))
-"""
+SMALL = (ROOT / "tests" / "small_nano.txt").read_text()
 
 
 @pytest.fixture(scope="module")

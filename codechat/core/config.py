@@ -32,9 +32,9 @@ from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 
 T = TypeVar("T")
 Presets = Mapping[str, Mapping[str, Any]]
-# A flag from which many settings follow: (number, build, ranks) -> configuration. In that of build(settings) a file and other flags win over
-# `settings`. The first line of the docstring is the help.
-Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any], int], Any]]
+# A flag of which many settings follow, by (number, build) -> configuration: what is given wins over the settings in build(settings). The first line
+# of the docstring is the help.
+Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text())
@@ -314,7 +314,10 @@ def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str = 
     leaves, heading = leaves_of(cls), cls
     bare = [name.upper() for name, f in leaves.items() if f.meta.get("positional")]
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
-    entries += [(f"{flag_of(name)} N", (dial.__doc__ or "").partition("\n")[0]) for name, dial in dials.items()]
+    entries += [
+        (f"{flag_of(name)} N", str(getattr(dial, "func", dial).__doc__).partition("\n")[0])
+        for name, dial in dials.items()
+    ]
     entries += [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
     for name, f in leaves.items():
         group = leaves[name.partition(".")[0]].group
@@ -334,26 +337,18 @@ def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str = 
 
 
 def parse(
-    cls: type[T],
-    argv: Sequence[str],
-    *,
-    presets: Presets = {},
-    dials: Dials = {},
-    ranks: int = 1,
-    prog: str = "",
-    epilog: str = "",
+    cls: type[T], argv: Sequence[str], *, presets: Presets = {}, dials: Dials = {}, prog: str = "", epilog: str = ""
 ) -> T:
-    """`cls` from the words of a command line. ranks: the processes that share a step. --help prints and raises SystemExit(0); every error is a
-    ConfigError."""
+    """`cls` from the words of a command line. --help prints and raises SystemExit(0); every error is a ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets, prog, epilog, dials))
         raise SystemExit(0)
     values = _read_words(cls, argv, {"config", *dials, *(["preset"] if presets else [])})
     preset, file = values.pop("preset", None) if presets else None, values.pop("config", None)
     for name in dials.keys() & values.keys():
-        flag = f"{flag_of(name)} {(word := values.pop(name))}"
-        if preset or not re.fullmatch("[1-9][0-9]{0,2}", word):
+        flag = f"{flag_of(name)} {(number := values.pop(name))}"
+        if preset or not re.fullmatch("[1-9][0-9]{0,2}", number):
             got = f"{flag} --preset {preset}" if preset else flag
             raise ConfigError(f"{got}; required: a number from 1 to 999, and no --preset beside it")
-        return dials[name](int(word), lambda chosen: resolve(cls, flag, file, values, presets={flag: chosen}), ranks)
+        return dials[name](int(number), lambda chosen: resolve(cls, flag, file, values, presets={flag: chosen}))
     return resolve(cls, preset, file, values, presets=presets)

@@ -7,6 +7,7 @@ import csv
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +40,10 @@ class Entry(NamedTuple):
         """The presets of --preset; empty where there are none."""
         return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
 
-    def parse(self, words: Sequence[str], **how: Any) -> Any:
-        """The settings that the words of a command line give, with the presets and dials of the module (`config.parse`)."""
+    def parse(self, words: Sequence[str], ranks: int = 1, **how: Any) -> Any:
+        """The settings of a command line for so many processes, with the presets and dials of the module (`config.parse`)."""
         dials = getattr(importlib.import_module(self.module), "RUN_DIALS", {})
+        dials = {name: partial(dial, ranks=ranks) for name, dial in dials.items()}
         return config.parse(self.config_class, words, presets=self.presets, dials=dials, **how)
 
     def run(self, words: Sequence[str]) -> Any:
@@ -49,7 +51,7 @@ class Entry(NamedTuple):
         if self.main:
             return self.load(self.main)(words)
         ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
-        cfg = self.parse(words, prog=f"codechat {self.command}", epilog=self.load("__doc__"), ranks=ranks)
+        cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
         return self.load(self.function)(cfg)
 
 

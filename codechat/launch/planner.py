@@ -12,7 +12,7 @@ both phases but no time, because the policy decides how long completions are. Wi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -291,10 +291,9 @@ def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
-def by_depth(depth: int, build: Callable[[Mapping[str, Any]], PlanConfig], ranks: int = 1) -> PlanConfig:
+def by_depth(depth: int, build: Callable[..., PlanConfig], ranks: int = 1) -> PlanConfig:
     """the run of `codechat pretrain --depth N` on these GPUs, with the GPT-2 vocabulary"""
-    known = PlanConfig.__dataclass_fields__
-    fitted = lambda chosen: build({name: value for name, value in chosen.items() if name in known})  # noqa: E731
+    fitted = lambda chosen: build({k: v for k, v in chosen.items() if k in PlanConfig.__dataclass_fields__})  # noqa: E731
     return models.by_depth(depth, fitted, fitted({}).gpus)
 
 

@@ -27,17 +27,7 @@ from codechat.launch.recipes import bound_stages, find_scale
 from codechat.runs import paths
 
 SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
-LOOPS = {
-    "pretrain": "--preset d20 --device-batch-size 16 --run-name d20",
-    "sft": "--init-from d20 --run-name d20-chat",
-    "reinforce": "--init-from d20-chat --run-name d20-reinforce",
-    "grpo": "--init-from d20-chat --run-name d20-grpo",
-    "ppo": "--init-from d20-chat --run-name d20-ppo",
-    "expert_iteration": "--init-from d20-chat --run-name d20-expert",
-    "distill": "--teacher d20-chat --init-from d12-chat --run-name d12-taught",
-    "preference": "--init-from d20-chat --loss dpo --task funcall --run-name d20-dpo",
-    "chars": "--objective grpo --kl-coef 0.001 --partial-logprob 0.05 --run-name chars",
-}
+LOOPS: dict[str, str] = json.loads(Path(__file__).with_name("loops.json").read_text())  # the words of each
 V6_NUMBERS = ("plain-programs", "plain-calls", "v6-sft", "v6-sft", "v6-diagnose", "v6-diagnose", "v6-rl", "v6-evaluate")
 V6_FORCED = {
     "FORCE_PREP_CODE": "plain-programs", "FORCE_PREP_FUNCALL": "plain-calls", "FORCE_MERGE": "v6-sft", "FORCE_PREP_RL": "plain-calls",

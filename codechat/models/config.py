@@ -1,24 +1,18 @@
 """The architecture as a configuration, and its named sizes. No torch: `--help`, the planner and recipes read it too."""
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal
 
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 
 Schedule = Literal["constant", "cosine", "wsd"]  # of the learning rate: `optim.lr_scale`
-C = TypeVar("C")
-PRESETS: dict[str, dict[str, Any]] = {  # d12 and d20 are points of `by_depth`
-    "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096, qk_norm=True),
-    "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),
-    "d20": dict(depth=20, n_embd=1280, n_head=10, block_size=2048),
-    "d24": dict(depth=24, n_embd=1792, n_head=14, block_size=2048),
-    "2b": dict(depth=32, n_embd=2560, n_head=20, block_size=2048),
-    "3b": dict(depth=32, n_embd=3072, n_head=24, block_size=2048),
-    "8b": dict(depth=40, n_embd=4096, n_head=32, block_size=2048),
-}
+# d12 and d20 are points of `by_depth`
+PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("presets.json").read_text())
 
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
@@ -127,32 +121,21 @@ class GPTConfig(Settings):
         return 6 * self.matmul_params + 12 * self.depth * self.n_head * self.head_dim * length
 
 
-TOKENS_PER_WEIGHT, BATCH_TOKENS, REFERENCE_DEPTH = 12, 2**19, 12
+def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:
+    """A run from scratch by one number, as `config.Dials`; nanochat's rule (scripts/base_train.py), with heads and context for small models too.
 
-
-def by_depth(depth: int, build: Callable[[Mapping[str, Any]], C], ranks: int = 1) -> C:
-    """A run from scratch of which one number decides width, heads, context, learning rates, batch and steps; settings that are given win.
-
-    The rule is nanochat's (scripts/base_train.py), with heads and context for small models too:
-
-    - width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128; context 128 x depth tokens, down to a power of two, at
-      most 2048. `GPTConfig()` is depth 4.
-    - AdamW at 3e-3 (width / 768)^-0.5; Muon, whose update does not depend on the shape, at 0.02. Not tuned here: the recipes nano and mini
-      use about three times these AdamW rates, for budgets a hundredth as long.
-    - 12 tokens per weight of a matrix product, the head included (Chinchilla: 20 per parameter, arXiv:2203.15556)
-    - 2^19 (tokens / those of depth 12)^0.383 tokens per step (arXiv:2505.13738), to the nearest power of two; grad_accum is what remains of them after
-      rows, length and ranks
-
-    build: as in `config.Dials`."""
-    head = 64 if depth < REFERENCE_DEPTH else 128
-    width = -(-64 * depth // head) * head
-    context = min(2048, 2 ** ((128 * depth).bit_length() - 1))
-    chosen: dict[str, Any] = {"model": dict(depth=depth, n_embd=width, n_head=width // head, block_size=context)}
-    chosen |= {"lr": 3e-3 * (width / 768) ** -0.5, "muon_lr": 0.02}
-    cfg: Any = build(chosen)
-    tokens = TOKENS_PER_WEIGHT * cfg.model.matmul_params
-    reference = TOKENS_PER_WEIGHT * GPTConfig(**PRESETS["d12"], vocab_size=cfg.model.vocab_size).matmul_params
-    batch = 2 ** round(math.log2(BATCH_TOKENS * (tokens / reference) ** 0.383))
+    Width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128. Context 128 x depth tokens, down to a power of two, at most 2048.
+    12 tokens per weight of a matrix product, the head included (Chinchilla: 20 per parameter, arXiv:2203.15556), in steps of 2^19 (tokens / those
+    of depth 12)^0.383 tokens (arXiv:2505.13738), to a power of two; grad_accum is what rows, length and ranks leave of a step. AdamW at 3e-3
+    (width / 768)^-0.5 and Muon, whose update does not depend on the shape, at 0.02: not tuned here. The recipes nano and mini have about four times
+    this AdamW rate and hundredths of these tokens."""
+    head = 64 if depth < 12 else 128
+    width, context = -(-64 * depth // head) * head, min(2048, 2 ** ((128 * depth).bit_length() - 1))
+    chosen: dict[str, Any] = dict(model=dict(depth=depth, n_embd=width, n_head=width // head, block_size=context))
+    cfg = build(chosen := chosen | {"lr": 3e-3 * (width / 768) ** -0.5, "muon_lr": 0.02})
+    weights = cfg.model.matmul_params
+    reference = GPTConfig(**PRESETS["d12"], vocab_size=cfg.model.vocab_size).matmul_params
     rows = cfg.device_batch_size * cfg.length * ranks
-    cfg = build(chosen := chosen | {"grad_accum": max(1, round(batch / rows))})
-    return build(chosen | {"max_steps": max(1, round(tokens / (cfg.grad_accum * rows)))})
+    accum = max(1, round(2 ** round(19 + 0.383 * math.log2(weights / reference)) / rows))
+    cfg = build(chosen := chosen | {"grad_accum": accum})
+    return build(chosen | {"max_steps": max(1, round(12 * weights / (cfg.grad_accum * rows)))})

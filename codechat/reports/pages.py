@@ -25,20 +25,7 @@ from codechat.runs import paths
 from codechat.tasks.funcall import TIERS
 
 FOLDER = Path(__file__).parent / "templates" / "pages"
-ABOUT = {
-    "calculator": (
-        "Will this reward teach anything?",
-        "Type the share of correct answers and the group size: how many groups carry a gradient, and what pass@k is.",
-    ),
-    "completions": (
-        "What did RL change? Request by request",
-        "Every request with its reference call, the answer after SFT and the answer after RL. Filter by rung, or search.",
-    ),
-    "xray": (
-        "Where the gradient goes, step by step",
-        "A small policy learns to call functions. Move the slider: its answers to the same requests, token by token.",
-    ),
-}
+ABOUT = json.loads((FOLDER / "about.json").read_text())  # name -> title, description
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,17 +30,7 @@ NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
 TABLES = ("runs", "metrics", "evals")  # frozen as csv, as is per_problem without its column tiers; others as jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
-STRATA = {  # of the task funcall: what a request of the stratum asks for
-    "call": "known tools, new values",
-    "chain_1": "first call of two",
-    "chain_2": "second call of two",
-    "phrasing": "known tools, new words",
-    "renamed": "known tools, other names",
-    "tool": "unseen tools",
-    "unfitting": "no tool fits: declined",
-    "no_tools": "no tools: answered",
-    "code": "code: answered",
-}
+STRATA = json.loads(Path(__file__).with_name("strata.json").read_text())  # of the task funcall: what a request asks for
 
 # Settings that decide what an evaluation of each kind of run measures; seeds may differ.
 SAMPLED = ("task", "temperature", "top_k", "max_new_tokens")

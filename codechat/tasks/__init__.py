@@ -27,21 +27,7 @@ from codechat.tasks.custom import RowsTask
 from codechat.text.tool_functions import run_file
 
 # name -> module:class, imported by `load`; a program may add a class of its own: tasks.TASKS["mine"] = MyTask
-TASKS: dict[str, str | Callable[..., Task]] = {
-    "apps": "apps.task:AppsTask",
-    "appworld": "appworld:AppWorldTask",
-    "bfcl": "bfcl.task:BfclTask",
-    "funcall": "funcall:FuncallTask",
-    "gsm8k": "reasoning.task:Gsm8kTask",
-    "humaneval": "coding.task:HumanEvalTask",
-    "mbpp": "coding.task:MbppTask",
-    "micro": "micro:MicroTask",
-    "mmlu": "reasoning.task:MmluTask",
-    "natural": "natural:NaturalTask",
-    "reasoning": "reasoning.task:ReasoningTask",
-    "repair": "repair.task:RepairTask",
-    "toy": "toy:ToyTask",
-}
+TASKS: dict[str, str | Callable[..., Task]] = json.loads(Path(__file__).with_name("tasks.json").read_text())
 NAMES = tuple(TASKS)
 GROUP = "codechat.tasks"  # of the entry points of other distributions
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
@@ -53,20 +39,17 @@ __all__ = [
 
 
 def find_installed(name: str) -> Callable[..., Task] | None:
-    """The class that an installed distribution declares under this name in its entry points; None where no one does.
-
-    ConfigError where the name is of this package or of two distributions; DataError where the class cannot be imported."""
+    """The class that an installed distribution declares under this name in its entry points; None where no one does. ConfigError where the name is
+    of this package or of two distributions; DataError where the class cannot be imported."""
     points = [*entry_points(group=GROUP, name=name)]
-    owners = " and ".join([*(["codechat"] if name in NAMES else []), *(point.dist.name for point in points)])
-    if points and " and " in owners:
-        raise ConfigError(
-            f"task {name!r} is declared by {owners}; required: one of them; uninstall or rename the other"
-        )
+    owners = ["codechat"] * (name in NAMES) + [point.dist.name for point in points]
+    if points and len(owners) > 1:
+        raise ConfigError(f"task {name!r} is declared by {' and '.join(owners)}; uninstall or rename one of them")
     try:
         if points and not isinstance(made := points[0].load(), Task):
             raise TypeError(f"{points[0].value} is no task")
     except (Exception, SystemExit) as error:  # the package is the user's and may raise anything
-        raise DataError(f"task {name!r} of {owners}: {type(error).__name__}: {error}; correct the package") from error
+        raise DataError(f"task {name!r} of {owners[0]}: {type(error).__name__}: {error}; correct it") from error
     return made if points else None
 
 

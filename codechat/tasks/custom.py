@@ -154,24 +154,20 @@ TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py,
 class NewConfig:
     """What to write, and where."""
 
-    what: Literal["task", "package"] = opt(config.REQUIRED, "files of a task, or a folder to install", positional=True)
+    what: Literal["task", "package"] = opt(config.REQUIRED, "a task, or a folder that pip installs", positional=True)
     name: str = opt(config.REQUIRED, "name of the files and the class", positional=True)
     out: Path = opt(Path("."), "folder to write into")
 
 
 def write_new(cfg: NewConfig) -> None:
-    """Write the three files; of a package pyproject.toml too, which declares the task as an entry point. ConfigError for a name that Python cannot
-    import, and for a file that exists."""
+    """Write the three files, of a package pyproject.toml too. ConfigError for a name that Python cannot import, and for a file that exists."""
     packed, name = cfg.what == "package", cfg.name
     out = cfg.out / name if packed else cfg.out
     cls = "".join(part.capitalize() for part in name.split("_"))
     if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
         raise ConfigError(f"the name {name!r}; required: small letters, digits, _, and no module or keyword of Python")
-    paths = {
-        out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8")
-        for file in TEMPLATE.iterdir()
-        if packed or file.stem != "pyproject.toml"
-    }
+    files = [file for file in TEMPLATE.iterdir() if packed or file.stem != "pyproject.toml"]
+    paths = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files}
     if existing := [path for path in paths if path.exists()]:
         raise ConfigError(f"{existing[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)

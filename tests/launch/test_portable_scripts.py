@@ -78,16 +78,7 @@ def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(writ
 
 def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path, tmp_path: Path) -> None:
     head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", str(written / "v6-8b.json")]
-    for environment, expected in (
-        ({}, []),
-        ({"SKIP_TO": "7"}, ["--from", "v6-rl"]),
-        ({"SKIP_TO": "1"}, ["--from", "plain-programs"]),
-        ({"SKIP_TO": "sft-general"}, ["--from", "sft-general"]),
-        ({"FORCE_PREP_CODE": "1", "FORCE_MERGE": "1"}, ["--force", "v6-sft", "--force", "plain-programs"]),
-        ({"FORCE_MERGE": "0", "FORCE_V6_RL": "1", "SKIP_TO": "8"}, ["--force", "v6-rl", "--from", "v6-evaluate"]),
-        ({"BASE": "mine/base@20"}, ["--base", "mine/base@20"]),
-        ({"BASE": "b", "SKIP_TO": "3"}, ["--base", "b", "--from", "v6-sft"]),
-    ):
+    for environment, expected in json.loads(Path(__file__).with_name("variables.json").read_text()):
         _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
         assert words == [*head, *expected, "--until", "v6-rl"]
         cfg = config.parse(runner.RecipeConfig, words[3:])

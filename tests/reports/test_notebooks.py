@@ -21,28 +21,7 @@ from codechat.runs import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ADDS = """# %% [markdown]
-# # Two and one is three
-# **Question.** Is it? **Result.** 3.
-
-# %% tags=["parameters"]
-one, label = 1, "sum"
-one: int = 1
-
-# %%
-import os
-import sys
-import warnings
-
-import codechat
-
-print(os.getcwd(), os.listdir(), codechat.__file__, object())
-warnings.warn("said by a cell")
-print(sys.prefix)
-
-# %%
-assert 2 + one == 3, f"{2 + one} is not 3"
-"""
+ADDS = Path(__file__).with_name("adds.txt").read_text()
 READS = """# %% [markdown]
 # # It reads runs
 

@@ -15,7 +15,7 @@ from raising import raising
 
 from codechat import tasks
 from codechat.core.config import config_hash
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.core.registry import COMMANDS
 from codechat.grpo import GRPOConfig
 from codechat.tasks.custom import RowsTask
@@ -255,3 +255,24 @@ def test_an_installed_package_adds_a_task_and_never_replaces_one(tmp_path, monke
     for name, error in {"toy": ConfigError, "gone": DataError, "loose": DataError, "my_word": ConfigError}.items():
         with raising(error, name, "my_words" if name == "my_word" else "my-words"):
             tasks.load(name)
+
+
+def test_an_environment_of_verifiers_gives_its_rows_weights_and_awaited_rewards(tmp_path):
+    pytest.importorskip("verifiers")
+    adapter, env = Path(__file__).parents[2] / "examples" / "verifiers_task.py", tmp_path / "environment.py"
+    env.write_text(Path(__file__).with_name("verifiers_env.txt").read_text())
+    task = tasks.load(f"{adapter}:Verifiers:env={env},n=30", reference="{answer}")
+    parts = [task.problems(split) for split in ("train", "select", "test")]
+    assert [len(part) for part in parts] == [24, 3, 3]
+    tasks.check_reference_solutions(task, parts[0]).require()
+    assert tasks.check_reward(task, parts[0]) == {}
+    problem = next(p for part in parts for p in part if p.gold == "14")
+    assert [m["content"] for m in problem.messages] == ["Answer with a number.", "Double 7."]
+    found = list(tasks.score_all(task, [problem] * 3, ["14", "15", "fourteen"]))
+    assert [score.reward for score in found] == pytest.approx([1, 0.2 / 0.8, 0])
+    assert [(score.tier, score.correct) for score in found] == [("full", True), ("some", False), ("none", False)]
+    assert {name: found[1].terms[name] for name in ("exact", "digits")} == {"exact": 0, "digits": 1}
+    wrongs = {f"{env},k=3": "k", "nowhere": "nowhere", "json": "json", f"{env},max_turns=2": "turns"}
+    for wrong, named in wrongs.items():
+        with raising(UserError, named):
+            tasks.load(f"{adapter}:Verifiers:env={wrong}")

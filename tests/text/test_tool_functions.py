@@ -34,21 +34,7 @@ def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
         assert takes(hint, given) == received, (hint, given)
 
 
-ORIGINAL = """
-def weather(city, unit="celsius"):
-    return f"{city} in {unit}"
-
-def helper(x):
-    return x
-
-class Counter:
-    n = 0
-    def __call__(self, by):
-        self.n += by
-        return self.n
-
-EXECUTORS = {"get_weather": weather, "add": lambda a, b: a + b, "count": Counter()}
-"""
+ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
 
 
 def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:

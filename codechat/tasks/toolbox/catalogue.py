@@ -222,18 +222,8 @@ def response(result: Any) -> str:
 
 WAYS = {"times": operator.mul, "plus": operator.add, "minus": operator.sub, "over": operator.truediv}
 THINGS = [w for w in COMMON if w not in VERBS]
-ARGUMENTS = (
-    ("n", "integer:2:9999"),
-    ("count", "integer:2:90"),
-    ("size", "number:2:900"),
-    ("word", "word"),
-    ("name", "name"),
-    ("owner", "name"),
-    ("code", "word"),
-    ("text", "phrase:2:3"),
-    ("day", "date"),
-    ("time", "time"),
-)
+_KINDS = "n=integer:2:9999 count=integer:2:90 size=number:2:900 word=word name=name owner=name code=word text=phrase:2:3 day=date time=time"
+ARGUMENTS = tuple(tuple(argument.split("=")) for argument in _KINDS.split())
 
 
 @cache
