@@ -52,17 +52,17 @@ from codechat.training.settings import TOY_RUN
 
 # ---------------------------------------------------------------- pretraining and SFT
 def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:
-    """nanochat's rule by hand at depths 12 and 24; ranks change the accumulation only; the vocabulary is that of the corpus."""
+    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the vocabulary is that of the corpus."""
 
     def of(words: str, ranks: int = 1) -> Any:
         return registry.LOOPS["pretrain"].parse(words.split(), ranks)
 
     weights, step = 12 * 12 * 768**2 + 50304 * 768, 8 * 8 * 1024
-    d12, d24 = of("--depth 12", 8), of("--depth 24 --device-batch-size 4")
+    d12, d32 = of("--depth 12", 8), of("--depth 32 --device-batch-size 4")
     assert d12 == replace(of("--preset d12"), grad_accum=2**19 // step, max_steps=round(12 * weights / 2**19))
     assert of("--depth 20").model == GPTConfig(**PRESETS["d20"]) and of("--depth 4").model == GPTConfig()
     assert (odd := of("--depth 13").model).n_embd == 896 and odd.head_dim == 128
-    assert d24.lr == 3e-3 * 2**-0.5 and d24.model.n_embd == 1536 and d24.grad_accum * 4 * 2048 == 2**20
+    assert d32.lr == 3e-3 * (2048 / 768) ** -0.5 and d32.model.n_embd == 2048 and d32.grad_accum * 4 * 2048 == 2**20
     assert (
         replace(of("--depth 12"), grad_accum=d12.grad_accum) == d12 and "depth 12: width 768" in capsys.readouterr().err
     )
