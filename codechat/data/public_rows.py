@@ -1,5 +1,6 @@
 """Rows of public data sets -> documents and conversations, by their columns. Rows of a benchmark are refused first."""
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from codechat.data import chat_formats
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import (
     ENDINGS,
+    MMLU_COLUMNS,
     Document,
     Ledger,
     Row,
@@ -27,24 +29,9 @@ from codechat.data.synthetic import parsed, split_of
 from codechat.text import chat
 
 DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))
-CALL_COLUMNS = (
-    ("system", "chat"),
-    ("question", "functions", "ground_truth"),
-    ("messages",),
-    ("conversations",),
-    ("text",),
-)
-INSTRUCTION_COLUMNS = (
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("text", "code", "test_list"),
-    ("prompt", "code", "test_list"),
-    ("question", "answer"),
-    ("query", "response"),
-    *CALL_COLUMNS,
-)
+_COLUMNS = json.loads(Path(__file__).with_name("columns.json").read_text("utf-8"))  # sets of columns that rows may have
+CALL_COLUMNS = tuple(map(tuple, _COLUMNS["calls"]))
+INSTRUCTION_COLUMNS = (*map(tuple, _COLUMNS["instructions"]), *CALL_COLUMNS)
 READ = {"history", "tools", "id", "domain", "source", "task_id", "test_list"}.union(
     chat_formats.REQUESTS, chat_formats.ANSWERS, chat_formats.INPUTS, chat_formats.SYSTEM_COLUMNS, *CALL_COLUMNS
 )
@@ -73,7 +60,7 @@ def evaluation_set(row: Row) -> str | None:
         "HumanEval": name.startswith("HumanEval/"),
         "the test and validation splits of MBPP": {"task_id", "test_list"} <= keys
         and whole_number(row["task_id"]) in MBPP_HELD_OUT,
-        "MMLU": {"question", "choices", "answer"} <= keys,
+        "MMLU": {"question", "choices", "answer"} <= keys or {*MMLU_COLUMNS} <= keys,
     }
     either = "GSM8K, whose test split cannot be told from its training split by an answer"
     known = (benchmark for benchmark, sign in signs.items() if sign)

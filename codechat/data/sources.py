@@ -1,9 +1,9 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
 A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row
-should have been usable. Too many losses are an error: a reader that drops most of its input leaves only the easy part.
-"""
+should have been usable. Too many losses are an error: a reader that drops most of its input leaves only the easy part."""
 
+import csv
 import hashlib
 import json
 import os
@@ -163,6 +163,7 @@ def text_rule(text: str) -> str | None:
 
 
 ENDINGS = ".parquet, .json or .jsonl"
+MMLU_COLUMNS = ["question", *"ABCD", "answer"]
 
 
 def open_text(path: Path) -> Iterator[str]:
@@ -206,7 +207,8 @@ def row_format(path: Path) -> str | None:
 
 
 def local_rows(path: Path) -> Iterator[Row]:
-    """Rows of a file with one of `ENDINGS`, or of all such files of a directory but .json. MissingFile, DataError."""
+    """Rows of a csv file or one with one of `ENDINGS`, or of the parquet and jsonl files of a directory. MissingFile,
+    DataError."""
     if path.is_dir():
         files = sorted(filter(row_format, path.iterdir()))
         if not files:
@@ -214,12 +216,14 @@ def local_rows(path: Path) -> Iterator[Row]:
         yield from chain.from_iterable(map(local_rows, files))
     elif path.suffix == ".parquet" and path.exists():
         yield from _parquet_rows(path)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
     elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
         yield from _objects(_decoded(text, str(path)), str(path))
     elif path.suffix in (".jsonl", ".json") or not path.exists():
         yield from (row for _, row in read_jsonl(path))
     else:
-        raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
+        raise DataError(f"{path} has the ending {path.suffix!r}; required is .csv, {ENDINGS}; convert or rename it")
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -232,6 +236,14 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             yield from map(unpadded, batch.to_pylist(maps_as_pydicts="lossy"))
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """By the names in the first line; MMLU's own files have no such line."""
+    first, *lines = [line for line in csv.reader(open_text(path)) if line] or [[]]
+    if len(first) == len(MMLU_COLUMNS) and first[-1] in ("A", "B", "C", "D"):
+        first, lines = MMLU_COLUMNS, [first, *lines]
+    yield from _objects([dict(zip(first, line)) for line in lines], str(path))
 
 
 def unpadded(row: Row) -> Row:

@@ -1,8 +1,7 @@
 """Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
 
 A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
-one. The cells show within a few steps that one skill overwrites another.
-"""
+one. The cells show within a few steps that one skill overwrites another."""
 
 from __future__ import annotations
 
@@ -23,13 +22,8 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 BEHAVIOURS = ("call", "code", "neither")
-EXPECTED = {
-    "tool_with_tools": "call",
-    "tool_with_other_tools": "neither",
-    "tool_without_tools": "neither",
-    "code_with_tools": "code",
-    "code_without_tools": "code",
-}
+EXPECTED = dict(tool_with_tools="call", tool_with_other_tools="neither", tool_without_tools="neither")
+EXPECTED |= dict(code_with_tools="code", code_without_tools="code")
 CELLS = tuple(EXPECTED)
 CODE = re.compile(
     r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)", re.MULTILINE

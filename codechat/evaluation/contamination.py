@@ -8,8 +8,7 @@ A problem counts as exposed where
     function  where there is no reference solution: a text defines a function of the requested name
 
 13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required, so
-that a template of all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree.
-"""
+that a template of all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree."""
 
 import ast
 import keyword

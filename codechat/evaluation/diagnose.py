@@ -6,13 +6,14 @@ update changes.
 A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before reinforcement learning,
 `Sentinel` at each step; `weights_changed_bf16` shows whether updates survive rounding to bfloat16.
 
-Shapes: P groups (problems), G completions each.
-"""
+Shapes: P groups (problems), G completions each."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
@@ -39,12 +40,7 @@ WEAK_BELOW = 0.25
 
 LOGGED = tuple("verdict remedy reward_mean reward_std exact_match frac_zero_std_groups effective_groups".split())
 
-REMEDIES: dict[Verdict, str] = {
-    "SATURATED": "the task is solved at this temperature: take harder problems, or drop those always correct",
-    "DEAD": "almost no group carries a gradient: train SFT longer, densify the reward, or ease the problems",
-    "WEAK": "few groups carry a gradient: raise --group-size or --temperature, or make the reward denser",
-    "LIVE": "go ahead with RL",
-}
+REMEDIES = json.loads(Path(__file__).with_name("remedies.json").read_text("utf-8"))  # by the signal, and by pass@1
 
 
 @dataclass(frozen=True)
@@ -76,18 +72,11 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     equal, share = int(advantages.zero_variance(rewards).sum()), float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - equal) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts, rewards = correct.sum(dim=1).tolist(), rewards.double()
-    return Diagnosis(
-        verdict=verdict,
-        remedy=REMEDIES[verdict],
-        n_groups=n_groups,
-        group_size=group_size,
-        frac_zero_std_groups=equal / n_groups,
-        effective_groups=n_groups - equal,
-        exact_match=share,
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std(correction=0)),
-        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
-    )
+    passes = {k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)}
+    found: dict[str, Any] = dict(verdict=verdict, remedy=REMEDIES["signal"][verdict], n_groups=n_groups)
+    found |= dict(group_size=group_size, frac_zero_std_groups=equal / n_groups, effective_groups=n_groups - equal)
+    found |= dict(reward_mean=float(rewards.mean()), reward_std=float(rewards.std(correction=0)))
+    return Diagnosis(**found, exact_match=share, pass_at=passes)
 
 
 def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:

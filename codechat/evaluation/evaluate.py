@@ -4,17 +4,19 @@
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --split select --all-checkpoints --run-name choice
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
+    codechat evaluate --ckpt smollm2 --task arc_easy --score loglik            multiple choice (`loglik`)
+    codechat evaluate --endpoint http://127.0.0.1:8000 --task funcall          a server instead (`endpoint`)
 
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
 the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
 paired test, `per_problem.jsonl`, and every completion with its score, `examples.jsonl`. Ranks of torchrun share the
-problems. Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`).
-"""
+problems. Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`)."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +26,13 @@ from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core.atomic_files import append_rows
-from codechat.core.config import REQUIRED, Settings, opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.evaluation import contamination, results
+from codechat.evaluation import contamination, loglik, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
+from codechat.evaluation.endpoint import Endpoint
 from codechat.models import generate, gpt, loading
 from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
@@ -47,9 +50,9 @@ CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 
 
 def evaluate_task(
-    model: gpt.GPT,
-    tokenizer: Tokenizer,
-    tags: str,
+    model: gpt.GPT | None,
+    tokenizer: Tokenizer | None,
+    tags: str | None,
     task: tasks.Task,
     problems: Sequence[tasks.Problem],
     *,
@@ -62,6 +65,7 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
+    collect: Callable[..., rollout.RolloutBatch] | None = None,
 ) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective.
 
@@ -77,20 +81,11 @@ def evaluate_task(
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            with dist.autocast(model.wte.weight.device):
-                batch = rollout.collect(
-                    model,
-                    task,
-                    chunk,
-                    tokenizer,
-                    tags,
-                    keys=[p.id for p in chunk],
-                    sampler=partial(sample_after, list(begin), held),
-                    group_size=n,
-                    temperature=temperature,
-                    top_k=top_k,
-                    max_new_tokens=max_new_tokens,
-                    seed=seed,
+            how = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
+            how |= dict(sampler=partial(sample_after, list(begin), held))
+            with dist.autocast(model.wte.weight.device) if model else nullcontext():
+                batch = (collect or rollout.collect)(
+                    model, task, chunk, tokenizer, tags, keys=[p.id for p in chunk], **how
                 )
             my_rows += _rows(task, batch)
             bar.update(len(chunk))
@@ -120,18 +115,10 @@ def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, A
         problem = batch.problems[i // batch.group_size]
         if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
             score = tasks.Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
-        row = dict(
-            problem=problem.id,
-            reward=score.reward,
-            tier=score.tier,
-            correct=score.correct,
-            request=problem.messages[-1]["content"],
-            gold=task.gold(problem),
-            completion=batch.texts[i],
-            stop=completion.stop,
-            tokens=sum(completion.written),
-            parts=dict(score.parts),
-            terms=dict(score.terms),
+        row = dict(problem=problem.id, reward=score.reward, tier=score.tier, correct=score.correct)
+        row |= dict(request=problem.messages[-1]["content"], gold=task.gold(problem), completion=batch.texts[i])
+        row |= dict(
+            stop=completion.stop, tokens=sum(completion.written), parts=dict(score.parts), terms=dict(score.terms)
         )
         yield row | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
 
@@ -207,7 +194,10 @@ class TaskSettings(SamplingSettings):
 class EvaluateConfig(TaskSettings):
     """What to evaluate, and how many samples to draw."""
 
-    ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
+    ckpt: tuple[str, ...] = opt((), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
+    endpoint: str = opt("", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any")
+    model: str = opt("", "the endpoint's name of the model; empty = the first that it lists")
+    api_key_file: Path | None = opt(None, "file with the key that the endpoint expects; none = no key", identity=False)
     contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
@@ -215,6 +205,9 @@ class EvaluateConfig(TaskSettings):
     limit: int | None = opt(None, "problems per split; none = all", least=0)
     skip_failing_references: bool = opt(False, "leave out problems whose own reference solution fails, by name")
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
+    score: Literal["sampled", "loglik"] = opt(
+        "sampled", "sampled completions, or the likeliest choice (mmlu, arc_easy, ...)"
+    )
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
     temperatures: tuple[float, ...] = opt((), "more temperatures, each with its own row; 0 = greedy, one completion")
@@ -225,20 +218,26 @@ class EvaluateConfig(TaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ckpt or not self.split:
-            raise ConfigError("no --ckpt or no --split; at least one of each is required")
+        if not (self.ckpt or self.endpoint) or not self.split:
+            raise ConfigError("no --ckpt or --endpoint, or no --split; at least one of each is required")
         if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:  # pass@1 ranks checkpoints
             raise ConfigError(f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1")
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1")
+        if self.score == "loglik" and (self.temperatures or self.forced_call or self.constrain):
+            raise ConfigError("--score loglik samples nothing; leave out --temperatures, --forced-call and --constrain")
+        if self.endpoint and (self.score != "sampled" or self.forced_call or self.constrain or self.heldout_examples):
+            raise ConfigError("--endpoint excludes --score loglik, --forced-call, --constrain and --heldout-examples")
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
             raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
-        if self.all_checkpoints and (len(self.ckpt) > 1 or self.split != ("select",)):
+        if self.all_checkpoints and (len(self.ckpt) != 1 or self.endpoint or self.split != ("select",)):
             raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
 
 
 def samplings(cfg: EvaluateConfig) -> dict[str, dict[str, Any]]:
     """{name: settings for `evaluate_task`} of each row of the results; the first is what checkpoints are chosen by."""
+    if cfg.score == "loglik":
+        return {way: dict(temperature=0.0, n=1, ks=(1,)) for way in loglik.WAYS}
     ways: dict[str, dict[str, Any]] = {}
     for t in (cfg.temperature, *cfg.temperatures):
         how = dict(n=cfg.n, ks=cfg.ks) if t else dict(n=1, ks=(1,))
@@ -258,6 +257,10 @@ Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]]
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
+    if cfg.score == "loglik" and not hasattr(task, "choices"):
+        raise ConfigError(
+            f"task {task.name} has no choices; --score loglik takes arc_challenge, arc_easy, hellaswag, mmlu"
+        )
     problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
     left_out = {}
     for split, some in problems.items():
@@ -270,10 +273,11 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     paths = [find_checkpoint(ref) for ref in cfg.ckpt]
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
-    how = dict(kind=kind, parent=str(paths[0]), overwrite=cfg.overwrite)
+    served = [Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)] if cfg.endpoint else []
+    how = dict(kind=kind, parent=str(paths[0]) if paths else None, overwrite=cfg.overwrite)
     with dist.session(cfg), Run.create(cfg.run_name, cfg, **how) as run:
-        rows = [_evaluate_checkpoint(cfg, run, task, problems, path, judge) for path in paths]
-        summary = _paired_summary(run, cfg) if len(paths) > 1 and dist.is_main() else {}
+        rows = [_evaluate_one(cfg, run, task, problems, one, judge) for one in (*paths, *served)]
+        summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
             checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
@@ -285,16 +289,17 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     return run
 
 
-def _evaluate_checkpoint(
+def _evaluate_one(
     cfg: EvaluateConfig,
     run: Run,
     task: tasks.Task,
     problems: Mapping[str, Sequence[tasks.Problem]],
-    path: Path,
+    source: Path | Endpoint,
     judge: Judge | None,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of one checkpoint by split; logs and prints them."""
-    loaded, rows, exposed = loading.load_model(path, dist.device(), cfg.tags), {}, {}
+    """Metrics of one checkpoint or endpoint by split; logs and prints them."""
+    loaded: Any = source if isinstance(source, Endpoint) else loading.load_model(source, dist.device(), cfg.tags)
+    name, rows, exposed = loaded.name if loaded is source else label(source), {}, {}
     if hasattr(task, "tools_style"):
         task.tools_style = loaded.tools_style
     step, say = int(loaded.meta["step"]), print if dist.is_main() else lambda text: None
@@ -302,22 +307,15 @@ def _evaluate_checkpoint(
         everything = [problem for items in problems.values() for problem in items]
         say(report := contamination.check(everything, loaded.meta.get("lineage", ())))
         exposed = report.how
-    name = label(path)
+    collect = loaded.collect if loaded is source else loglik.Chooser(loaded) if cfg.score == "loglik" else None
     for (split, items), (i, (way, how)) in itertools.product(problems.items(), enumerate(samplings(cfg).items())):
         which = dict(checkpoint=name, split=split, sampling=way)
-        result = evaluate_task(
-            loaded.model,
-            loaded.tokenizer,
-            loaded.tags,
-            task,
-            items,
-            top_k=cfg.top_k,
-            max_new_tokens=cfg.max_new_tokens,
-            seed=cfg.seed,
-            begin=chat.layout(loaded.tokenizer, loaded.tags).call if way.endswith("call given") else (),
-            progress=f"{name} on {split}",
-            **how,
+        how = how | dict(
+            top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, progress=f"{name} on {split}"
         )
+        how |= dict(begin=chat.layout(loaded.tokenizer, loaded.tags).call if way.endswith("call given") else ())
+        how |= dict(collect=partial(collect, way=way) if way in loglik.WAYS else collect)
+        result = evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, items, **how)
         row = result.row() | dict(sampling=way)
         say(result.report(f"{name} on {cfg.task} {split}{f', {way}' if ',' in way else ''}"))
         if dist.is_main():
@@ -330,7 +328,8 @@ def _evaluate_checkpoint(
             row |= judge(run, result, which, exposed) if judge else {}
             if cfg.heldout_examples:
                 row |= losses_of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples)
-            if cfg.probe_examples and cfg.data_dir and (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
+            file = Path(cfg.data_dir or "") / f"probes.{split}.jsonl"
+            if loaded.model and cfg.probe_examples and cfg.data_dir and file.exists():
                 probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
                 matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
                 row |= matrix.metrics()
@@ -347,7 +346,7 @@ def label(path: Path) -> str:
 
 def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
     """The checkpoint with the largest pass@1; ties go to the larger pass@k, then to the earlier one."""
-    return max(sorted(rows), key=lambda path: (rows[path]["pass@1"], rows[path][f"pass@{k}"]))
+    return max(sorted(rows), key=lambda path: (rows[path]["pass@1"], rows[path].get(f"pass@{k}", 0)))
 
 
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:

@@ -4,12 +4,13 @@
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
 
 This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per answer, and tables,
-`natural.md`. Requests that a checkpoint was trained on are also reported separately.
-"""
+`natural.md`. Requests that a checkpoint was trained on are also reported separately."""
 
 import html
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from codechat.core.atomic_files import json_lines, write_atomic
@@ -20,27 +21,12 @@ from codechat.evaluation.results import TaskResult
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.rewards import PARSEABLE
-from codechat.tasks.natural import KINDS, SHORTCUT, SHOWN
+from codechat.tasks.natural import KINDS, SHORTCUT
 from codechat.text import chat
 
 Row = dict[str, Any]
 NOT_OFFERED = "calls a name that was not offered"
-VERDICTS = {
-    "no_tag": "no call",
-    "bad_json": "unreadable call",
-    "no_name": "call without a name",
-    "name_only": "right tool, wrong arguments",
-    "partial": "right tool, some arguments right",
-    "full": "right",
-    "empty": "no code",
-    "unparseable": "not Python",
-    "raises": "raises",
-    "none_passed": "runs, passes no test",
-    "some_passed": "passes some tests",
-    "all_passed": "passes all tests",
-    SHORTCUT: "passes by what the request excludes",
-    SHOWN: "shown",
-}
+VERDICTS = json.loads(Path(__file__).with_name("natural_verdicts.json").read_text("utf-8"))  # tier -> its words
 SHARES = (  # kind, metric, its words, whether a row counts
     ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
     ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in ("name_only", "partial", "full")),
@@ -143,24 +129,13 @@ def run_natural(cfg: NaturalConfig) -> Run:
 
     def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, float]:
         name = which["checkpoint"]
-        answers[name] = [
-            dict(
-                id=problem.id,
-                kind=problem.meta["kind"],
-                trained=problem.meta["trained"] or problem.id in exposed,
-                found=list(exposed.get(problem.id, ())),
-                request=example["request"],
-                tools=problem.meta["tools"],
-                expected=example["gold"],
-                answer=example["completion"],
-                stop=example["stop"],
-                tier=example["tier"],
-                verdict=verdict(problem, example["tier"], example["completion"]),
-                correct=example["correct"],
-                **{k: example["parts"][k] for k in ("passed", "tests") if problem.meta["kind"] == "code"},
-            )
-            for problem, example in zip(result.problems, result.examples, strict=True)
-        ]
+        answers[name] = []
+        for problem, example in zip(result.problems, result.examples, strict=True):
+            same, kind = {k: example[k] for k in ("request", "stop", "tier", "correct")}, problem.meta["kind"]
+            row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in exposed)
+            row |= dict(found=list(exposed.get(problem.id, ())), tools=problem.meta["tools"], expected=example["gold"])
+            row |= dict(answer=example["completion"], verdict=verdict(problem, example["tier"], example["completion"]))
+            answers[name].append(row | same | {k: example["parts"][k] for k in ("passed", "tests") if kind == "code"})
         if dist.is_main():
             print(*summary_lines({name: answers[name]}), sep="\n")
             rows = [dict(checkpoint=name, temperature=cfg.temperature) | r for name in answers for r in answers[name]]

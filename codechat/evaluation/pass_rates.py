@@ -6,8 +6,7 @@
 
 `passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of groups (`diagnose`).
 `filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least
-0.1. It copies the other splits unchanged.
-"""
+0.1. It copies the other splits unchanged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +27,6 @@ from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
 
 DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
 MIN_TIERED = 0.1  # mean tiered reward of a problem that is kept although nothing solves it
-REMEDIES = {
-    "DEAD": "hardly anything is solved and RL would stall: strengthen the base (more pretraining, SFT on such problems) "
-    "or ease the problems",
-    "WEAK": "some problems are solved: use the tiered reward, --group-size 8 or more, and `codechat filter`",
-    "LIVE": "enough is solved for standard RL",
-    "SATURATED": "the task is solved at this temperature: take harder problems",
-}
 
 
 # ---- codechat passk
@@ -72,16 +64,10 @@ def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
     signal, solved = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    row = dict(
-        parseable_frac=result.tier_share(PARSEABLE),
-        runnable_frac=result.tier_share(RUNNABLE),
-        frac_zero_std_groups=signal.frac_zero_std_groups,
-        effective_groups=signal.effective_groups,
-        verdict=verdict,
-        remedy=REMEDIES[verdict],
-        reward_verdict=signal.verdict,
-        reward_remedy=signal.remedy,
-    )
+    row = dict(parseable_frac=result.tier_share(PARSEABLE), runnable_frac=result.tier_share(RUNNABLE))
+    row |= dict(frac_zero_std_groups=signal.frac_zero_std_groups, effective_groups=signal.effective_groups)
+    row |= dict(verdict=verdict, remedy=diagnose.REMEDIES["pass@1"][verdict])
+    row |= dict(reward_verdict=signal.verdict, reward_remedy=signal.remedy)
     if cfg.gate_parseable or cfg.gate_pass_at_k:
         reached = result.pass_at[max(cfg.ks)].value >= cfg.gate_pass_at_k
         row["gate"] = "pass" if reached and row["parseable_frac"] >= cfg.gate_parseable else "fail"

@@ -51,13 +51,8 @@ class TaskResult:
         for i, problem in enumerate(self.problems):
             some = self.examples[i * self.n :][: self.n]
             cluster = problem.meta.get(self.of_task("clustered_by"))
-            row: Row = dict(
-                id=problem.id,
-                n=self.n,
-                c=sum(e["correct"] for e in some),
-                reward_mean=sum(e["reward"] for e in some) / self.n,
-                tiers=Counter(e["tier"] for e in some),
-            )
+            row: Row = dict(id=problem.id, n=self.n, c=sum(e["correct"] for e in some))
+            row |= dict(reward_mean=sum(e["reward"] for e in some) / self.n, tiers=Counter(e["tier"] for e in some))
             rows.append(row | ({"cluster": str(cluster)} if cluster else {}))
         return rows
 

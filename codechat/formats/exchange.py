@@ -1,38 +1,16 @@
-"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, or a file for
-llama.cpp. `codechat import`: weights trained elsewhere as a run for --ckpt and --init-from.
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, a file for
+llama.cpp, or a run to give away. `codechat import`: weights trained elsewhere as a run (docs/commands.md, "Out and in").
 
     codechat export --ckpt nano/rl --out nano-rl-hf
-    codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
+    codechat export --ckpt nano/sft --out my-model --format run
     codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
-    codechat export --ckpt smollm2/sft --out tools --format adapter   what it adds to the pretrained model
-    python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
-    codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
-    codechat import qwen --run-name qwen
-    codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
-    codechat import data/hub/smollm2 --run-name smollm2             after `codechat download smollm2`
+    codechat export --ckpt smollm2/sft --out tools --format adapter   what it adds to the pretrained model, at rank --rank
+    codechat import qwen --run-name qwen                            after `codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen`
     codechat import old/latest.pt --run-name old
-
-Squared ReLU with QK-norm (preset nano) becomes Qwen3 with hidden_act relu; its gate projection repeats the up
-projection. This is exact, but the MLP grows by half; import drops the copy. vLLM's own Qwen3 supports only silu; use its
-transformers backend:
-
     vllm serve nano-rl-hf --model-impl transformers
 
---format gguf writes an imported Llama, Qwen2 or Qwen3 model for llama.cpp (pip install "codechat[gguf]"). Other models have
-no class or tokenizer there. Do not use llama.cpp's own converter for a relu model: it writes a wrong file without an error:
-
-    llama-cli -m tools/model.gguf --jinja
-
---format run keeps only weights: no optimizer states and nothing that identifies the machine. Every command reads such a
-run; training can start from it (--init-from) but not resume. Rounding to bfloat16 changes some answers. --format adapter is
-such a run of a fine-tuned smollm2, without the pretrained weights: only what training added to them, at rank --rank.
-
-Import reads Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json),
-GGUF files of the first three, alone or in a directory, and the original system's .pt files. Weights become float32. An
-imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags text, our tags
-are plain text. --tags reserved puts them in six unused padding rows of the embedding, which SFT must then train.
---tags raw is for base models: prompts are plain text without turns, and an answer ends at the end of text.
-"""
+Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up projection, which import drops. Weights become
+float32. An imported model keeps its tokenizer and chat template (tags "template"); --tags text, reserved and raw replace it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ as they are sampled.
 
 `tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some.
 Token masks constrain calls to their schemas. Calls are run and their results returned until the model answers in words.
-Errors of a call go back to the model as {"error": ...}. A file of --executors runs with your rights, like any
-script."""
+A call's error goes back as {"error": ...}. A file of --executors runs with your rights, like any script."""
 
 import json
 import re
@@ -186,25 +185,15 @@ class RemoteModel:
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
         """The assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
         offered = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
-        body = {"messages": as_openai(messages)} | ({"tools": offered} if offered else {})
-        answer = self.link.ask("/v1/chat/completions", self.settings | body | {"seed": self.seed})
+        body = {"messages": tool_calls.as_openai(messages)[0]} | ({"tools": offered} if offered else {})
+        message, *_ = self.link.answer(self.settings | body | {"seed": self.seed})
         self.seed += 1
-        message = answer["choices"][0]["message"]
-        lines = [message["content"]] if message.get("content") else []
-        for function in (call["function"] for call in message.get("tool_calls") or ()):  # as the model wrote them
-            named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
-            lines.append(f"{chat.CALL_TAG} {tool_calls.escape_tags(named)}")
-        show(content := "\n".join(lines), end="\n")
+        show(content := tool_calls.answer_text(message), end="\n")
         return content
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation as it is: only the server knows its length for the model."""
         return messages
-
-
-def as_openai(messages: Sequence[Message]) -> list[Message]:
-    """Messages in OpenAI's form. Calls stay texts of the chat format, which the server reads as the model wrote them."""
-    return [message | {"role": "tool" if message["role"] == "function" else message["role"]} for message in messages]
 
 
 # ---- functions that are offered, and how their calls are run

@@ -1,35 +1,17 @@
 """Function calling: one request, the tools on offer, one call, graded by the staircase.
 
-Problems come from the toolbox (generated, any number) or from files:
+Problems come from the toolbox (generated, any number) or from files, told apart by their columns:
 
     problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls` writes them
     glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags, of the original project
 
-The columns of the first row give a file's format. Of a directory, the files funcall.*.jsonl are read. A row without a
-split gets one from the hash of its prompt, as in `codechat data`. Every row is kept or lost for a declared reason. Too
-many losses are an error. The same `score_call` gives the training reward and the exact match of evaluation.
+The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if it is not offered), name_only 0.55, partial 0.55 + 0.45 f,
+full 1; f = matched / expected arguments (1 if none is expected) x max(0.5, 1 - 0.1 x extra keys). What follows the call costs a rung: f is halved, else the
+reward is that of the next lower rung. Where no call is correct, an answer without one scores 1, any call 0. "published" is the original system's staircase.
 
-The staircase is a graded reward for one call:
-
-    no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35, name_only 0.55, partial 0.55 + 0.45 f, full 1
-
-f = matched / expected arguments, times max(0.5, 1 - 0.1 x extra keys). Without expected arguments f = 1 before that
-penalty. A wrong name that the prompt does not offer earns 0.2. The first call counts. Whatever follows it, text or
-another call, costs a rung: with a correct name f is halved, or without a matched argument the reward is that of
-wrong_name; below that it is that of the next lower rung. Of a repeated key the last value counts, as in any JSON reader.
-Where no call is correct, an answer without a call scores 1 and any call scores 0.
-
-`STAIRCASES` names two sets of values. "ours" is the above. "published" is what the original system's staircase was taken
-to be here, which its versions and its bugs are reproduced with: every wrong name earns 0.35, text after the call is free,
-further calls cap the score at 0.99, and integers have the tolerance of floats.
-
-Two values match if both are equal numbers, both are strings that are equal up to case and surrounding blanks, or both
-are lists or objects whose items match. A number that is expected as an integer needs exactly that value, written as an
-integer or as a float (3 or 3.0: JSON has one kind of number); one that is expected as a float has a tolerance. Types are
-never mixed: true is not 1 and "5" is not 5, because the called function would not accept one for the other. NaN and
-infinities match nothing.
-"""
+Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and outer blanks, or lists or objects of
+matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and infinities match nothing."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -110,9 +110,10 @@ class PublicTask(BaseTask):
             raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
         else:
             written = sorted(path.glob(f"{self.name}.*.jsonl"))
-            files = written or sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]
-            for file in files:
-                part = next((part for part in PARTS if part in file.stem.lower()), self.other)
+            found = [f for f in path.iterdir() if row_format(f)] or path.rglob("*.csv") if path.is_dir() else [path]
+            for file in written or sorted(found):
+                stem = f"{file.stem.lower()}_".replace("_val_", "_validation_")
+                part = next((part for part in PARTS if part in stem), self.other)
                 if part in self.hub or len(self.hub) == 1:  # a set of one part may have files of any name
                     yield part, file.name, rows_of(str(file), columns)
 

@@ -1,27 +1,15 @@
 """The chat format: messages <-> token ids, the loss mask, and where a completion ends.
 
-A message is {"role": "system" | "user" | "assistant" | "function", "content": str} and becomes
+A message is {"role": "system" | "user" | "assistant" | "function", "content": str} and becomes {tag}\\n{content}\\n<|end|>\\n, the tags being one id each
+("reserved": n_vocab + its index in TAGS, so no text can forge a turn) or ordinary tokens ("text": content that holds one raises). "template": an imported
+model's own jinja template. "raw", for base models: the begin-of-text token if there is one, then the contents, an empty line before one that follows
+another person's, the end of text after the assistant's. The inline <functioncall> is a tag too, in assistant turns only.
 
-    {tag}\n{content}\n<|end|>\n
+Tags, line ends and contents are tokenised separately, so a prompt's ids are a prefix of the conversation's. A stop is a sequence of ids: code may hold
+`<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end after it and <|end|>. Names of `tool_calls` are offered here too.
 
-with the tags of `TAGS`. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn.
-"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own jinja
-chat template. "raw", for base models: no turns; the begin-of-text token if there is one, then the
-contents, with an empty line before one that follows another person's, and the end of text after the assistant's. The
-inline <functioncall> is a tag too, in assistant turns only.
-
-Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole
-conversation. A stop is a sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries
-loss: content, the line end after it and <|end|>. The names of `tool_calls` are available here too.
-
-In the mode "template" each answer is rendered behind its own generation prompt, where it is sampled: what the template
-writes between prompt and content belongs to the answer, text that it adds to the last answer only (an empty <think>) is
-left out. A template or a conversation where the next prompt does not go on from there raises: its loss would be on other
-ids than are sampled. Contents may be trimmed or written as json strings, but not changed otherwise. Each answer is
-tokenised behind its prompt, and each prompt behind the answer before, as in transformers, except for tokens that would
-cross the border. Content that holds a special token raises, since it forges a turn; the assistant may write special
-tokens that the layout does not use. The role "function" is called "tool" there.
-"""
+In "template" each answer is rendered and tokenised behind its own generation prompt, where it is sampled. A template or conversation in which the next
+prompt does not go on from there raises, and so does one that changes contents beyond trimming, or content that holds a special token of the layout."""
 
 import json
 import re

@@ -3,8 +3,7 @@
 Calls are written in one form (`format_call`) and read in all that real data and half-trained models write
 (`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time linear in the text, since a model is
 rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next tag. JSON that was cut
-off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess.
-"""
+off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess."""
 
 import json
 import math
@@ -132,24 +131,35 @@ def offered_names(prompt: str) -> frozenset[str]:
 
 
 def offered_schemas(prompt: str) -> list[dict[str, Any]]:
-    """{"name", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as far as it
-    says: a choice of words in a list may be a number in the schema, so both are allowed."""
+    """{"name", "description", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as
+    far as it says: a choice of words in a list may be a number in the schema, so both are allowed."""
+    return split_offer(prompt)[1]
+
+
+def split_offer(prompt: str) -> tuple[str, list[dict[str, Any]]]:
+    """A system text without its list of functions, and `offered_schemas`."""
+    schemas = []
     if listed := _LISTED.search(prompt):
-        named = [(_NAME_IN_LINE.match(line), line) for line in _split_list(prompt, listed)[0]]
-        return [{"name": m[m.lastindex], "parameters": _parameters(line[m.end() :])} for m, line in named if m]
-    schemas, at = [], prompt.find("{")
+        lines, rest = _split_list(prompt, listed)
+        for line in lines:
+            if m := _NAME_IN_LINE.match(line):
+                arguments, _, about = line[m.end() :].partition(") - ")
+                schema = dict(name=m[m.lastindex], description=about or line[: m.start(m.lastindex)].removesuffix(": "))
+                schemas.append(schema | dict(parameters=_parameters(arguments)))
+        return prompt[: listed.start()] + rest, schemas
+    at = prompt.find("{")
     while at >= 0:
         schema, end = _strict(prompt, at) or (None, at + 1)
         if isinstance(schema, dict) and isinstance(schema.get("name"), str):
             schemas.append(schema)
         at = prompt.find("{", end)
-    return schemas
+    return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
 
 
 def _parameters(rest: str) -> dict[str, Any]:
-    """The schema of what stands after the bracket of a line: `a: type, b?: x|y) - description`."""
+    """The schema of what stands after the bracket of a line: `a: type, b?: x|y)`."""
     properties, required = {}, []
-    for argument in re.split(r", (?=[^\s,:]+: )", rest.partition(") - ")[0].removesuffix(")")):
+    for argument in re.split(r", (?=[^\s,:]+: )", rest.removesuffix(")")):
         name, _, kind = argument.partition(": ")
         if name:
             properties[name.removesuffix("?")] = _schema_of(kind)
@@ -368,6 +378,39 @@ def _escaped(match: re.Match[str]) -> str:
 
 def _after_space(text: str, start: int) -> int:
     return _SPACE.match(text, start).end()
+
+
+def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Messages in OpenAI's form, and the `tools` that their system texts list. Calls that have results are `tool_calls`."""
+    said, tools, waiting = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
+    for number, message in enumerate(messages):
+        role, content, more = message["role"], message["content"], dict[str, Any]()
+        calls = parse_calls(content) if role == "assistant" else []
+        results = takewhile(lambda later: later["role"] == "function", messages[number + 1 :])
+        if role == "system":
+            content, offered = split_offer(content)
+            slots = [slot for schema in offered for slot in schema.get("parameters", {}).get("properties", {}).values()]
+            for slot in (slot for slot in slots if "enum" in slot):  # each value once, as a number if it may be one
+                slot["enum"] = list({str(value): value for value in slot["enum"]}.values())
+            tools += [{"type": "function", "function": schema} for schema in offered]
+        elif calls and len(calls) == len([*results]) and all(call.form in READABLE for call in calls):
+            waiting, content = [f"call_{number}_{k}" for k in range(len(calls))], content.partition(CALL_TAG)[0].strip()
+            named = [dict(name=c.name, arguments=json.dumps(c.arguments)) for c in calls]
+            more["tool_calls"] = [dict(id=id, type="function", function=f) for id, f in zip(waiting, named)]
+        elif role == "function":
+            role, more = "tool", {"tool_call_id": waiting.pop(0) if waiting else ""}
+        if content or role != "system":
+            said.append({"role": role, "content": content, **more})
+    return said, tools
+
+
+def answer_text(message: Mapping[str, Any]) -> str:
+    """An answer in OpenAI's form as the text of the chat format: what it says, then its calls as the model wrote them."""
+    lines = [message["content"]] if message.get("content") else []
+    for function in (call["function"] for call in message.get("tool_calls") or ()):
+        named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
+        lines.append(f"{CALL_TAG} {escape_tags(named)}")
+    return "\n".join(lines)
 
 
 @dataclass

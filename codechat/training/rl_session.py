@@ -195,7 +195,7 @@ class RLSession(Session):
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if meter.updates else 0.0)
         if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
             steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"
-            self.why = f"DEAD: {steps}; {diagnose.REMEDIES['DEAD']}"
+            self.why = f"DEAD: {steps}; {diagnose.REMEDIES['signal']['DEAD']}"
         self.run.log(self.step + 1, {**row, "dead_steps": self.sentinel.dead_steps})
         every = self.cfg.log_rollouts_every
         if every and self.step % every == 0 and dist.is_main():

@@ -57,6 +57,9 @@ def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> Non
             Link(url).ask(path)
         again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
         assert e.value.status == again.status == status and str(again) == str(e.value)
+    for broken in ({}, {"choices": []}, {"choices": [{"text": "x"}]}):  # the server sends it back
+        with raising(ConfigError, "without a message"):
+            Link(url).answer(broken)
     for path in ("/cut", "/text"):
         with pytest.raises(NoAnswer, match=url):
             Link(url).ask(path)

@@ -102,14 +102,6 @@ def test_a_request_without_a_name_may_be_answered_under_any() -> None:
     assert [s.correct for s in scores] == [True] * 3 + [False] * 3
 
 
-def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
-    planted = [("Oh, WRITE quicksort!", True), ("write\nQuicksort.", True), ("def tallyWords (text): pass", False)]
-    problems = list(BY_ID.values())
-    found = {"code-01": ("prompt",), "code-13": ("function",)}
-    assert contamination.search(problems, [*planted, ("yo", False)]) == found
-    assert contamination.search(problems, [(request(BY_ID["toolbox-55"]), True)]) == {"toolbox-55": ("prompt",)}
-
-
 SMALL = {  # sizes of the recipe's data stages
     "data.corpus": dict(max_tokens=300_000),
     "data.sft": dict(max_examples=600),

@@ -18,11 +18,12 @@ from codechat.inference import protocol
 from codechat.inference.app import error_response, json_response
 from codechat.inference.engine import Detokenizer, Job, Request, stable_text
 from codechat.inference.protocol import ApiError, ChatRequest, Message
-from codechat.inference.terminal import as_openai
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
+from codechat.tasks.toolbox import problems
 from codechat.text import chat, tokenizer
+from codechat.text.tool_calls import as_openai
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512))
 LOADED = LoadedModel(MODEL, TOK, "reserved", {}, Path())
@@ -100,7 +101,11 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
         [USER, {"role": "assistant", "content": two}, USER],  # shown, not run
         [USER, {"role": "assistant", "content": two}, *told, {"role": "assistant", "content": two}, USER],
     ):
-        assert prompted(as_openai(messages)) == chat.prompt(messages, TOK)
+        assert prompted(as_openai(messages)[0]) == chat.prompt(messages, TOK)
+    for problem in problems.draw("test", 60):  # functions go as schemas and come back as the list
+        said, tools = as_openai(problem.messages)
+        schemas = [protocol.Tool.model_validate(tool).function.schema_ for tool in tools]
+        assert prompted(said, schemas) == chat.prompt(problem.messages, TOK)
 
 
 def test_what_a_stream_has_said_stays_true() -> None:

@@ -18,14 +18,17 @@ import pytest
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
+import jsonl
 from server import Running, Serving
 from taught import ANSWER, CALL, CODE, REQUEST, SQUARE, TOK, TOOL, exchange
 
+from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.core.http_client import read_key
 from codechat.inference import serve
 from codechat.inference.serve import ServeConfig
 from codechat.models import generate, loading
+from codechat.runs.run import Run
 from codechat.tasks.toolbox.catalogue import TOOLS, respond
 from codechat.text import chat
 
@@ -252,13 +255,15 @@ def test_what_is_no_request_of_this_server(up: Running) -> None:
         assert up.send("GET", "/health", Host=host)[0] == up.send("GET", "/", Host=host)[0] == status
 
 
-def test_a_key_is_asked_for(root: Path, tmp_path: Path) -> None:
+def test_a_key_is_asked_for(root: Path, tmp_path: Path, said: Any) -> None:
     (tmp_path / "key").write_text("s3cret\n")
     with Serving(api_key_file=tmp_path / "key") as up:
         with pytest.raises(openai.AuthenticationError):
             say(up)
         assert up.send("GET", "/v1/models")[0] == up.send("POST", "/page/call", {})[0] == 401
         assert up.send("GET", "/health")[0] == up.send("GET", "/")[0] == 200
+        code, _, err = said("evaluate", "--endpoint", up.url, "--task", "toy")
+        assert code == 2 and "refuses" in err and err.count("\n") == 0
         up.client.api_key = "s3cret"
         assert say(up).choices[0].message.content == CODE
         keys = {"bearer s3cret": 200, "BEARER  s3cret": 200, "s3cret": 401, "Basic s3cret": 401, "Bearer S3cret": 401}
@@ -306,6 +311,26 @@ def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(up: Runnin
     ):
         code, out, err = said("chat", *argv, "--user", "x")
         assert (code, out) == (2, "") and named in err and err.count("\n") == 0, err
+
+
+def test_an_endpoint_scores_as_the_checkpoint_that_it_serves(up: Running, said: Any, tmp_path: Path) -> None:
+    offer = [{"role": "system", "content": chat.tools_prompt([SQUARE], "compact")}]
+    asked = [[*offer, *exchange(REQUEST)], [*offer, *exchange(REQUEST, CALL, respond("square", {"x": 12}))]]
+    golds = [{"name": "square", "arguments": {"x": 12}}, None]
+    rows = [dict(id=str(i), messages=m, gold=g, split="test") for i, (m, g) in enumerate(zip(asked, golds))]
+    jsonl.write(tmp_path / "funcall.test.jsonl", rows)
+    words = f"--task funcall --data-dir {tmp_path} --n 1 --ks 1 --temperature 0 --run-name both --overwrite".split()
+    code, out, err = said("evaluate", "--ckpt", "tiny/sft", "--endpoint", up.url, *words)
+    assert code == 0 and "tiny/sft minus tiny/sft@60 on test: pass@1 +0.000" in out, err
+    examples = [row | dict(checkpoint="") for row in read_rows(Run.open("both").path / "examples.jsonl")]
+    assert examples[:2] == examples[2:] and [row["completion"] for row in examples[:2]] == sorted([ANSWER, CALL])[::-1]
+    for argv, named in (
+        (["http://127.0.0.1:1"], "127.0.0.1:1"),
+        (["nowhere"], "URL"),
+        ([up.url, "--model", "a"], "'a'"),
+    ):
+        code, _, err = said("evaluate", "--endpoint", *argv, *words)
+        assert code == 2 and named in err.splitlines()[-1], err
 
 
 def test_settings_and_the_extra_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

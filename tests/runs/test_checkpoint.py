@@ -158,47 +158,7 @@ def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monk
     assert run.checkpoints() == [1, 4] and checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
 
 
-KILLED_WHILE_SAVING = """
-import os, pathlib, shutil, signal, sys
-import torch
-from codechat.runs import checkpoint, paths
-from codechat.runs.run import Run
-
-paths.ROOT, step = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-run = Run.open("r")
-
-def save(step, n):
-    checkpoint.save(run.path, step, model=torch.nn.Linear(2, 2), extra={"n": n}, keep_last=1)
-
-def die_at(moment):
-    calls = iter(range(1000))
-    def dying(real):
-        def call(*args, **kwargs):
-            if next(calls) == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-        return call
-    for name in ("fsync", "rename", "replace"):
-        setattr(os, name, dying(getattr(os, name)))
-
-for moment in range(40):
-    shutil.rmtree(run.path / "checkpoints")
-    save(1, n=1)
-    if (child := os.fork()) == 0:
-        die_at(moment)
-        save(step, n=2)
-        os._exit(0)
-    died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    found = checkpoint.load("r")
-    assert (found.step, found.extra["n"]) in ((1, 1), (step, 2)), (moment, found)
-    save(5, n=5)
-    names = sorted(p.name for p in (run.path / "checkpoints").iterdir() if not p.name.startswith("."))
-    assert checkpoint.load("r").step == 5 and names == ["latest", "step_000005"], (moment, names)
-    if died == 0:
-        print("whole after", moment, "kills")
-        sys.exit(found.extra["n"] != 2)
-    assert died == -signal.SIGKILL
-"""
+KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_text()  # a program
 
 
 @pytest.mark.slow

@@ -8,12 +8,8 @@
     any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
 
 The reward is 1 or 0, and the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable
-one; in live_relevance any readable call of an offered function is correct. A row that no call can satisfy is lost with that
-reason. A score on the embedded cases is not a leaderboard score.
-
-Calls are `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text, with literals given by name. A bare name
-is a variable's text; true, false and null are JSON's. Nothing is run.
-"""
+one; in live_relevance any readable call of an offered function is correct. A row that no call can satisfy is lost. Calls are
+`<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text: literals by name, a bare name is a text. Nothing is run."""
 
 import ast
 import json

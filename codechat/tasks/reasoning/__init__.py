@@ -1,1 +1,1 @@
-"""Questions with one answer: GSM8K, MMLU and generated word problems."""
+"""Questions with one answer: GSM8K, generated word problems, multiple choice."""

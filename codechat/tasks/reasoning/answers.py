@@ -1,8 +1,7 @@
 """Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"), (r"\\frac{1}{2}", "0.5").
 
 Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling. Python never runs a
-completion, and its length and numbers are bounded.
-"""
+completion, and its length and numbers are bounded."""
 
 import ast
 import cmath
@@ -23,16 +22,16 @@ _ARTICLE = r"(?-i:a)[ \t]+(?!(?:is|because|since|as|and|or|but)\b)\w"
 _OPEN, _CLOSE = r"[\"'“‘(\[{$]*", r"[\"'”’)\]}$]*"
 # Another letter beside it makes a choice ambiguous; A-flat, C++, C# and D'Artagnan are words.
 _ONE = (
-    rf"{_OPEN}([ABCD])(?![\w'’+#♭♯*&/-])"
-    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*(?:maybe|perhaps|possibly|also)?[ \t]*{_OPEN}[A-D]\b|,[ \t]*{_OPEN}(?-i:[A-D])\b))"
+    rf"{_OPEN}([A-E])(?![\w'’+#♭♯*&/-])"
+    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*(?:maybe|perhaps|possibly|also)?[ \t]*{_OPEN}[A-E]\b|,[ \t]*{_OPEN}(?-i:[A-E])\b))"
 )
 _NAMED = r"(?:(?:the\s+)?(?:option|choice|letter)\s+)?"
 _CHOICE = re.compile(
-    rf"answer(?:\s+is)?\s*[:=–—-]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[ABCD]\b|either\b|both\b)", re.I
+    rf"answer(?:\s+is)?\s*[:=–—-]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[A-E]\b|either\b|both\b)", re.I
 )
 _OPTION = re.compile(rf"\b(?:option|choice|letter)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I)
-_ALONE = re.compile(rf"\W*?{_OPEN}([ABCD]){_CLOSE}[.:!]?\s*")
-_LABELLED = re.compile(r"\(?([ABCD])(?:[.):]|\s[-–—])\s+\S.*")
+_ALONE = re.compile(rf"\W*?{_OPEN}([A-E]){_CLOSE}[.:!]?\s*")
+_LABELLED = re.compile(r"\(?([A-E])(?:[.):]|\s[-–—])\s+\S.*")
 _MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\S)\1(?![\w(*])")
 _MINUS = re.compile(  # "10 minus 5" and "the rest minus 5" are sums
     r"(?:\bnegative|(^\W*|[=:(,]\s*|\b(?:is|are|was|be|equals?|to|of|by|at|about)\s+)minus)\s+(?=[\\$€£]*\.?\d)", re.I
@@ -101,7 +100,7 @@ def last_number(text: str) -> str | None:
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to D that a text chooses, or None: after "answer is" (in either case, but no article), else of "option B", else alone on the
+    """The letter A to E that a text chooses, or None: after "answer is" (in either case, but no article), else of "option B", else alone on the
     first or last line, else of "B. Paris". None where letters disagree ("A or B")."""
     box = boxed(text)
     text = plain(f"answer is {box}" if box is not None else text[-MAX_TEXT:])

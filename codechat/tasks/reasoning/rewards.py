@@ -6,8 +6,7 @@
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
 "xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn` are those of Dr. GRPO and CS336. docs/tasks.md lists
-where the rules differ. Text after the closing tag costs 0.001 per character, at most the value of two tags.
-"""
+where the rules differ. Text after the closing tag costs 0.001 per character, at most the value of two tags."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
 _THOUGHT = r"(?:(?!</?(?:think|answer)>).)*"
 _R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>", re.DOTALL)
-_OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-D]")}
+_OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-E]")}
 
 
 def extract_xml_answer(text: str) -> str | None:
@@ -36,7 +35,7 @@ def extract_xml_answer(text: str) -> str | None:
 
 
 def xml_terms(text: str, gold: str | None, kind: str) -> dict[str, float]:
-    """correctness: the answer equals the gold answer. integer: it is one, or for kind "letter" a letter A to D.
+    """correctness: the answer equals the gold answer. integer: it is one, or for kind "letter" a letter A to E.
     strict_format: exactly the requested layout, each tag on its own line; soft_format: the text begins with both parts.
     tags: each of four tags occurs exactly once, in its place; text after the last one reduces the two of the answer."""
     answer = extract_xml_answer(text)

@@ -1,4 +1,4 @@
-"""The reasoning tasks: generated word problems, GSM8K, MMLU, with five prompt templates; and `codechat data reasoning`.
+"""The reasoning tasks: generated word problems and GSM8K, with five prompt templates; and `codechat data reasoning`.
 
     xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
     r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
@@ -7,8 +7,8 @@
     zero_shot      a system prompt that requests steps and "The answer is N."
 
 A template may also be a file (`template_of`). With tags "raw" its messages are the text itself, as the papers ran base models. Without `reward` the
-template's own grader scores. `Score.correct` is the answer alone. A file's name gives its split; MMLU's validation is `select`, and so is one in 16
-of GSM8K's training rows, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
+template's own grader scores. `Score.correct` is the answer alone. A file's name gives its split; one in 16 of GSM8K's
+training rows is `select`, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
 """
 
 import json
@@ -215,24 +215,6 @@ class Gsm8kTask(AnswerTask, PublicTask):
         split = "select" if part == "train" and fraction(digest(question)) < SELECT_SHARE else part
         steps = _NOTE.sub("", solution.rpartition("####")[0]).strip()
         return make_problem(f"gsm8k-{part}-{number - 1}", question, gold, steps, split)
-
-
-class MmluTask(AnswerTask, PublicTask):
-    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub,
-    or a path."""
-
-    name, splits, kind, default_template = "mmlu", ("select", "test"), "letter", "zero_shot"
-    hub = {part: ("cais/mmlu", f"all/{part}-*.parquet") for part in ("validation", "test")}
-    accepted, gold_fields = [("question", "choices", "answer")], GOLD
-
-    def make(self, row: Row, number: int, part: str) -> Problem:
-        choices = [str(c) for c in row["choices"]]
-        if len(choices) != 4 or not 0 <= int(row["answer"]) < 4:
-            raise ValueError(f"{len(choices)} choices and answer {row['answer']!r}; required four, and 0 to 3")
-        lines = [row["question"].strip(), "", *(f"{letter}. {text}" for letter, text in zip("ABCD", choices))]
-        answer, split = "ABCD"[int(row["answer"])], "select" if part == "validation" else part
-        id, subject = f"mmlu-{part}-{number - 1}", row.get("subject", "")
-        return make_problem(id, "\n".join(lines), answer, "", split, subject=subject)
 
 
 @dataclass(frozen=True, kw_only=True)

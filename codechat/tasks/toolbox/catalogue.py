@@ -1,20 +1,10 @@
 """Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same request.
 
-The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard
-for test_hard) and answers. Every parameter is required; optional ones would make the correct call ambiguous.
-
-Beside the tools that compute there are services of everyday life, in conversations only: a service does nothing, its result is drawn,
-always the same one for the same arguments. So a model meets results and answers that it could not have computed. They and the further
-wordings for tools of training were written without sight of any test.
-
-The domains of the held-out tools and the words of their names are those of no other tool, but three services are about the weather, as
-is `storm_range`, and renamed and invented tools draw names from common words, six of which (back, body, heart, left, light, team) stand in
-one name each there, too.
-
-The hand-written tools are too few to teach reading: a model can remember their names. Composed tools are several hundred small
-functions (unit pairs, fixed factors, letters of a word), each with its own name. Invented tools pair a verb with a thing and are drawn for
-one conversation: nothing but the line in the list says how such a tool is called.
-"""
+The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard for test_hard) and answers.
+Every parameter is required; optional ones would make the correct call ambiguous. Services of everyday life, in conversations only, do nothing: their
+result is drawn, the same one for the same arguments. Held-out tools share no domain and no word of a name with others, but for three services about the
+weather and six common words of renamed and invented tools. The hand-written tools are too few to teach reading: composed tools (unit pairs, fixed
+factors, letters of a word) are several hundred; invented ones pair a verb with a thing and are drawn for one conversation."""
 
 import json
 import operator

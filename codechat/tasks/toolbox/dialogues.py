@@ -3,8 +3,7 @@
 A share of the conversations renames its tools and arguments, some tools are composed or invented (`generated`), every
 request with an unfitting list has a twin whose list fits, and some requests need two calls, the second with the first
 one's result. So the list has to be read; with the default `Mix` each tool has its one name. A conversation of a split
-and seed is the same however many are drawn.
-"""
+and seed is the same however many are drawn."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,16 +111,9 @@ class Scene:
 
     def meta(self, kind: str) -> dict[str, Any]:
         first = self.requests[0]
-        return {
-            "tools_present": bool(self.offered),
-            "asked": "tool",
-            "tools": [tool.schema["name"] for tool in self.offered],
-            "level": first.tool.level,
-            "kind": kind,
-            "hard": first.hard,
-            "tool": first.tool.name,
-            "renamed": self.renamed,
-        }
+        row = dict(tools_present=bool(self.offered), asked="tool", tools=[tool.schema["name"] for tool in self.offered])
+        row |= dict(level=first.tool.level, kind=kind, hard=first.hard, tool=first.tool.name, renamed=self.renamed)
+        return row
 
 
 def message(role: str, content: str) -> Message:

@@ -10,8 +10,7 @@ Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
     chain_2    the second, after the first and its response
     tool       test_hard: a tool that training never has
     phrasing   test_hard: a trained tool, in words that training never has
-    renamed    test_hard: the request of a call problem of `test`, whose tools have other names
-"""
+    renamed    test_hard: the request of a call problem of `test`, whose tools have other names"""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,12 +118,6 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
         scene = sampler.scene(fits=tools == "tools" and asked == "tool")
         text = scene.requests[0].text if asked == "tool" else sampler.rng.choice(code_requests)
         system = message("system", neutral_system(sampler.rng)) if tools == "none" else scene.system(sampler.rng)
-        rows.append(
-            {
-                "messages": [system, message("user", text)],
-                "asked": asked,
-                "tools_present": tools != "none",
-                "suitable": (asked, tools) == ("tool", "tools"),
-            }
-        )
+        row = dict(messages=[system, message("user", text)], asked=asked, tools_present=tools != "none")
+        rows.append(row | dict(suitable=(asked, tools) == ("tool", "tools")))
     return rows

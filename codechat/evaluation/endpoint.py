@@ -1,0 +1,54 @@
+"""An OpenAI-compatible server in place of a checkpoint (`evaluate --endpoint URL`); the task scores its answers.
+
+Functions that a prompt offers are sent as `tools`; calls come back as `tool_calls`, without what an answer says behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from codechat.core.errors import ConfigError
+from codechat.core.http_client import Link
+from codechat.models import generate
+from codechat.rl import episodes, rollout
+from codechat.tasks.base import Problem, Task
+from codechat.text import tool_calls
+
+PARALLEL = 8  # concurrent requests
+
+
+class Endpoint:
+    """A served model, with what `evaluate` reads of a loaded checkpoint. name: empty = the first that the server lists."""
+
+    model = tokenizer = tags = None
+    tools_style, meta = "json", {"step": 0}  # whole schemas, where a task can list them
+
+    def __init__(self, url: str, name: str = "", api_key_file: Path | None = None) -> None:
+        self.link = Link(url, api_key_file, flag="--endpoint")
+        self.name = name or self.link.model()
+
+    def collect(
+        self, policy: None, task: Task, problems: Sequence[Problem], *format: None, keys: Sequence[str], **how: Any
+    ) -> rollout.RolloutBatch:
+        """`rollout.collect`, a request for each completion. Of its ids only the number is known."""
+        if episodes.has_environment(task):
+            raise ConfigError(f"task {task.name} has episodes, which a server cannot play; evaluate a --ckpt")
+
+        def ask(job: tuple[tuple[Problem, str], int]) -> tuple[dict[str, Any], str, int]:
+            (problem, key), sample = job
+            messages, tools = tool_calls.as_openai(task.prompt(problem))
+            body = dict(model=self.name, messages=messages, tools=tools or None, max_tokens=how["max_new_tokens"])
+            body |= dict(temperature=how["temperature"], top_k=how["top_k"])
+            body |= dict(seed=generate.row_key(how["seed"], key, sample) & (2**31 - 1))
+            return self.link.answer({name: value for name, value in body.items() if value is not None})
+
+        n = how["group_size"]
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            answers = list(pool.map(ask, product(zip(problems, keys, strict=True), range(n))))
+        texts = [tool_calls.answer_text(message) for message, *_ in answers]
+        ends: Any = ["length" if reason == "length" else "stop" for _, reason, _ in answers]
+        completions = [generate.Completion([0] * size, [0.0] * size, end) for end, (*_, size) in zip(ends, answers)]
+        return rollout.judged(task, rollout.RolloutBatch(list(problems), [], completions, texts, [], n))
