@@ -176,6 +176,7 @@ table["GiB"] = table["GiB"].astype(float)
 table["saved"] = before - table["GiB"]
 table.round(1)
 
+
 # %% [markdown]
 # ## What one number costs
 #

@@ -27,7 +27,7 @@
 # nano/sft nano/rl@best --split test test_hard --limit 250 --n 2 --ks 1 2 --temperatures 0 --constrain true --task funcall
 # --data-dir data/nano/sft --max-new-tokens 64`, and the model that comes with the package. Half a minute on one core.
 #
-# Previous: [33 lora on an import](33_lora_on_an_import.ipynb)
+# Previous: [33 lora on an import](33_lora_on_an_import.ipynb) · Next: [35 what a pretrained base buys](35_what_a_pretrained_base_buys.ipynb)
 
 # %% tags=["parameters"]
 ckpt = "released/nano"

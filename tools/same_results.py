@@ -210,7 +210,7 @@ def _chars() -> Iterator[Job]:
     """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads its own symbols, x passes."""
     shape = (
         "chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
-        "--eval-every 6 --save-every 6 --log-every 3 --eval-tokens 1200 --samples 2 --warmup-steps 2"
+        "--eval-every 6 --save-every 6 --log-every 3 --warmup-steps 2"
     )
     places = 12 * 8 * 24
     several = "--inner-epochs 2 --minibatches 2 --partial-logprob 0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
