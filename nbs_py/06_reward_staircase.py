@@ -56,7 +56,9 @@ from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
+from codechat.tasks.base import shuffled
 from codechat.tasks.funcall import STAIRCASES, score_call
+from codechat.tasks.toolbox.problems import draw
 
 # %% [markdown]
 # ## Does it help, and when?
@@ -176,7 +178,7 @@ fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
 fig
 
 # %%
-task, rewards = tasks.load("funcall", shares={"call": 1}), STAIRCASES["ours"]
+task, rewards = tasks.load("funcall"), STAIRCASES["ours"]
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
 
 # %% [markdown]
@@ -297,7 +299,7 @@ def quoted(name, arguments):
 
 
 # %%
-problems = task.problems("train", 400, seed)
+problems = shuffled(draw("train", 400, seed, shares={"call": 1}), 400, seed)  # one call each
 tasks.check_reference_solutions(task, problems).require()
 calls = [p.gold for p in problems if p.gold]
 tried = {"with arguments": calls, "without arguments": [call | {"arguments": {}} for call in calls]}

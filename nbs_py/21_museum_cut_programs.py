@@ -40,7 +40,7 @@ import contextlib
 import pandas as pd
 import torch
 
-from codechat import ConfigError, GPT, GPTConfig, chat, generate, optim, tokenizer
+from codechat import GPT, GPTConfig, chat, generate, optim, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
 from codechat.tasks.base import score_all
@@ -185,13 +185,13 @@ print("answers that ended without the end tag:", ended)
 # %% [markdown]
 # ## Flip the fix
 #
-# The sampler matches sequences, and raises on bare ids, which would mean a set:
+# The sampler matches sequences; bare ids, which would mean a set, are an error:
 
 # %%
 try:
     generate.sample(model, [prompts["a pipe"]], max_new_tokens=4, stop=sorted(pieces))
     message = ""
-except ConfigError as error:
+except TypeError as error:
     message = f"{type(error).__name__}: {error}"
 print(message)
 
@@ -211,4 +211,4 @@ assert by_set["last token"].to_list() == ["<", "end", "|", "<"] and ended == {"s
 assert (found.xs("sequence", level="stop")[["parses", "passes"]] == 1).all().all()
 bare, fenced = found.loc[("without a fence", "set")].round(3), found.loc[("in a fence", "set")].round(3)
 assert bare["parses"] == 0.01 and bare["passes"] == 0.967 and fenced["cut"] == 0.037 and fenced["passes"] == 0.963
-assert len(inside) == 11 and message.startswith("ConfigError")
+assert len(inside) == 11 and message.startswith("TypeError")
