@@ -56,9 +56,7 @@ from codechat.labs import reward_starts
 from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
-from codechat.tasks.base import shuffled
 from codechat.tasks.funcall import STAIRCASES, score_call
-from codechat.tasks.toolbox.problems import draw
 
 # %% [markdown]
 # ## Does it help, and when?
@@ -299,6 +297,9 @@ def quoted(name, arguments):
 
 
 # %%
+from codechat.tasks.base import shuffled
+from codechat.tasks.toolbox.problems import draw
+
 problems = shuffled(draw("train", 400, seed, shares={"call": 1}), 400, seed)  # one call each
 tasks.check_reference_solutions(task, problems).require()
 calls = [p.gold for p in problems if p.gold]

@@ -35,7 +35,8 @@ def freeze(recipe: str) -> Frames:
 
 
 def freeze_strata(names: list[str]) -> tuple[int, int]:
-    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other tools. A row per natural request."""
+    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other tools. A row per natural request,
+    with its answer in the last run."""
     parts = {
         "right": "pass@1",
         "lo": "pass@1/lo",
@@ -43,12 +44,13 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
         "no_call": "named_no_call",
         "other": "named_other",
     }
-    said = ("checkpoint", "id", "kind", "trained", "request", "answer", "verdict")
+    said = {"checkpoint", "id", "kind", "trained", "verdict"}
     strata: list[dict[str, object]] = []
     natural: list[dict[str, object]] = []
     for run in map(Run.open, names):
+        texts = {"request", "answer"} if run.name == names[-1] else set()  # of the last run only: the rows stay small
         if (path := run.path / "natural.jsonl").exists():
-            natural += [{key: row[key] for key in said} for row in read_rows(path)]
+            natural += [{k: v for k, v in row.items() if k in said | texts} for row in read_rows(path)]
             continue
         strata += [
             {
