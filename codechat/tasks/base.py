@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from codechat.core.errors import DataError, check_choice
-from codechat.text.tool_calls import CALL_TAG, TAGS
+from codechat.text.tool_calls import CALL_TAG, TAGS, described
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -101,6 +101,7 @@ class BaseTask:
     rows: Any  # problems of all splits
     max_reward = 1.0
     splits: tuple[str, ...] = SPLITS
+    tools_style = "compact"  # how its prompts list tools; an evaluation sets what the checkpoint has learned
 
     def read(self, split: str) -> Iterable[Problem]:
         """Every problem of a split."""
@@ -112,7 +113,9 @@ class BaseTask:
         return shuffled(self.read(split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
-        return problem.messages
+        if self.tools_style != "described":
+            return problem.messages
+        return [m | {"content": described(m["content"])} if m["role"] == "system" else m for m in problem.messages]
 
 
 def play(world: Environment, problem: Problem, completion: str) -> Score:

@@ -48,7 +48,6 @@ class NaturalTask(CodingTask):
 
     def __init__(self) -> None:
         super().__init__(self.name, read_requests())
-        self.tools_style = "compact"  # evaluations set that of the checkpoint
 
     def prompt(self, problem: Problem) -> list[Message]:
         schemas = [TOOLS[name].schema for name in problem.meta["tools"]]

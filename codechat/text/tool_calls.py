@@ -43,7 +43,8 @@ ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 DEEPEST = 64
 _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
-_NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\(|([^(]+)\(")  # compact, described, a name with spaces
+# compact, described (its type may be list(str)), a name with spaces
+_NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\((?=(?:[^()]|\([^()]*\))*+\)$)|([^(]+)\(")
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
 _TOKEN = re.compile(
     r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""", re.DOTALL
@@ -198,7 +199,7 @@ def _type(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         return "any"
     if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return "|".join(map(str, schema["enum"]))
+        return "|".join(dict.fromkeys(map(str, schema["enum"])))  # 1 and "1" look alike
     kind = schema.get("type", "any")
     if kind == "array" and isinstance(schema.get("items"), Mapping):
         return f"{_type(schema['items'])}[]"

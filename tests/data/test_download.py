@@ -112,20 +112,17 @@ def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it
 
 
 @pytest.mark.slow
-def test_names_of_data_sets_and_mirrors(tmp_path: Path, hub: Hub) -> None:
-    """A mirror comes before the environment and gets no token."""
+def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> None:
     token, nowhere = "hf_" + "x" * 34, "http://127.0.0.1:9"
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text(token)  # as `hf auth login` leaves it
-    done = download(tmp_path, nowhere, "some/data", "--mirror", hub.url + "/", "--out", "here")
+    done = download(tmp_path, hub.url, "some/data", "--out", "here")
     assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
-    for words in (("some/thing",), ("some/data", "--mirror", nowhere)):
-        none = download(tmp_path, hub.url, *words, "--out", "there")
-        assert none.returncode == 2 and words[-1] in none.stderr and len(none.stderr.splitlines()) == 1
+    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None, f"Bearer {token}"}
+    for url, name, said in ((hub.url, "some/thing", "some/thing"), (nowhere, "some/data", nowhere)):
+        none = download(tmp_path, url, name, "--out", "there")
+        assert none.returncode == 2 and said in none.stderr and len(none.stderr.splitlines()) == 1
         assert not list(tmp_path.glob("there*"))
-    sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")
-    assert sent.returncode == 0 and hub.tokens == {None, f"Bearer {token}"}, "the stand-in sees tokens"
 
 
 WHEEL = """

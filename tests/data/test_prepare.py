@@ -235,6 +235,22 @@ def test_every_question_of_the_test_split_is_known_and_nothing_else(shared_data)
         assert public_rows.evaluation_set({"question": "Why?", "answer": text}) is None
 
 
+def test_a_twin_repeats_a_request_without_the_functions_that_it_calls(tmp_path):
+    tools = [{"name": name, "description": f"Does {name}.", "parameters": {}} for name in ("mix", "cut", "add")]
+    rows = []
+    for n in range(60):  # called from a list of three; called, and nothing else is offered; not called
+        answer = f"No {n}." if n % 3 == 2 else chat.format_call("mix", {"n": n})
+        turns = [{"role": "user", "content": f"request {n}"}, {"role": "assistant", "content": answer}]
+        rows.append({"messages": turns, "tools": tools[:1] if n % 3 == 1 else tools})
+    source = write(tmp_path / "rows.jsonl", rows)
+    run("calls", tmp_path / "out", "--source", source, "--twins", 1, "--tools-style", "described", "--probes", 0)
+    found = [row for split in SPLITS for row in rows_of(tmp_path / "out" / f"calls.{split}.jsonl")]
+    twins = {row["messages"][1]["content"]: row["messages"] for row in found if row["id"].endswith("-twin")}
+    assert len(found) == 80 and twins.keys() == {f"request {n}" for n in range(0, 60, 3)}
+    assert all(chat.offered_names(system["content"]) == {"cut", "add"} for system, *_ in twins.values())
+    assert {answer["content"] for *_, answer in twins.values()} == {chat.DECLINE}
+
+
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, monkeypatch):
     from datasets import load_dataset  # noqa: F401  (its import takes seconds)
     from huggingface_hub import constants

@@ -143,6 +143,8 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     assert [m["role"] for m in task.prompt(problems["simple"])] == ["system", "user"]
     assert "area(base: integer, height: integer, unit?: string)" in task.prompt(problems["simple"])[0]["content"]
     assert task.score(problems["simple"], "[area(base=10, height=5)]").correct
+    task.tools_style = "described"  # as an evaluation sets it
+    assert task.prompt(problems["simple"])[0]["content"].endswith(f"unit?: string)\n{chat.NOTHING_FITS}")
     one = BfclTask(source=str(leaderboard / "BFCL_v4_simple_python.json"), tools_style="json")
     assert len(one.problems("test")) == 1 and '"required"' in one.problems("test")[0].messages[0]["content"]
 

@@ -54,7 +54,7 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 class BfclTask(BaseTask):
     """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError).
-    tools_style: how prompts list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
+    tools_style: how problems list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
     name, tiers, splits = "bfcl", TIERS, ("test",)
     grouped_by = "category"

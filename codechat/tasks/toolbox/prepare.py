@@ -22,7 +22,7 @@ from codechat.tasks.toolbox import dialogues, problems
 from codechat.tasks.toolbox.catalogue import PHRASES
 from codechat.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
 from codechat.tasks.toolbox.values import is_shared, parts
-from codechat.text import chat
+from codechat.text import chat, tool_calls
 
 Row = dict[str, Any]
 Called = tuple[str | None, Mapping[str, Any]]  # name and arguments of a call
@@ -41,6 +41,7 @@ class CallsConfig(ColumnsConfig):
     )
     domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
+    twins: float = opt(0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1)
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that match no line", least=0, most=1)
@@ -78,6 +79,19 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
         for split, requests in _code_requests({"select": cfg.probes, "test": cfg.probes}).items():
             files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests)
     return files
+
+
+def _twin(row: Row, tools_style: str) -> Row | None:
+    """The request with the other functions of its list, and an answer that has none for it; None where nothing is called or left."""
+    before = row["messages"][: (at := public_rows.answer_at(row["messages"]))]
+    called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
+    system, schemas = tool_calls.split_offer(before[0]["content"])
+    left = [schema for schema in schemas if schema["name"] not in called]
+    if not called or not left or at != 2:
+        return None
+    listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
+    answer = dialogues.message("assistant", PHRASES["no_function"][0])
+    return row | {"id": f"{row['id']}-twin", "messages": [dialogues.message("system", listed), *before[1:], answer]}
 
 
 def _declining(row: Row) -> Row:
@@ -181,6 +195,8 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
     found = list(
         islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain), cfg.max_examples)
     )
+    rng = random.Random(f"twins {cfg.seed}")
+    found += [twin for row in list(found) if rng.random() < cfg.twins and (twin := _twin(row, cfg.tools_style))]
     parts = synthetic.spread(found, public_rows.split_key)
     files = {f"{cfg.domain}.{split}": rows for split, rows in parts.items()}
     if cfg.domain != "calls":
