@@ -9,22 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats
+from codechat.data import chat_formats, sources
 from codechat.data.conversations import DOMAINS
-from codechat.data.sources import (
-    ENDINGS,
-    MMLU_COLUMNS,
-    Document,
-    Ledger,
-    Row,
-    digest,
-    embedded_python,
-    local_rows,
-    read_text_file,
-    require_columns,
-    row_format,
-    text_rule,
-)
+from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.synthetic import parsed, split_of
 from codechat.text import chat
 
@@ -60,7 +47,7 @@ def evaluation_set(row: Row) -> str | None:
         "HumanEval": name.startswith("HumanEval/"),
         "the test and validation splits of MBPP": {"task_id", "test_list"} <= keys
         and whole_number(row["task_id"]) in MBPP_HELD_OUT,
-        "MMLU": {"question", "choices", "answer"} <= keys or {*MMLU_COLUMNS} <= keys,
+        "MMLU": {"question", "choices", "answer"} <= keys or {*sources.MMLU_COLUMNS} <= keys,
     }
     either = "GSM8K, whose test split cannot be told from its training split by an answer"
     known = (benchmark for benchmark, sign in signs.items() if sign)
@@ -111,28 +98,30 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
     if not path.exists():
         raise MissingFile(f"{path} does not exist; --source takes embedded, hub, or a file or directory")
     root = path if path.is_dir() else path.parent
-    if row_format(path) or (path.is_dir() and any(map(row_format, path.iterdir()))):
-        yield from row_documents(local_rows(path), path.name, ledger)
+    if sources.row_format(path) or (path.is_dir() and any(map(sources.row_format, path.iterdir()))):
+        yield from row_documents(sources.local_rows(path), path.name, ledger)
         return
     if path.is_dir():
-        yield from embedded_python(ledger, [(path.name, path)])
+        yield from sources.embedded_python(ledger, [(path.name, path)])
     elif path.suffix not in (".py", ".txt"):
-        needed = f"{ENDINGS}, .py, .txt or a directory of such files"
+        needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {needed}; convert or rename it")
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
-        if document := read_text_file(file, file.relative_to(root).as_posix(), "files", ledger):
+        if document := sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger):
             reject_benchmark(evaluation_set({"text": document.text}), str(file))
             yield document
 
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
     """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
-    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), DOCUMENT_COLUMNS, origin)):
+    for number, row in enumerate(
+        sources.require_columns(reject_benchmark_rows(rows, origin), DOCUMENT_COLUMNS, origin)
+    ):
         text = next((row[c] for (c,) in DOCUMENT_COLUMNS if row.get(c) is not None), None)
         language = str(row.get("language", row.get("lang", "Python"))).lower()
         if not isinstance(text, str):
             ledger.lose("no_text")
-        elif rule := "other_language" if language != "python" else text_rule(text):
+        elif rule := "other_language" if language != "python" else sources.text_rule(text):
             ledger.skip(rule)
         else:
             yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)
@@ -145,7 +134,7 @@ def conversation_rows(
     "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose."""
     seen: set[str] = set()
     columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
-    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
+    for number, row in enumerate(sources.require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
         if number == 1 and (unread := sorted(map(str, row.keys() - READ))):
             print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
         converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)

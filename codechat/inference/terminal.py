@@ -103,6 +103,8 @@ class LocalModel:
         self.loaded = loading.load_model(path, dist.device())
         self.tokenizer, self.tags = self.loaded.tokenizer, self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
+        with dist.autocast(dist.device()):
+            self.seen = generate.Conversation(self.loaded.model)
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
         if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
             advice = "take a checkpoint after SFT, or continue a text with --complete"
@@ -133,7 +135,7 @@ class LocalModel:
         self.answers += 1
         ids: list[int] = []
         with dist.autocast(dist.device()):
-            for token in generate.stream(self.loaded.model, prompt, **how):
+            for token in generate.stream(self.loaded.model, prompt, kept=self.seen, **how):
                 ids.append(token)
                 text = detokenizer.growing(ids)
                 if len(text) > len(shown):

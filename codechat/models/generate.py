@@ -7,10 +7,13 @@ is free and runs as one graph (`decode_graph`). Sampling runs in the caller's au
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -31,7 +34,7 @@ CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the defa
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
 FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed copy of the weight
-PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
+PACKED = 1 << 19  # weights of this size or more are faster packed by oneDNN, for any number of rows
 
 StopReason = Literal["stop", "length", "context", "turns"]
 
@@ -129,16 +132,42 @@ def stream(
     seed: int | None = None,
     key: int | str = 0,
     grammar: CallGrammar | None = None,
+    kept: Conversation | None = None,
     **truncation: Any,
 ) -> Iterator[int]:
-    """Each token as it is sampled, equal to `sample` for this prompt and key; arguments as there."""
+    """Each token as it is sampled, equal to `sample` for this prompt and key but for rounding; arguments as there.
+
+    kept: of this model and this conversation; what it has seen of the prompt is not run again."""
     budget = _budget(model, prompt, max_new_tokens, "raise")
     draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
     how, stops = Truncation(**truncation), [list(s) for s in stop]
-    with reading(model, False, budget) as reader:
-        steps = _steps(reader, Batch([prompt], [len(prompt)], [budget], draws, how, stops, states))
-        yield from (int(rows.ids[0, t]) for t, rows in enumerate(steps))
+    batch = Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)
+    kept = kept or Conversation(model)
+    for t, rows in enumerate(_steps(kept.reader, batch, kept.read(prompt, budget))):
+        kept.ids.append(int(rows.ids[0, t]))
+        yield kept.ids[-1]
+
+
+class Conversation:
+    """Weights copied once, and the cache of the ids seen last, for prompts that continue each other (`stream`)."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model, self.ids, self._open = model, list[int](), ExitStack()
+        self.reader = self._open.enter_context(reading(model, False))
+        self.cache = KVCache(model.cfg, 1, 0, model.wte.weight.device, compute_dtype(model.wte.weight))
+
+    def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
+        """The cache of a prompt with room for more tokens, and its last state (1, D)."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
+        same, kv = min(same, self.cache.extent, len(prompt) - 1), self.cache.kv
+        if kv.shape[4] < len(prompt) + room:
+            self.cache = KVCache(self.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype)
+            self.cache.kv[..., :same, :] = kv[..., :same, :]
+        self.ids, self.cache.extent = list(prompt), same
+        self.cache.lengths.fill_(same)
+        new = torch.tensor([prompt[same:]], device=kv.device)
+        return self.cache, self.model.hidden(new, cache=self.cache)[:, -1]
 
 
 @contextmanager
@@ -151,9 +180,9 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
     if on_cpu and not graph:
         layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
         for layer in layers:
-            layer.forward = _few_rows(layer.weight, layer.bias, dtype)  # hides the method of the class
+            layer.forward = _reads_copy(layer.weight, layer.bias, dtype)  # hides the method of the class
         try:
-            yield Reader(model, _head(head, dtype), head)
+            yield Reader(model, _reads_copy(head, None, dtype), head)
         finally:
             for layer in layers:
                 vars(layer).pop("forward", None)  # another reader may have been closed before
@@ -164,31 +193,29 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
         yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static, compiled)
 
 
-def _few_rows(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """A linear layer with a transposed copy of its weight: a product of few rows waits for the weight from memory, and
-    torch packs a weight (out, in) again in every such product. With gradients and from FEW_ROWS rows on the weight."""
-    copy = weight.detach().to(dtype).t().contiguous()
+def _reads_copy(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight from
+    memory, and torch packs a weight (out, in) again in every such product. With gradients it reads the weight."""
+    if weight.numel() >= PACKED and dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        # private, but torch's compiler calls these two
+        copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
+        product, most = lambda x: torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], ""), math.inf
+    else:
+        copy = weight.detach().to(dtype).t().contiguous()
+        product, most = lambda x: x @ copy if bias is None else x @ copy + bias, FEW_ROWS
 
     def forward(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.numel() > FEW_ROWS * x.shape[-1]:
+        if torch.is_grad_enabled() or x.numel() > most * x.shape[-1]:
             return F.linear(x, weight, bias)
-        return x @ copy if bias is None else x @ copy + bias
+        return product(x)
 
     return forward
 
 
-def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """hidden (B, D) -> logits (B, V) on a CPU."""
-    if weight.numel() < PACKED_HEAD or dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return _few_rows(weight, None, dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # private, but torch's compiler calls these two
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-
-
-def _steps(reader: Reader, batch: Batch) -> Iterator[Rows]:
-    """The rows after each new token, until all have ended. Those that have stay until they are many."""
+def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None) -> Iterator[Rows]:
+    """The rows after each new token, until all have ended. Those that have stay until they are many. begun: `_prefill`."""
     model, states = reader.model, batch.states
-    cache, hidden = _prefill(model, batch, max(batch.budgets))
+    cache, hidden = begun or _prefill(model, batch, max(batch.budgets))
     rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = set(batch.budgets)

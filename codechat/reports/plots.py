@@ -13,22 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
 from codechat.evaluation import behaviour_probes, intervals
-from codechat.reports.style import (
-    GREY,
-    OKABE_ITO,
-    Plot,
-    add_note,
-    colour_of,
-    draw_smoothed,
-    errors_of,
-    finish,
-    label_of,
-    label_of_run,
-    label_of_tier,
-    new_figure,
-    outer_legend,
-    seeds_note,
-)
+from codechat.reports import style
+from codechat.reports.style import Plot, finish, new_figure
 
 
 def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
@@ -39,10 +25,12 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
     title = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
     fig, axes = new_figure(title, cols=2)
-    draw_smoothed(axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label="training")
-    finish(axes[0, 0], x="tokens", y=label_of("train_loss"))
-    axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=colour_of(run), markersize=4, linewidth=1.2)
-    finish(axes[0, 1], x="tokens", y=label_of("val_bpb"), note=seeds_note([run]))
+    style.draw_smoothed(
+        axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=style.colour_of(run), label="training"
+    )
+    finish(axes[0, 0], x="tokens", y=style.label_of("train_loss"))
+    axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=style.colour_of(run), markersize=4, linewidth=1.2)
+    finish(axes[0, 1], x="tokens", y=style.label_of("val_bpb"), note=style.seeds_note([run]))
     return fig
 
 
@@ -56,27 +44,27 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
         else "no domain's held-out loss ends above its lowest"
     )
     fig, axes = new_figure(f"{run}: {said}")
-    for column, colour, marker in zip(columns, [c for n, c in OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
+    for column, colour, marker in zip(columns, [c for n, c in style.OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
         rows, name = evals[evals[column].notna()], column.partition("/")[2]
-        style = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
-        axes[0, 0].plot(rows["step"], rows[column], label=name, **style)
-    finish(axes[0, 0], x="step", y=label_of("heldout_loss/*"), note=seeds_note([run]))
+        look = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
+        axes[0, 0].plot(rows["step"], rows[column], label=name, **look)
+    finish(axes[0, 0], x="step", y=style.label_of("heldout_loss/*"), note=style.seeds_note([run]))
     return fig
 
 
 def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
     """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 % intervals."""
     fig, axes = new_figure(title, cols=2, sharey=True)
-    look = dict(fmt="o", color=OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+    look = dict(fmt="o", color=style.OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
-        draw_smoothed(ax, metrics["step"], metrics[y], colour=colour_of(run), label="rollouts")
+        style.draw_smoothed(ax, metrics["step"], metrics[y], colour=style.colour_of(run), label="rollouts")
         rows = evals[evals[eval_y].notna()]
         how = f"N={rows['n_problems'].iloc[-1]:.0f}, n={rows['n_samples'].iloc[-1]:.0f}, 95 %"
-        errors, label = np.nan_to_num(errors_of(rows, eval_y)), f"validation ({how})"
+        errors, label = np.nan_to_num(style.errors_of(rows, eval_y)), f"validation ({how})"
         ax.errorbar(rows["step"], rows[eval_y], errors, capsize=2.5, linewidth=1.1, zorder=5, label=label, **look)
         ax.set_ylim(0, 1)
-        finish(ax, x="step", y=label_of(y), loc="lower right")
-    add_note(axes[0, 1], seeds_note([run]))
+        finish(ax, x="step", y=style.label_of(y), loc="lower right")
+    style.add_note(axes[0, 1], style.seeds_note([run]))
     return fig
 
 
@@ -87,15 +75,17 @@ def group_signal(run: str, metrics: pd.DataFrame) -> Plot:
     moved = metrics["weights_changed_bf16"].median()
     title = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
     fig, axes = new_figure(title, cols=2)
-    draw_smoothed(axes[0, 0], live["step"], live["live"], colour=colour_of(run), label=run)
+    style.draw_smoothed(axes[0, 0], live["step"], live["live"], colour=style.colour_of(run), label=run)
     for level, name in ((0.05, "DEAD below"), (0.25, "WEAK below")):
-        axes[0, 0].axhline(level, color=GREY, linestyle="--", linewidth=0.9)
-        axes[0, 0].text(live["step"].max(), level + 0.01, name, ha="right", fontsize=7, color=GREY)
+        axes[0, 0].axhline(level, color=style.GREY, linestyle="--", linewidth=0.9)
+        axes[0, 0].text(live["step"].max(), level + 0.01, name, ha="right", fontsize=7, color=style.GREY)
     axes[0, 0].set_ylim(0, 1)
     finish(axes[0, 0], x="step", y="groups with variance (share)")
-    draw_smoothed(axes[0, 1], metrics["step"], metrics["weights_changed_bf16"], colour=colour_of(run), label=run)
+    style.draw_smoothed(
+        axes[0, 1], metrics["step"], metrics["weights_changed_bf16"], colour=style.colour_of(run), label=run
+    )
     axes[0, 1].set_ylim(bottom=0)
-    finish(axes[0, 1], x="step", y=label_of("weights_changed_bf16"), note=seeds_note([run]), legend=False)
+    finish(axes[0, 1], x="step", y=style.label_of("weights_changed_bf16"), note=style.seeds_note([run]), legend=False)
     return fig
 
 
@@ -112,11 +102,11 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
         steps, bottom = [f"{step:g}" for step in frame["step"]], np.zeros(len(frame))
         for tier, colour in zip(tiers, tier_colours(len(tiers))):
             share = frame.get(f"tier/{tier}", pd.Series(0.0, index=frame.index)).fillna(0.0).to_numpy()
-            ax.bar(steps, share, 0.85, bottom=bottom, color=colour, label=label_of_tier(tier))
+            ax.bar(steps, share, 0.85, bottom=bottom, color=colour, label=style.label_of_tier(tier))
             bottom = bottom + share
-        ax.set_title(f"{label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}", fontsize=8.5, loc="left")
+        ax.set_title(f"{style.label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}", fontsize=8.5, loc="left")
         finish(ax, x="step", y="answers to validation problems (share)" if ax is axes[0, 0] else None, legend=False)
-    outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
+    style.outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
     return fig
 
 
@@ -125,9 +115,9 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
     ax, points = axes[0, 0], 100 * rows[["value", "lo", "hi"]]
     error = [points["value"] - points["lo"], points["hi"] - points["value"]]
-    style = dict(fmt="o", color=OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
-    ax.errorbar(points["value"], range(len(rows)), xerr=error, **style)
-    ax.axvline(0, color=GREY, linestyle="--", linewidth=0.9)
+    look = dict(fmt="o", color=style.OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
+    ax.errorbar(points["value"], range(len(rows)), xerr=error, **look)
+    ax.axvline(0, color=style.GREY, linestyle="--", linewidth=0.9)
     ax.set_yticks(range(len(rows)), list(rows["name"]))
     ax.invert_yaxis()
     ax.grid(False)

@@ -99,14 +99,29 @@ def recomputed(model: GPT, prompt: list[int], completion: Completion, temperatur
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few rows, which read transposed copies, and of more; also where oneDNN packs the head."""
+    """Of few rows, which read transposed copies, and of more; also where oneDNN packs all weights."""
     model, how = random_model(**options), dict(max_new_tokens=12, seed=0, stop=STOPS)
     for temperature, samples, packed in ((1.0, 3, 1 << 30), (0.6, 1 + generate.FEW_ROWS // 4, 1 << 30), (1.7, 3, 1)):
-        monkeypatch.setattr(generate, "PACKED_HEAD", packed)
+        monkeypatch.setattr(generate, "PACKED", packed)
         found = sample(model, PROMPTS, temperature=temperature, samples_per_prompt=samples, **how)
         for i, completion in enumerate(found):
             expected = recomputed(model, PROMPTS[i // samples], completion, temperature)
             torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
+def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(options: dict[str, Any]) -> None:
+    model, prompt, runs = random_model(**options), list(range(1, 9)), list[int]()
+    model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(given[0].shape[1]))
+    kept, expected = generate.Conversation(model), [8, 2 + 1, 2]  # the last sampled id was not run
+    for turn, (more, back) in enumerate((([], 0), ([21, 22], 0), ([9, 8], 3))):
+        prompt = [*prompt[: len(prompt) - back], *more]
+        how = dict(max_new_tokens=5, seed=3, key=turn)
+        want = list(stream(model, prompt, **how))
+        runs.clear()
+        got = list(stream(model, prompt, kept=kept, **how))
+        assert got == want and runs == [expected[turn], 1, 1, 1, 1]
+        prompt += got
 
 
 def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> None:

@@ -23,18 +23,9 @@ from codechat.core.config import opt
 from codechat.core.errors import DataError, check_choice
 from codechat.data.public_rows import asked_in_test, reject_benchmark
 from codechat.data.sources import digest, fraction
+from codechat.tasks import preparation
 from codechat.tasks.base import BaseTask, Message, Problem, Score
-from codechat.tasks.preparation import (
-    HELD_OUT,
-    ColumnsConfig,
-    GeneratedConfig,
-    GeneratedTask,
-    PublicTask,
-    Row,
-    prepare_generated,
-    worked_example,
-    write_task,
-)
+from codechat.tasks.preparation import Row
 from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
@@ -102,7 +93,7 @@ class AnswerTask(BaseTask):
 
     def conversation(self, problem: Problem) -> Row:
         """The prompt and the solution, in the layout of the template and the grader."""
-        return worked_example(self, problem, **problem.meta)
+        return preparation.worked_example(self, problem, **problem.meta)
 
 
 def make_problem(id: str, question: str, answer: str, steps: str, split: str, **meta: Any) -> Problem:
@@ -163,7 +154,7 @@ def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
     return lines
 
 
-class ReasoningTask(AnswerTask, GeneratedTask):
+class ReasoningTask(AnswerTask, preparation.GeneratedTask):
     """Generated word problems. levels: a repeated level is sampled more often. Worked solutions, training, `select` and
     `test` never share a question; `test_hard` has wordings that occur nowhere else."""
 
@@ -189,7 +180,7 @@ class ReasoningTask(AnswerTask, GeneratedTask):
         return make_problem(id, text, answer, steps, split, story=story.name, level=level)
 
 
-class Gsm8kTask(AnswerTask, PublicTask):
+class Gsm8kTask(AnswerTask, preparation.PublicTask):
     """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
     OURS=THEIRS where it has no question and answer."""
 
@@ -218,7 +209,7 @@ class Gsm8kTask(AnswerTask, PublicTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningConfig(GeneratedConfig, ColumnsConfig):
+class ReasoningConfig(preparation.GeneratedConfig, preparation.ColumnsConfig):
     """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
     (problems)."""
 
@@ -241,9 +232,11 @@ def prepare_reasoning(cfg: ReasoningConfig) -> Row:
     """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where a solution
     does not score the maximum."""
     if cfg.source == "embedded":
-        return prepare_generated(cfg)
+        return preparation.prepare_generated(cfg)
     task = Gsm8kTask(cfg.source, template=cfg.template, columns=cfg.columns)
     problems = {"train": task.problems("train", seed=cfg.seed)}
-    problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in HELD_OUT}
+    problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in preparation.HELD_OUT}
     solved = {"train": problems["train"][: cfg.max_examples], "select": problems["select"]}
-    return write_task(cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems)
+    return preparation.write_task(
+        cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems
+    )
