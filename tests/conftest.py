@@ -43,8 +43,8 @@ def checkout_is_left_alone() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root of its own for every test: run directories appear under runs_root / "runs"."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root of its own for every test: run directories appear under home / "runs"."""
     from codechat.runs import paths
 
     monkeypatch.setattr(paths, "ROOT", tmp_path)
@@ -52,12 +52,7 @@ def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def home(runs_root: Path) -> Path:
-    return runs_root
-
-
-@pytest.fixture
-def make_run(runs_root: Path) -> Callable[..., Any]:
+def make_run(home: Path) -> Callable[..., Any]:
     """make_run(name, ...): a run with checkpoints of untrained toy models, each of other weights."""
     from codechat.models.config import GPTConfig
     from codechat.models.gpt import GPT

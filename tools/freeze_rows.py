@@ -2,6 +2,7 @@
 
 python tools/freeze_rows.py nano
 python tools/freeze_rows.py strata RUN ...     of these evaluations, the strata of each checkpoint: pretrained.jsonl
+python tools/freeze_rows.py seeds RUN ...      of evaluations of one list of checkpoints, a run per seed: each answer, 0 or 1: distillation.jsonl
 """
 
 from __future__ import annotations
@@ -69,7 +70,25 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
     return len(strata), len(natural)
 
 
+def freeze_seeds(names: list[str]) -> int:
+    """A row per training, seed and stratum: greedy answers right (0 or 1) in the order of the problems; and a row per stratum with their tools."""
+    found: dict[tuple[str, int, str], list[int]] = {}
+    tools: dict[str, list[str]] = {}
+    for seed, run in enumerate(map(Run.open, names)):
+        for row in sorted(read_rows(run.path / "per_problem.jsonl"), key=lambda row: (row["split"], row["id"])):
+            stratum = row["id"].rsplit("-", 2)[1]
+            found.setdefault((row["checkpoint"].partition("@")[0].removesuffix(f"-s{seed}"), seed, stratum), []).append(row["c"])
+            if seed == 0 and row["checkpoint"].partition("@")[0] == run.config["ckpt"][0]:
+                tools.setdefault(stratum, []).append(row.get("cluster", row["id"]))
+    rows = [{"arm": arm, "seed": seed, "stratum": stratum, "correct": right} for (arm, seed, stratum), right in found.items()]
+    rows += [{"arm": "problems", "stratum": stratum, "tools": names} for stratum, names in tools.items()]
+    write_atomic(paths.ROOT / "reports" / "frozen" / "distillation.jsonl", json_lines(rows))
+    return len(rows)
+
+
 def main(argv: list[str]) -> None:
+    if argv[:1] == ["seeds"]:
+        return print(f"{freeze_seeds(argv[1:])} rows of answers")
     if argv[:1] == ["strata"]:
         return print("{} rows of strata, {} of natural requests".format(*freeze_strata(argv[1:])))
     print(*freeze(*argv)["runs"]["run"])

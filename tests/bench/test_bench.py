@@ -72,14 +72,8 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
         with pytest.raises(SystemExit):
             bench.main([kind, "--help"])
         assert f"python -m benchmarks {kind}" in capsys.readouterr().out
-    for words in (
-        "qualty",
-        "--rounds 1",
-        "train --vs nobody",
-        "sample",
-        "train --seq-len 999",
-        "constrain --tools squar",
-    ):
+    wrong = "qualty, --rounds 1, train --vs nobody, sample, train --seq-len 999, constrain --tools squar"
+    for words in wrong.split(", "):
         with pytest.raises(ConfigError):
             bench.main([*words.split(), *(TINY if words == "sample" else [])])
     with pytest.raises(RunError):

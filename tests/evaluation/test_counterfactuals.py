@@ -102,15 +102,15 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[...
     assert list(rows["asked"]) == [2] * 5 and not rows["n"].any()  # new weights call nothing
 
 
-def test_supervised_tokens_are_counted_as_training_sees_them(runs_root: Path) -> None:
+def test_supervised_tokens_are_counted_as_training_sees_them(home: Path) -> None:
     import supervised_tokens
 
     messages = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "one two three four"}]
-    write_rows(runs_root / "rows.jsonl", [{"messages": messages}])
+    write_rows(home / "rows.jsonl", [{"messages": messages}])
     mask = chat.render(messages, tokenizer.load("gpt2:512"), "text").loss_mask
     cut = mask.index(1) + 3  # a row of so many ids predicts two of the answer's tokens beside the first
     for limit, kept in ((10_000, sum(mask)), (cut, 3)):
-        words = f"--files calls={runs_root / 'rows.jsonl'} --tokenizer gpt2:512 --limit {limit} --overwrite"
+        words = f"--files calls={home / 'rows.jsonl'} --tokenizer gpt2:512 --limit {limit} --overwrite"
         supervised_tokens.main(words.split())
         row = Run.open("supervision").evals().iloc[0]
         assert (row["supervised"], row["supervised_uncut"], row["cut"]) == (kept, sum(mask), limit < len(mask))

@@ -26,7 +26,7 @@ from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
-pytestmark = pytest.mark.usefixtures("runs_root")
+pytestmark = pytest.mark.usefixtures("home")
 
 SPEC = "gpt2:400"
 FOREIGN = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))

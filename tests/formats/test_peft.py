@@ -26,7 +26,7 @@ def write_peft(model: GPT, directory: Path, **more: Any) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"])
 @torch.no_grad()
-def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path, shape: GPTConfig) -> None:
+def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, home: Path, shape: GPTConfig) -> None:
     """transformers with the export, peft with the adapters: our logits. And back: what peft saves is what we load."""
     transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
     shape = replace(shape, vocab_size=300)

@@ -27,7 +27,7 @@ LIMITS = {"nano": 6_000_000, "mini": 30_000_000}
 
 
 @pytest.fixture
-def trained(runs_root: Path) -> GPT:
+def trained(home: Path) -> GPT:
     tok = tokenizer.load("gpt2:400")
     torch.manual_seed(0)
     model = GPT(GPTConfig(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True))
@@ -103,7 +103,7 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
-def test_a_shipped_model_is_small_whole_and_described(name: str, runs_root: Path) -> None:
+def test_a_shipped_model_is_small_whole_and_described(name: str, home: Path) -> None:
     loaded = loading.load_model(f"released/{name}")
     size = sum(p.stat().st_size for p in (SHIPPED / name).rglob("*") if p.is_file())
     assert size <= LIMITS[name] and loaded.declines
@@ -115,7 +115,7 @@ def test_a_shipped_model_is_small_whole_and_described(name: str, runs_root: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_a_shipped_model_answers_the_examples_of_the_page(
-    name: str, runs_root: Path, capsys: pytest.CaptureFixture[str]
+    name: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = resources.files("codechat.inference").joinpath("page.html").read_text(encoding="utf-8")
     square, days, code = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
@@ -134,7 +134,7 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
 
 
 @pytest.mark.slow
-def test_mini_greets_and_tells_the_weather_of_the_example(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mini_greets_and_tells_the_weather_of_the_example(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For a function that training never had."""
     tools = Path(__file__).parents[2] / "examples" / "my_tools.py"
     command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]

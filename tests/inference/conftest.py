@@ -37,7 +37,7 @@ def root(taught: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def runs_root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That root in the tests that use it, else one of their own."""
     own = request.getfixturevalue("root") if "root" in request.fixturenames else tmp_path
     monkeypatch.setattr(paths, "ROOT", own)

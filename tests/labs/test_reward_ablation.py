@@ -89,7 +89,7 @@ def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     assert all(p.grad is None for p in model.model.parameters())
 
 
-def test_the_run_holds_all_rows_and_raises_before_writing(runs_root: Path, make_run: Callable[..., Run]) -> None:
+def test_the_run_holds_all_rows_and_raises_before_writing(home: Path, make_run: Callable[..., Run]) -> None:
     make_run("tiny", "gpt2:512", block_size=256)
     cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
     rows = reward_ablation.ablate_rewards(cfg).evals()
@@ -99,4 +99,4 @@ def test_the_run_holds_all_rows_and_raises_before_writing(runs_root: Path, make_
         reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
     with pytest.raises(ConfigError):
         reward_ablation.AblationConfig(ckpt=("tiny",), group_size=1)
-    assert not (runs_root / "runs" / "other").exists()
+    assert not (home / "runs" / "other").exists()

@@ -40,10 +40,10 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("id", LOOPS)
-def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, runs_root: Path) -> None:
+def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: Path) -> None:
     words = ["--task", "toy"] if id == "preference" else []
     runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
-    cfg = config.from_dict(LOOPS[id].config_class, json.loads((runs_root / "runs/x/config.json").read_text()))
+    cfg = config.from_dict(LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text()))
     cfg = cfg.resolved() if hasattr(cfg, "resolved") else cfg  # as the loop writes them into its run
     with Run.create("x", cfg, kind=id) as run:
         run.stop("for now")
@@ -63,10 +63,10 @@ def use_python(launch_sh: Path, python: str | Path) -> None:
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
-def test_the_shell_gives_torchrun_these_words(cfg: Any, runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(runs_root)
+def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
     path = launcher.write(cfg, nproc=2, max_restarts=3).path
-    use_python(path / "launch.sh", stand_in(runs_root / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
+    use_python(path / "launch.sh", stand_in(home / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
 
     def words(*options: str) -> list[str]:
         command = ["sh", str(path / "launch.sh"), *options]
@@ -76,7 +76,7 @@ def test_the_shell_gives_torchrun_these_words(cfg: Any, runs_root: Path, monkeyp
     entry = registry.entry_of(cfg, launcher.LAUNCHABLE)
     settings = f"--config runs/{cfg.run_name}/config.json --run-name {cfg.run_name}".split()
     loop = ["-m", "codechat", entry.command, "--", *settings]
-    head = [str(runs_root), "-m", "torch.distributed.run"]
+    head = [str(home), "-m", "torch.distributed.run"]
     assert words() == [*head, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
     assert words("--nnodes", "2") == [*head, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
     status = (path / "status.json").read_text()
@@ -87,11 +87,11 @@ def test_the_shell_gives_torchrun_these_words(cfg: Any, runs_root: Path, monkeyp
         assert read == (cfg.resolved() if hasattr(cfg, "resolved") else cfg)
 
 
-def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(runs_root: Path) -> None:
+def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(home: Path) -> None:
     for cfg, how in ((SFTConfig(), dict(nproc=0)), (GPTConfig(), {}), (SFTConfig(resume=True), {}), (SFTConfig(overwrite=True), {})):  # fmt: skip
         with pytest.raises(ConfigError):
             launcher.write(cfg, **how)
-    assert not (runs_root / "runs").exists()
+    assert not (home / "runs").exists()
     written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
@@ -99,10 +99,10 @@ def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_w
     assert list_runs().set_index("run").loc["x/y", "status"] == "planned" and Run.open("x/y").env["kind"] == "sft"
 
 
-def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(runs_root: Path, tmp_path: Path) -> None:
+def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Path, tmp_path: Path) -> None:
     """Run by bash, with stand-ins for the cluster's commands and for Python."""
     runner.launch(["sft", "--nproc", "8", "--nodes", "2", "--", "--run-name", "s"])
-    path = runs_root / "runs" / "s"
+    path = home / "runs" / "s"
     lines = (path / "job.slurm").read_text().splitlines()
     machines = ("--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1", "--time=24:00:00", "--requeue")
     assert {f"#SBATCH {line}" for line in machines} <= set(lines)
@@ -125,11 +125,11 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(runs_root
 
 
 @pytest.fixture
-def toy(runs_root: Path) -> ReinforceConfig:
+def toy(home: Path) -> ReinforceConfig:
     return ReinforceConfig(run_name="toy", task="toy", tokenizer="bytes", max_steps=2)
 
 
-def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root: Path) -> None:
+def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Path) -> None:
     path = launcher.write(toy).path
     resolved = dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
     with Run.create("toy", resolved, kind="reinforce") as run:
@@ -221,12 +221,12 @@ TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model
 
 
 @pytest.mark.slow
-def test_two_ranks_from_a_shell_start_stop_and_continue(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder that is the root of all processes. Whatever is left running is killed, ranks included."""
     for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(runs_root)
-    path = runs_root / "runs/a/toy"
+    monkeypatch.chdir(home)
+    path = home / "runs/a/toy"
 
     def codechat(words: str) -> str:
         command = [sys.executable, "-m", "codechat", *words.split()]

@@ -101,15 +101,15 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
         assert not (tmp_path / "s").exists()
 
 
-def test_a_configuration_is_written_as_a_script_and_read_back(runs_root: Path, tmp_path: Path) -> None:
+def test_a_configuration_is_written_as_a_script_and_read_back(home: Path, tmp_path: Path) -> None:
     for cfg in (
         PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
         CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
     ):
         assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
     cfg = SFTConfig(run_name="a/b", lr=3e-3)
-    where, *words = words_of(portable_scripts.write_loop(cfg, runs_root / "mine", nproc=4), tmp_path)
-    assert where == str(runs_root) and words[words.index("--nproc-per-node") + 1] == "4"
+    where, *words = words_of(portable_scripts.write_loop(cfg, home / "mine", nproc=4), tmp_path)
+    assert where == str(home) and words[words.index("--nproc-per-node") + 1] == "4"
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
     outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")
     assert words_of(outside, tmp_path)[0] == "/", "outside of the project it stays where it is called"
@@ -127,9 +127,5 @@ def test_the_image_for_modal_holds_the_package_from_any_folder(tmp_path: Path, m
     assert not any(
         map(left_out, map(Path, ("pyproject.toml", "setup.py", "codechat/runs/run.py", "data/corpus/manifest.json")))
     )
-    assert all(
-        map(
-            left_out,
-            map(Path, (".git/config", "runs/mine/config.json", "codechat/__pycache__/cli.pyc", ".ruff_cache/x")),
-        )
-    )
+    unwanted = (".git/config", "runs/mine/config.json", "codechat/__pycache__/cli.pyc", ".ruff_cache/x")
+    assert all(map(left_out, map(Path, unwanted)))

@@ -37,12 +37,12 @@ TINY = Path(__file__).with_name("tiny.toml")
 
 
 @pytest.fixture
-def tiny(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus, a pretraining run on it, and a second one from the first, in tiny.toml."""
-    monkeypatch.chdir(runs_root)
+    monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
-    (runs_root / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
-    return shutil.copy(TINY, runs_root / "tiny.toml")
+    (home / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
+    return shutil.copy(TINY, home / "tiny.toml")
 
 
 def edit(file: Path, stage: str, **settings: Any) -> None:
@@ -217,9 +217,9 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_keeps_the_rows_of_other_se
     assert runner.read_ledger(file) == {"sft-s1": {"hash": "b"}}
 
 
-def test_stages_that_must_be_asked_for_and_logs_of_seeds_and_scales(runs_root: Path) -> None:
+def test_stages_that_must_be_asked_for_and_logs_of_seeds_and_scales(home: Path) -> None:
     for words, where in (("v6", "nano/launch/v6"), ("v6 --seed 1", "nano/launch/v6-s1"), ("v6 --scale 8b", "nano-8b/launch/v6")):  # fmt: skip
-        assert config.parse(RecipeLaunch, words.split()).where == runs_root / "runs" / where
+        assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
     asked = {b.stage.name for b in bound_stages("nano") if b.stage.asked}
     assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
     named, more = {"natural"}, dict(until="more-sft-evaluate")  # with the stage that it needs

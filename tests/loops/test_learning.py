@@ -90,12 +90,8 @@ def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
 
 
 MINE = [name for name in LEARNING if name.partition("[")[0] in globals()]
-SLOW = {
-    *(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS)),
-    "raise_entropy",
-    "predict_worth",
-    "learn_from_a_teacher",
-}
+SLOW = {"raise_entropy", "predict_worth", "learn_from_a_teacher"}
+SLOW.update(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MINE])

@@ -14,18 +14,7 @@ import contracts
 import jsonl
 import pytest
 import torch
-from contracts import (
-    PAIRS,
-    SINGLES,
-    TINY,
-    assert_same_runs,
-    curve,
-    small,
-    train,
-    weights,
-    write_corpus,
-    write_rows,
-)
+from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
 from raising import raising
 
 from codechat import cli, grpo, sft, tasks

@@ -84,23 +84,23 @@ def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
     assert 'href="../x.html"' in index
 
 
-def test_an_unknown_report_and_one_that_fails(runs_root: Path, monkeypatch: Any, capsys: pytest.CaptureFixture) -> None:
+def test_an_unknown_report_and_one_that_fails(home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture) -> None:
     COMMANDS["report"].run([])
     assert re.findall(r"^\w+", capsys.readouterr().out, re.M) == list(build.templates())
     with pytest.raises(ConfigError, match="nothing.*nano"):
         COMMANDS["report"].run(["nano", "nothing"])
-    assert not list((runs_root / "reports").glob("*.ipynb"))
-    (runs_root / "nbs_py").mkdir()
-    shutil.copy(COMMITTED.parent / "jupytext.toml", runs_root)
+    assert not list((home / "reports").glob("*.ipynb"))
+    (home / "nbs_py").mkdir()
+    shutil.copy(COMMITTED.parent / "jupytext.toml", home)
     cut = '# %% tags=["parameters", "hide-cell"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
-    (runs_root / "nbs_py" / "91_cut.py").write_text(cut)
-    monkeypatch.setattr(paths, "SHIPPED", runs_root)
+    (home / "nbs_py" / "91_cut.py").write_text(cut)
+    monkeypatch.setattr(paths, "SHIPPED", home)
     monkeypatch.setattr(build, "templates", lambda: {"cut": "91_cut"})
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
         build.build("cut", "cut")
-    cells = html.read(runs_root / "cut" / "cut.ipynb").cells
+    cells = html.read(home / "cut" / "cut.ipynb").cells
     assert [c.metadata.get("jupyter", {}).get("source_hidden") for c in cells] == [True, None, None], "folded there too"
-    assert not (runs_root / "cut" / "cut.html").exists()
+    assert not (home / "cut" / "cut.html").exists()
 
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])

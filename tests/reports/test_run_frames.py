@@ -49,19 +49,19 @@ def make_stage(name: str, *, finish: bool = True) -> None:
 
 
 @pytest.fixture
-def recipe(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe with all stages finished and its data prepared; no rows came with the package."""
-    monkeypatch.setattr(paths, "SHIPPED", runs_root)
+    monkeypatch.setattr(paths, "SHIPPED", home)
     for stage in freeze_rows.STAGES:
         make_stage(f"nano/{stage}")
     for data in freeze_rows.DATA:
-        folder = runs_root / "data" / "nano" / data
+        folder = home / "data" / "nano" / data
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"what": data, "kept": {"calls": 3}}))
-    return runs_root
+    return home
 
 
-def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(runs_root: Path) -> None:
+def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(home: Path) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
     assert list(run_frames.collect(names)["runs"]["run"]) == names
     changed = dict(temperature=0.7, n=4, split=["test_hard"], limit=None, data_dir="other")
@@ -74,7 +74,7 @@ def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_a
         assert set(run_frames.COMPARED[kind]) <= settings.__dataclass_fields__.keys(), kind
 
 
-def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_root: Path) -> None:
+def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(home: Path) -> None:
     evaluated("scores", ("a/sft@9", "a/rl@20", "a/rl@40"))
     with raising(RunError, "scores", "a/rl", "--split select"):
         run_frames.collect(["scores"])
@@ -88,13 +88,13 @@ def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(runs_r
     evaluated("a/rechoose", ("a/rl",), split=["test"], all_checkpoints=True)
     with pytest.raises(RunError, match="a/evaluate.* a/rechoose .*test"):
         run_frames.collect([scores])
-    status = runs_root / "runs" / "a" / "rl" / "status.json"
+    status = home / "runs" / "a" / "rl" / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"}))
     with raising(RunError, "a/evaluate", "a/rl", "2999"):
         run_frames.collect([scores])
 
 
-def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_seeds(runs_root: Path) -> None:
+def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_seeds(home: Path) -> None:
     run = Run.create("nano/cut", {"a": 1}, kind="sft")
     with pytest.raises(RunError):
         run_frames.collect(["nano/cut"])
@@ -110,8 +110,8 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
     assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]
 
 
-def test_a_report_without_runs_draws_from_frozen_rows(runs_root: Path, capsys: pytest.CaptureFixture) -> None:
-    name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
+def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest.CaptureFixture) -> None:
+    name, data = evaluated("a/evaluate", ("a/rl@60",)), home / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
     kept = run_frames.gather([name], data, False, lambda frames: frames | {"samples": frames["samples"][:0]})
@@ -122,8 +122,8 @@ def test_a_report_without_runs_draws_from_frozen_rows(runs_root: Path, capsys: p
         run_frames.gather([name, "gone/evaluate"], data, False)
     large = kept | {"samples": pd.DataFrame([dict(run=name, completion="x" * 1_000_000)])}
     with pytest.raises(ConfigError):
-        run_frames.freeze(large, runs_root / "large")
-    assert not (runs_root / "large").exists()
+        run_frames.freeze(large, home / "large")
+    assert not (home / "large").exists()
     run_frames.headline({"gain": 0.0512345, "n": 3}, data)  # what a report says must follow from its rows
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)

@@ -163,9 +163,9 @@ KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs_root: Path, step: int) -> None:
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, home: Path, step: int) -> None:
     repository = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(runs_root), str(step)]
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(home), str(step)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[2]) > 8, "every sync and rename of a save is a moment"

@@ -114,9 +114,9 @@ def test_the_block_ends_the_run() -> None:
         assert paths.lock_of(run.path) not in processes._held
 
 
-def test_a_killed_run_says_killed(runs_root: Path) -> None:
+def test_a_killed_run_says_killed(home: Path) -> None:
     program = "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)"
-    process = child(program, runs_root)
+    process = child(program, home)
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
     for how in (dict(overwrite=True), dict(resume=True)):
@@ -134,7 +134,7 @@ def test_a_killed_run_says_killed(runs_root: Path) -> None:
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_one_ctrl_c_asks_two_interrupt(runs_root: Path, presses: int) -> None:
+def test_one_ctrl_c_asks_two_interrupt(home: Path, presses: int) -> None:
     program = f"""
 with stoppable():
     print('up', flush=True)
@@ -142,7 +142,7 @@ with stoppable():
         time.sleep(0.01)
 print('left', flush=True)
 """
-    process = child(program, runs_root, stderr=subprocess.PIPE)
+    process = child(program, home, stderr=subprocess.PIPE)
     assert process.stdout.readline() == "up\n"
     for _ in range(presses):
         process.send_signal(signal.SIGINT)
@@ -274,7 +274,7 @@ def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is
         run.metrics()
 
 
-def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(runs_root: Path) -> None:
+def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(home: Path) -> None:
     program = f"""
 run = Run.create('full', {{}}, kind='t')
 run._show = lambda *row: None
@@ -288,7 +288,7 @@ except RunError as e:
 resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
 run.log(step, lr=2.0)
 """
-    out, _ = child(program, runs_root).communicate(timeout=600)
+    out, _ = child(program, home).communicate(timeout=600)
     failed = int(out.split()[0])
     assert "metrics.jsonl" in out and "--resume" in out
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
@@ -379,7 +379,7 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
         assert code == 0 and "finished" in out and "started" not in out
 
 
-def test_a_loop_with_wandb_sends_each_row_at_once(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, Any]] = []
 
     def init(**settings: Any) -> SimpleNamespace:

@@ -26,11 +26,8 @@ INSTRUCTION = "How many songs are in my Spotify library?"
 SUPERVISOR = {"first_name": "Ann", "last_name": "Li", "email": "ann@x.org", "phone_number": "555"}
 LOOK, COUNT = "print(apis.api_docs.show_app_descriptions())", "n = 7\nprint(n)"
 DONE = "apis.supervisor.complete_task(answer=n)"
-CHECKS = {
-    "assert answers match.": "no_op_fail",
-    "assert no model changes.": "no_op_pass",
-    "assert one login.": "no_op_fail",
-}
+CHECKS = {"assert answers match.": "no_op_fail", "assert no model changes.": "no_op_pass"}
+CHECKS["assert one login."] = "no_op_fail"
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
