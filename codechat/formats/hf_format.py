@@ -120,10 +120,8 @@ def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], dtype: str) -> int:
-    """Write a safetensors file in "float32" or "bfloat16"; returns its bytes."""
-    how: Any = dict(
-        device="cpu", dtype=getattr(torch, dtype), copy=True
-    )  # the format refuses tensors that share memory
+    """Write a safetensors file in a type of torch, such as "bfloat16"; returns its bytes."""
+    how: Any = dict(device="cpu", dtype=getattr(torch, dtype), copy=True)  # the format refuses shared memory
     try:
         copies = {name: t.detach().to(**how).contiguous() for name, t in tensors.items()}
         save_file(copies, path, metadata={"format": "pt"})
