@@ -3,12 +3,14 @@
 `plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it needs no package. The others
 need `pip install -e '.[bench]'`; the library itself never imports them.
 
-Left out: trained weights; all models are randomly initialized.
+All models but `exported` are randomly initialized.
 """
 
 from __future__ import annotations
 
 import importlib
+import tempfile
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codechat.core.errors import MissingFile
+from codechat.formats import exchange
 from codechat.models.config import GPTConfig
 
 
@@ -63,6 +66,14 @@ class PlainGPT(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+
+def exported(ckpt: str) -> Any:
+    """transformers' model of a checkpoint's weights."""
+    transformers = require("transformers")
+    with tempfile.TemporaryDirectory() as folder:
+        exchange.export(exchange.ExportConfig(ckpt=ckpt, out=Path(folder) / "hf", dtype="float32"))
+        return transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=torch.float32)
 
 
 def huggingface(kind: str, cfg: GPTConfig) -> Any:

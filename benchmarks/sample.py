@@ -2,10 +2,12 @@
 
 python -m benchmarks sample                       codechat beside transformers' generate and a full forward pass per token
 python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
+python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee           beside transformers on the same weights
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +15,14 @@ import torch
 from benchmarks import measure, peers
 from benchmarks.settings import SampleBench
 from codechat.distributed import dist
-from codechat.models import generate
+from codechat.models import generate, loading
 from codechat.models.gpt import GPT
 
 
 def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     """codechat first, then the peers."""
     device, prompts, units = dist.device(), _prompts(cfg), cfg.prompts * cfg.max_new_tokens
-    model = GPT(cfg.model).to(device).eval()
+    model = _model(cfg)
 
     def ours() -> None:
         with dist.autocast(device):
@@ -28,10 +30,16 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
 
     made = [measure.Contestant("codechat", ours, units)]
     if "arcee" in cfg.vs:
-        made.append(measure.Contestant("arcee, generate", _huggingface(cfg, prompts.to(device)), units))
+        peer = "transformers" if cfg.ckpt else "arcee"
+        made.append(measure.Contestant(f"{peer}, generate", _huggingface(cfg, prompts.to(device)), units))
     if "no-cache" in cfg.vs:
         made.append(measure.Contestant("full forward per token", _without_cache(cfg, model, prompts.to(device)), units))
     return made
+
+
+def _model(cfg: SampleBench) -> GPT:
+    model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(cfg.model)
+    return model.to(dist.device()).eval()
 
 
 def _prompts(cfg: SampleBench) -> torch.Tensor:
@@ -41,7 +49,8 @@ def _prompts(cfg: SampleBench) -> torch.Tensor:
 
 def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     """transformers' generate with weights in the compute dtype, its fastest setting."""
-    model = peers.huggingface("arcee", cfg.model).to(prompts.device, dist.compute_dtype()).eval()
+    model = peers.exported(cfg.ckpt) if cfg.ckpt else peers.huggingface("arcee", cfg.model)
+    model = model.to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
     length = dict(max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
     how, mask = dict(do_sample=True, top_k=cfg.top_k or 0, **length), torch.ones_like(prompts)
@@ -91,12 +100,13 @@ def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
 
 def bench(cfg: SampleBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
+    cfg = replace(cfg, model=_model(cfg).cfg)
     timings = measure.race(contestants(cfg), cfg.rounds, limit_s=measure.LIMIT_S / 2)
     title = (
-        f"sampling: {cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
+        f"sampling: {cfg.ckpt and cfg.ckpt + ', '}{cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
         f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}"
     )
     measure.show(title, "tokens", timings)
-    late = cost_of_late_tokens(GPT(cfg.model).to(dist.device()).eval(), cfg)
+    late = cost_of_late_tokens(_model(cfg), cfg)
     print(f"the second half of the new tokens costs {late:.2f} x the first half")
     return {"title": title, "timings": measure.rows(timings), "late_over_early": late}

@@ -62,6 +62,7 @@ class SampleBench(Bench):
     """What `python -m benchmarks sample` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
+    ckpt: str = opt("", "checkpoint to sample from instead of random weights; the peer is its export")
     prompts: int = opt(16, "prompts sampled together", least=1)
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
