@@ -126,11 +126,8 @@ def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() 
 
 
 def test_what_is_wrong_in_a_mapping_or_a_file_is_named(tmp_path: Path) -> None:
-    for mapping, *named in (
-        ({"model": {"dept": 3}}, "'model.dept'", "'model.depth'"),
-        ({"model": 3}, "--model", 3),
-        ({"verbose": 1}, "--verbose", 1),
-    ):
+    unknown = {"model": {"dept": 3}}, "'model.dept'", "'model.depth'"
+    for mapping, *named in (unknown, ({"model": 3}, "--model", 3), ({"verbose": 1}, "--verbose", 1)):
         with raising(ConfigError, *named):
             from_dict(Loop, mapping)
     file = tmp_path / "c.json"

@@ -54,11 +54,8 @@ def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
     calls = json.dumps([{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")])
     for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", chat_formats.NO_CALL)):
         row = {"question": question, "functions": functions, "ground_truth": truth, "source": "a set"}
-        assert chat_formats.messages_of(row, "x") == [
-            {"role": "system", "content": OFFER},
-            EXPECTED[1],
-            {"role": "assistant", "content": answer},
-        ]
+        offer, said = {"role": "system", "content": OFFER}, {"role": "assistant", "content": answer}
+        assert chat_formats.messages_of(row, "x") == [offer, EXPECTED[1], said]
     assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
 
 

@@ -62,12 +62,9 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
 
 def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
-    for requested, native, expected in (
-        (None, True, torch.bfloat16),
-        (None, False, torch.float32),
-        ("bfloat16", False, torch.bfloat16),
-        ("float32", True, torch.float32),
-    ):
+    wide, narrow = torch.float32, torch.bfloat16
+    told = ("bfloat16", False, narrow), ("float32", True, wide)
+    for requested, native, expected in ((None, True, narrow), (None, False, wide), *told):
         dist._dtype.cache_clear()
         monkeypatch.setattr(dist, "_cpu_has_bf16", lambda native=native: native)
         monkeypatch.delenv("CODECHAT_DTYPE", raising=False)
