@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -143,18 +143,18 @@ def stream(
     states = None if grammar is None else [grammar.begin()]
     how, stops = Truncation(**truncation), [list(s) for s in stop]
     batch = Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)
-    kept = kept or Conversation(model)
-    for t, rows in enumerate(_steps(kept.reader, batch, kept.read(prompt, budget))):
-        kept.ids.append(int(rows.ids[0, t]))
-        yield kept.ids[-1]
+    with nullcontext(kept) if kept else closing(Conversation(model)) as seen:
+        for t, rows in enumerate(_steps(seen.reader, batch, seen.read(prompt, budget))):
+            seen.ids.append(int(rows.ids[0, t]))
+            yield seen.ids[-1]
 
 
 class Conversation:
     """Weights copied once, and the cache of the ids seen last, for prompts that continue each other (`stream`)."""
 
     def __init__(self, model: GPT) -> None:
-        self.model, self.ids, self._open = model, list[int](), ExitStack()
-        self.reader = self._open.enter_context(reading(model, False))
+        self.ids, opened = list[int](), ExitStack()
+        self.reader, self.close = opened.enter_context(reading(model, False)), opened.close
         self.cache = KVCache(model.cfg, 1, 0, model.wte.weight.device, compute_dtype(model.wte.weight))
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
@@ -162,12 +162,12 @@ class Conversation:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
         same, kv = min(same, self.cache.extent, len(prompt) - 1), self.cache.kv
         if kv.shape[4] < len(prompt) + room:
-            self.cache = KVCache(self.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype)
+            self.cache = KVCache(self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype)
             self.cache.kv[..., :same, :] = kv[..., :same, :]
         self.ids, self.cache.extent = list(prompt), same
         self.cache.lengths.fill_(same)
         new = torch.tensor([prompt[same:]], device=kv.device)
-        return self.cache, self.model.hidden(new, cache=self.cache)[:, -1]
+        return self.cache, self.reader.model.hidden(new, cache=self.cache)[:, -1]
 
 
 @contextmanager
