@@ -236,19 +236,23 @@ def test_every_question_of_the_test_split_is_known_and_nothing_else(shared_data)
 
 
 def test_a_twin_repeats_a_request_without_the_functions_that_it_calls(tmp_path):
-    tools = [{"name": name, "description": f"Does {name}.", "parameters": {}} for name in ("mix", "cut", "add")]
+    tools = [{"name": name, "description": f"Does {name}.", "parameters": {}} for name in ("mix", "cut", "add", "far")]
     rows = []
-    for n in range(60):  # called from a list of three; called, and nothing else is offered; not called
+    for n in range(60):  # called from a list of three; called, and nothing else is offered; a list that is not called
         answer = f"No {n}." if n % 3 == 2 else chat.format_call("mix", {"n": n})
         turns = [{"role": "user", "content": f"request {n}"}, {"role": "assistant", "content": answer}]
-        rows.append({"messages": turns, "tools": tools[:1] if n % 3 == 1 else tools})
+        rows.append({"messages": turns, "tools": tools[:1] if n % 3 == 1 else tools[:3] if n % 3 == 0 else tools[3:]})
     source = write(tmp_path / "rows.jsonl", rows)
     run("calls", tmp_path / "out", "--source", source, "--twins", 1, "--tools-style", "described", "--probes", 0)
     found = [row for split in SPLITS for row in rows_of(tmp_path / "out" / f"calls.{split}.jsonl")]
     twins = {row["messages"][1]["content"]: row["messages"] for row in found if row["id"].endswith("-twin")}
-    assert len(found) == 80 and twins.keys() == {f"request {n}" for n in range(0, 60, 3)}
-    assert all(chat.offered_names(system["content"]) == {"cut", "add"} for system, *_ in twins.values())
-    assert {answer["content"] for *_, answer in twins.values()} == {chat.DECLINE}
+    lists = [
+        (int(asked.split()[1]) % 3, chat.offered_names(system["content"])) for asked, (system, *_) in twins.items()
+    ]
+    assert {(kind, len(names)) for kind, names in lists} == {(0, 2), (0, 3), (1, 1)} and len(found) - 60 == len(twins)
+    assert not any("mix" in names for _, names in lists) and {t[-1]["content"] for t in twins.values()} == {
+        chat.DECLINE
+    }
 
 
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, monkeypatch):

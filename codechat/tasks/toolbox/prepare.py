@@ -81,12 +81,13 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     return files
 
 
-def _twin(row: Row, tools_style: str) -> Row | None:
-    """The request with the other functions of its list, and an answer that has none for it; None where nothing is called or left."""
+def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
+    """The request with another row's functions in place of those it calls, in a list as long, whose answer declines; None where it calls none."""
     before = row["messages"][: (at := public_rows.answer_at(row["messages"]))]
     called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
-    system, schemas = tool_calls.split_offer(before[0]["content"])
-    left = [schema for schema in schemas if schema["name"] not in called]
+    (system, schemas), (_, more) = (tool_calls.split_offer(r["messages"][0]["content"]) for r in (row, other))
+    offered = {schema["name"]: schema for schema in [*schemas, *more]}
+    left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
     if not called or not left or at != 2:
         return None
     listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
@@ -196,7 +197,8 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
         islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain), cfg.max_examples)
     )
     rng = random.Random(f"twins {cfg.seed}")
-    found += [twin for row in list(found) if rng.random() < cfg.twins and (twin := _twin(row, cfg.tools_style))]
+    pairs = zip(list(found), rng.sample(found, len(found)))
+    found += [twin for pair in pairs if rng.random() < cfg.twins and (twin := _twin(*pair, cfg.tools_style))]
     parts = synthetic.spread(found, public_rows.split_key)
     files = {f"{cfg.domain}.{split}": rows for split, rows in parts.items()}
     if cfg.domain != "calls":
