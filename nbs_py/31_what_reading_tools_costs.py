@@ -296,7 +296,7 @@ TAUGHT = {"distill/sft": "SFT, 104 steps", "nano/more-sft": "SFT, 180 steps", "d
 
 def right_of(arm, kind):
     some = taught[(taught["arm"] == arm) & (taught["stratum"] == kind)].sort_values("seed")
-    return np.array(some["correct"].to_list(), float)
+    return np.array([[*map(int, text)] for text in some["correct"]], float)
 
 
 gained = {(arm, kind): interval(right_of(arm, kind) - right_of("nano/sft", kind), clusters=asked_of[kind]) for arm in TAUGHT for kind in KIND}

@@ -45,13 +45,13 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
         "no_call": "named_no_call",
         "other": "named_other",
     }
-    said = {"checkpoint", "id", "kind", "trained", "verdict"}
+    said = {"checkpoint", "id", "kind", "verdict"}
     strata: list[dict[str, object]] = []
     natural: list[dict[str, object]] = []
     for run in map(Run.open, names):
         texts = {"request", "answer"} if run.name == names[-1] else set()  # of the last run only: the rows stay small
         if (path := run.path / "natural.jsonl").exists():
-            natural += [{k: v for k, v in row.items() if k in said | texts} for row in read_rows(path)]
+            natural += [{k: v for k, v in row.items() if k in said | texts} for row in read_rows(path) if row["kind"] != "chat"]
             continue
         strata += [
             {
@@ -71,7 +71,7 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
 
 
 def freeze_seeds(names: list[str]) -> int:
-    """A row per training, seed and stratum: greedy answers right (0 or 1) in the order of the problems; and a row per stratum with their tools."""
+    """A row per training, seed and stratum: greedy answers right (a text of 0 and 1) in the order of the problems; and a row per stratum with their tools."""
     found: dict[tuple[str, int, str], list[int]] = {}
     tools: dict[str, list[str]] = {}
     for seed, run in enumerate(map(Run.open, names)):
@@ -80,7 +80,7 @@ def freeze_seeds(names: list[str]) -> int:
             found.setdefault((row["checkpoint"].partition("@")[0].removesuffix(f"-s{seed}"), seed, stratum), []).append(row["c"])
             if seed == 0 and row["checkpoint"].partition("@")[0] == run.config["ckpt"][0]:
                 tools.setdefault(stratum, []).append(row.get("cluster", row["id"]))
-    rows = [{"arm": arm, "seed": seed, "stratum": stratum, "correct": right} for (arm, seed, stratum), right in found.items()]
+    rows = [{"arm": arm, "seed": seed, "stratum": stratum, "correct": "".join(map(str, right))} for (arm, seed, stratum), right in found.items()]
     rows += [{"arm": "problems", "stratum": stratum, "tools": names} for stratum, names in tools.items()]
     write_atomic(paths.ROOT / "reports" / "frozen" / "distillation.jsonl", json_lines(rows))
     return len(rows)
