@@ -62,8 +62,9 @@ def export(cfg: ExportConfig) -> str:
     out = cfg.out.resolve()
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
         raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
-    if cfg.format != {"float16": "gguf", "q8_0": "gguf", "float8_e4m3fn": "adapter"}.get(cfg.dtype, cfg.format):
-        raise ConfigError(f"--dtype {cfg.dtype} is for another --format; required here is bfloat16 or float32")
+    needed = {"float16": "gguf", "q8_0": "gguf", "float8_e4m3fn": "adapter"}.get(cfg.dtype, cfg.format)
+    if cfg.format != needed:
+        raise ConfigError(f"--dtype {cfg.dtype} is for --format {needed}; required here is bfloat16 or float32")
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     with atomic_directory(out) as folder:
         about, size = (_write_run if cfg.format in ("run", "adapter") else _write_model)(cfg, ckpt, folder)

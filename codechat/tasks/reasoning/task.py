@@ -25,7 +25,7 @@ from codechat.data.public_rows import asked_in_test, reject_benchmark
 from codechat.data.sources import digest, fraction
 from codechat.tasks import preparation
 from codechat.tasks.base import BaseTask, Message, Problem, Score
-from codechat.tasks.preparation import Row
+from codechat.tasks.preparation import Row, write_task
 from codechat.tasks.reasoning import rewards
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
@@ -237,6 +237,4 @@ def prepare_reasoning(cfg: ReasoningConfig) -> Row:
     problems = {"train": task.problems("train", seed=cfg.seed)}
     problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in preparation.HELD_OUT}
     solved = {"train": problems["train"][: cfg.max_examples], "select": problems["select"]}
-    return preparation.write_task(
-        cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems
-    )
+    return write_task(cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems)
