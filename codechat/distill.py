@@ -45,10 +45,11 @@ def train(cfg: DistillConfig) -> Run:
     from codechat.runs import checkpoint
     from codechat.training.rl_session import rl_session
 
-    theirs, ours = checkpoint.read_meta(cfg.teacher), {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags}
-    ours = checkpoint.read_meta(cfg.init_from) if cfg.init_from else ours
+    new = {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags or "reserved"}
+    theirs, ours = (checkpoint.read_meta(source) if source else new for source in (cfg.teacher, cfg.init_from))
     for name in ("tokenizer", "tags"):
-        if theirs[name] != ours[name]:
+        named, needed = (meta[name] for meta in (theirs, ours))
+        if named != needed and not (name == "tokenizer" and named.get("json", 0) == needed.get("json")):
             raise ConfigError(f"the {name} of teacher {cfg.teacher} and of the student differ; required is the same")
     with rl_session(cfg, "distill") as r:
         teacher = loading.load_model(cfg.teacher, dist.device()).model

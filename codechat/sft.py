@@ -65,11 +65,10 @@ def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
     from codechat.data import conversations, prepared
     from codechat.distributed import dist, hardware
-    from codechat.training.session import HeldOut, Session, build_policy, check_tags, load_parent, totals
+    from codechat.training.session import HeldOut, Session, build_policy, load_parent, totals
 
     with dist.session(cfg) as world:
-        cfg, parent, tok = load_parent(cfg, keep_tags=True)
-        check_tags(cfg, tok, parent)
+        cfg, parent, tok = load_parent(cfg)
         length = min(cfg.length, cfg.model.block_size)
         examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
         held_out = HeldOut(cfg, tok)

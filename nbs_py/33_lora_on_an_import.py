@@ -222,7 +222,7 @@ pd.Series(apart, name="largest difference of logits").map("{:.1e}".format).to_fr
 # codechat download Qwen/Qwen3-0.6B --out qwen
 # codechat import qwen --run-name qwen
 # codechat data calls --source my_rows.jsonl --out data/mine --tools-style json --probes 0 --preview 3
-# codechat sft --init-from qwen --tags template --data-dir data/mine --lora-rank 8 --lora-targets qkv out gate up down --max-steps 200 --run-name qwen-mine
+# codechat sft --init-from qwen --data-dir data/mine --lora-rank 8 --lora-targets qkv out gate up down --max-steps 200 --run-name qwen-mine
 # codechat tools --ckpt qwen-mine --executors my_tools.py --user "..."
 # codechat export --ckpt qwen-mine --out qwen-mine-hf
 # ```

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Row = dict[str, Any]
 LARGEST_LOSS = 0.05
 PROBE_S = 3.0  # seconds
-OTHER_SOURCES = "use --source embedded, or --source PATH with a parquet or jsonl file in the same columns"
+OTHER_SOURCES = "use a parquet or jsonl file in the same columns, or embedded where there is such a default"
 
 
 @dataclass(frozen=True)

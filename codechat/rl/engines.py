@@ -4,14 +4,14 @@
     http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
     vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
-Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which
-weights sampled it; completions of other weights, as after a restart, are discarded, and weights and request are sent
-again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
-which a loop saves and stops. docs/engines.md has the commands.
+Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which weights sampled it; completions of
+other weights, as after a restart, are discarded, and weights and request are sent again. While no server answers, the rest of a batch is retried for
+--engine-patience-s; then EngineLost is raised, on which a loop saves and stops. docs/engines.md has the commands.
 
 `RolloutSampler` takes the rollouts of a step from an engine."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,6 +206,8 @@ class Http(Engine):
             except (NoAnswer, Refused) as error:
                 if isinstance(error, Refused) and error.status not in BUSY:
                     raise
+                if not self.retries:
+                    print(f"{error}; trying again for {self.cfg.engine_patience_s:.0f} s", file=sys.stderr)
                 self.model = ""  # a restarted server may serve it under another name
                 waited = time.monotonic() - began
                 if self._lost.is_set() or processes.stop.is_set() or waited > self.cfg.engine_patience_s:

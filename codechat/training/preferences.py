@@ -9,7 +9,9 @@ chosen, rejected and completion may also be messages that end with the assistant
 it. Pairs are groups of a `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring.
 """
 
+import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -178,21 +180,30 @@ def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
 def read_preferences(
     directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
 ) -> RolloutBatch:
-    """All rows of a split, at most `limit`, as groups of two with rewards 1 and 0, or of one with its label as reward. MissingFile without a file; DataError with file and line for a row that
-    cannot be learned from."""
+    """The first `limit` rows of a split as groups of two with rewards 1 and 0, or of one with its label as reward. Rows that are too long or whose answers
+    are equal are left out and counted on stderr. MissingFile without a file; DataError with file and line for a row that cannot be read."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
         needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
         raise MissingFile(f"{path} does not exist; required: {needed}; or set --task without --data-dir")
-    groups: list[RolloutBatch] = []
+    groups, left_out = list[RolloutBatch](), Counter[str]()
     for number, row in islice(read_jsonl(path), limit):
-        groups.append(_encoded(row, tokenizer, tags, block_size, f"{path}:{number}"))
-        if groups[-1].group_size != groups[0].group_size:
+        group = _encoded(row, tokenizer, tags, block_size, f"{path}:{number}")
+        if isinstance(group, str):
+            left_out[group] += 1
+            continue
+        groups.append(group)
+        if group.group_size != groups[0].group_size:
             raise DataError(f"{path}:{number} is a pair and the first row is not, or the reverse; split the file")
+    if left_out and dist.is_main():
+        print(f"{path}: rows left out: {', '.join(f'{n} {why}' for why, n in left_out.items())}", file=sys.stderr)
+    if not groups:
+        raise DataError(f"{path} has no row that can be learned from; add rows")
     return with_longest_row(rollout.join(groups))
 
 
-def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> RolloutBatch:
+def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> RolloutBatch | str:
+    """The row as one group, or why it teaches nothing."""
     has = {name for name, value in row.items() if value is not None}
     if {"chosen", "rejected"} <= has:
         answers, rewards = [row["chosen"], row["rejected"]], [1.0, 0.0]
@@ -208,11 +219,11 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
     if sides[-1][:-1] != messages:
         raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
     if len(sides) == 2 and sides[0] == sides[1]:
-        raise DataError(f"{where}: chosen and rejected are the same; delete the row")
+        return "with equal answers"
     prompt = chat.prompt(messages, tokenizer, tags)
     completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
-    if (longest := len(prompt) + max(map(len, completions))) > block_size:
-        raise DataError(f"{where} takes {longest} tokens; block_size is {block_size}; shorten or delete the row")
+    if len(prompt) + max(map(len, completions)) > block_size:
+        return f"longer than {block_size} tokens"
     return _group(messages, prompt, completions, rewards)
 
 
@@ -233,10 +244,8 @@ def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str
 
 def _group(messages: list[dict], prompt: list[int], completions: list[list[int]], rewards: list[float]) -> RolloutBatch:
     scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for r in rewards]
-    answers, texts = [Completion(ids, [0.0] * len(ids), "stop") for ids in completions], [""] * len(completions)
-    return RolloutBatch(
-        [Problem("preference", messages, None, "train")], [prompt], answers, texts, scores, len(rewards)
-    )
+    made = [Completion(ids, [0.0] * len(ids), "stop") for ids in completions], [""] * len(completions), scores
+    return RolloutBatch([Problem("preference", messages, None, "train")], [prompt], *made, len(rewards))
 
 
 def with_longest_row(batch: RolloutBatch) -> RolloutBatch:

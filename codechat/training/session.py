@@ -185,28 +185,30 @@ def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:
 # ---- what is opened before the first step
 
 
-def load_parent(
-    cfg: C, *, tok: Tokenizer | None = None, keep_tags: bool = False
-) -> tuple[C, Checkpoint | None, Tokenizer]:
-    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and tags from the parent, or the vocabulary from the tokenizer.
-    ConfigError where they were set to something else than the parent has. tok: the tokenizer of the data, where those decide it."""
-    if not cfg.init_from:
-        tok = tok or tokenizer.load(cfg.tokenizer)
-        return replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab)), None, tok
-    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True)
-    shape = config.from_dict(GPTConfig, parent.meta["model_config"])
-    theirs = tokenizer.from_dict(parent.meta["tokenizer"])
-    keep_tags = keep_tags or getattr(cfg, "tags", chat.RAW) == chat.RAW
-    tags = {} if keep_tags else {"tags": parent.meta["tags"]}
-    taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec} | tags
-    for name, (_, value) in config.changed(cfg).items():
-        if (there := taken.get(name, value)) != value:
-            got = f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {there}"
-            raise ConfigError(f"{got}; leave the flag, or the --preset that sets it, out")
-    if tok and tok.spec != theirs.spec:
-        got = f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}"
-        raise ConfigError(f"{got}; prepare the data with --tokenizer {theirs.spec}")
-    return replace(cfg, model=shape, **tags), parent, theirs
+def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> tuple[C, Checkpoint | None, Tokenizer]:
+    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and, unless they name others, tags from the parent, or the vocabulary
+    from the tokenizer. ConfigError where the parent has another architecture. tok: the tokenizer of the data, where those decide it."""
+    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+    if not getattr(cfg, "tags", chat.RAW):
+        cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")
+    if parent:
+        shape = config.from_dict(GPTConfig, parent.meta["model_config"])
+        theirs = tokenizer.from_dict(parent.meta["tokenizer"])
+        taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec}
+        for name, (_, value) in config.changed(cfg).items():
+            if (there := taken.get(name, value)) != value:
+                got = f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {there}"
+                raise ConfigError(f"{got}; leave the flag, or the --preset that sets it, out")
+        if tok and tok.spec != theirs.spec:
+            got = f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}"
+            raise ConfigError(f"{got}; prepare the data with --tokenizer {theirs.spec}")
+    else:
+        theirs = tok or tokenizer.load(cfg.tokenizer)
+        shape = replace(cfg.model, vocab_size=theirs.n_vocab)
+    if getattr(cfg, "tags", "") == "reserved" and shape.n_ids < theirs.n_vocab + chat.N_TAGS:
+        remedy = "leave --tags out, or import it with --tags reserved" if parent else "set --tags text"
+        raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {remedy}")
+    return replace(cfg, model=shape), parent, theirs
 
 
 def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
@@ -253,15 +255,6 @@ def read_probes(cfg: Any) -> list[Any]:
     except MissingFile as absent:
         print(f"no behaviour probes: {absent}", file=sys.stderr)
         return []
-
-
-def check_tags(cfg: Any, tok: Tokenizer, parent: Checkpoint | None) -> None:
-    """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
-    if cfg.tags == "reserved" and cfg.model.n_ids < tok.n_vocab + chat.N_TAGS:
-        advice = f"--tags {parent.meta['tags']}, or import it with --tags reserved" if parent else "--tags text"
-        raise ConfigError(
-            f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; set {advice}"
-        )
 
 
 class HeldOut:

@@ -92,8 +92,8 @@ class SupervisedSettings(LearningSettings):
 class ChatSettings(Settings):
     """How text becomes tokens."""
 
-    tags: Literal["reserved", "text", "template", "raw"] = opt(
-        "reserved", "turn tags of new weights: one id each, plain text, an imported model's template; raw = no turns"
+    tags: Literal["reserved", "text", "template", "raw"] | None = opt(
+        None, "turns: tags of one id each, text, a template; raw = no turns; none = as in the checkpoint, else reserved"
     )
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
 
@@ -118,9 +118,7 @@ class RLSettings(SamplingSettings, LearningSettings):
     device_batch_size: int = 16
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)
-    engine: Literal["local", "http", "vllm"] = opt(
-        "local", "what samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
-    )
+    engine: Literal["local", "http", "vllm"] = opt("local", "what samples: this process, `codechat serve`, or vLLM")
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
     engine_dir: Path | None = opt(
         None, "directory for weights to the server: its --reload-from; vLLM: the parent of its model hf", **HERE
@@ -130,9 +128,7 @@ class RLSettings(SamplingSettings, LearningSettings):
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
     allow_dead: bool = opt(False, "train even if diagnose says DEAD")
-    diagnose_groups: int = opt(
-        64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis", least=0
-    )
+    diagnose_groups: int = opt(64, "groups judged before the first step; 0 = no reference check, no diagnosis", least=0)
     dead_patience: int = opt(20, "DEAD steps in a row that end the run", least=1)
     log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never", **OFTEN)
 

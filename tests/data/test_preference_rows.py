@@ -35,15 +35,21 @@ def test_the_prompt_is_everything_before_the_last_answer(tmp_path: Path) -> None
 def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Path) -> None:
     single = dict(prompt="u1", completion="yes", label=True)
     wrong = [(PAIR, PAIR | line["change"], "") for line in LINES if "change" in line]
-    wrong += [(PAIR, PAIR | {"rejected": "yes"}, ".*same"), (PAIR, single, ".*pair"), (single, PAIR, ".*pair")]
-    long = PAIR | {"prompt": "u" * 70}
-    wrong += [(PAIR, dict(prompt="u1", chosen="yes"), ".*rejected"), (PAIR, long, ".*block_size")]
+    wrong += [(PAIR, single, ".*pair"), (single, PAIR, ".*pair"), (PAIR, dict(prompt="u1", chosen="yes"), ".*rejected")]
     labels = ("good", "true", "1", -1, 2, 1.0, 0.5, [1], {}, None)
     for first, second, words in [*wrong, *((single, single | {"label": label}, ".*label.*true") for label in labels)]:
         with pytest.raises(DataError, match=rf"preferences.train.jsonl:2\b{words}.*\Z"):
             read(tmp_path, [first, second], block=64)
     with pytest.raises(MissingFile, match="preferences.train.jsonl"):
         preferences.read_preferences(tmp_path / "none", "train", BYTES, "reserved", 64)
+
+
+def test_a_row_that_teaches_nothing_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same, long = PAIR | {"rejected": "yes"}, PAIR | {"prompt": "u" * 70}
+    assert len(read(tmp_path, [same, PAIR, long, same], block=64).problems) == 1
+    assert "2 with equal answers, 1 longer than 64 tokens" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no row"):
+        read(tmp_path, [same, long], block=64)
 
 
 def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) -> None:

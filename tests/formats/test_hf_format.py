@@ -345,8 +345,8 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     settings: dict[str, Any] = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2)
     settings |= dict(max_steps=30, log_every=10, probe_examples=0, lr=3e-3, warmup_steps=2, eval_every=30)
     with pytest.raises(ConfigError):
-        sft.train(sft.SFTConfig(**settings))
-    losses = sft.train(sft.SFTConfig(**settings, tags="template")).evals()["heldout_loss/code"]
+        sft.train(sft.SFTConfig(**settings, tags="reserved"))
+    losses = sft.train(sft.SFTConfig(**settings)).evals()["heldout_loss/code"]
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
     tuned = loading.load_model("tuned")
     prompt = chat.prompt(talks[0][:1], tuned.tokenizer, tuned.tags)

@@ -69,7 +69,7 @@ def same(a: run.Run, b: run.Run) -> None:
 
 
 def opened(home: Path, url: str, kind: str = "http", **changes: Any) -> Any:
-    cfg = settings("reinforce", home, engine=kind, engine_url=url, run_name="direct", **changes)
+    cfg = settings("reinforce", home, engine=kind, engine_url=url, run_name="direct", tags="reserved", **changes)
     return engines.open_engine(cfg, TOK)
 
 
