@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from codechat.core import config
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
 
@@ -160,6 +161,18 @@ def _seconds(contestant: Contestant) -> float:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def memory_alone(module: str, cfg: Any, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """(`peak_memory` of each contestant, the column that shows it)."""
+    plain = config.plain(replace(cfg, memory=False, json=None))
+    alone = tqdm(list(names), desc="peak memory, each alone", leave=False, delay=BAR_AFTER_S)
+    memory = {name: peak_memory(module, plain, name) for name in alone}
+    shown = {
+        n: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
+        for n, m in memory.items()
+    }
+    return memory, {"peak memory": shown}
 
 
 def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:

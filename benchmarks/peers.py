@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from codechat.core.errors import MissingFile
 from codechat.formats import exchange
-from codechat.models.config import GPTConfig
+from codechat.models.config import LORA_ALPHA, GPTConfig
 
 
 def require(package: str) -> ModuleType:
@@ -68,12 +68,19 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
 
-def exported(ckpt: str) -> Any:
-    """transformers' model of a checkpoint's weights."""
+def exported(ckpt: str) -> tuple[Any, Any]:
+    """transformers' (model, tokenizer) of a checkpoint."""
     transformers = require("transformers")
     with tempfile.TemporaryDirectory() as folder:
         exchange.export(exchange.ExportConfig(ckpt=ckpt, out=Path(folder) / "hf", dtype="float32"))
-        return transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=torch.float32)
+        return model, transformers.AutoTokenizer.from_pretrained(Path(folder) / "hf")
+
+
+def lora(rank: int) -> Any:
+    """peft's settings for adapters in the matrices that ours are in."""
+    matrices = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
+    return require("peft").LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=matrices, task_type="CAUSAL_LM")
 
 
 def huggingface(kind: str, cfg: GPTConfig) -> Any:

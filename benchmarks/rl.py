@@ -2,8 +2,9 @@
 
     python -m benchmarks rl                           8 problems x 8 completions of 64 tokens
     python -m benchmarks rl --vs                      codechat alone
+    python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8       a checkpoint's weights, and peft
 
-Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
+Every completion has all its tokens. Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
 steps warm up. MFU: sampling counts a forward pass of each token, learning three.
 """
 
@@ -17,6 +18,7 @@ from benchmarks import measure, peers
 from benchmarks.settings import RLBench
 from codechat import reinforce
 from codechat.distributed import dist, hardware
+from codechat.models.config import LORA_TARGETS
 from codechat.tasks.toy import CLASSES, ToyTask
 from codechat.text.tokenizer import load
 
@@ -38,7 +40,8 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     def run() -> None:
         rollout = dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
         never = dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollouts_every"), 0)
-        model = dict(task="toy", model=cfg.model, tokenizer="gpt2")
+        model: dict[str, Any] = dict(task="toy", lora_rank=cfg.lora_rank, lora_targets=LORA_TARGETS)
+        model |= dict(init_from=cfg.ckpt) if cfg.ckpt else dict(model=cfg.model, tokenizer="gpt2")
         settings = reinforce.ReinforceConfig(
             run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, **model, **rollout, **never
         )
@@ -61,21 +64,27 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
             seconds.append(time.perf_counter() - began[0])
 
     task, words = ToyTask(), list(CLASSES)
-    prompts = datasets.Dataset.from_dict(
-        {"prompt": [" ".join([words[i % len(words)]] * 8) for i in range(cfg.problems * STEPS)]}
-    )
+    asked = task.problems("train", limit=cfg.problems * STEPS)
+    talks = [task.prompt(problem) for problem in asked]  # a checkpoint has a chat template
+    texts = [" ".join([words[i % len(words)]] * 8) for i in range(len(asked))]
+    prompts = datasets.Dataset.from_dict({"prompt": talks if cfg.ckpt else texts})
+    adapters = peers.lora(cfg.lora_rank) if cfg.lora_rank else None
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [task.score(task.problems("train")[0], text).reward for text in completions]
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [
+            task.score(asked[0], said if isinstance(said, str) else said[-1]["content"]).reward for said in completions
+        ]
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             how = trl.GRPOConfig(
                 output_dir=folder,
                 max_steps=STEPS,
-                per_device_train_batch_size=rollouts,
+                per_device_train_batch_size=cfg.peer_rows or rollouts,
+                gradient_accumulation_steps=rollouts // (cfg.peer_rows or rollouts),
                 num_generations=cfg.group_size,
                 max_completion_length=cfg.max_new_tokens,
+                generation_kwargs={"min_new_tokens": cfg.max_new_tokens},
                 beta=0.0,
                 learning_rate=1e-4,
                 report_to=[],
@@ -87,12 +96,15 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
                 bf16=str(dist.compute_dtype()) == "torch.bfloat16",
                 dataloader_pin_memory=False,
             )
+            random = lambda: (peers.huggingface("arcee", cfg.model), _tokenizer(transformers))  # noqa: E731
+            model, tokenizer = peers.exported(cfg.ckpt) if cfg.ckpt else random()
             trl.GRPOTrainer(
-                model=peers.huggingface("arcee", cfg.model),
+                model=model,
+                peft_config=adapters,
                 reward_funcs=reward,
                 args=how,
                 train_dataset=prompts,
-                processing_class=_tokenizer(transformers),
+                processing_class=tokenizer,
                 callbacks=[Clock()],
             ).train()
 
@@ -118,8 +130,10 @@ def bench(cfg: RLBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     peak = measure.Peak()
     timings = measure.race(contestants(cfg), cfg.rounds, peak)
+    what = cfg.ckpt or f"{cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters"
+    learned = f"adapters of rank {cfg.lora_rank}, " * (cfg.lora_rank > 0)
     title = (
-        f"one RL step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters, {cfg.problems} problems x {cfg.group_size} "
+        f"one RL step: {what}, {learned}{cfg.problems} problems x {cfg.group_size} "
         f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}"
     )
     measure.show(title, "rollouts", timings)

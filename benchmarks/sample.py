@@ -49,7 +49,7 @@ def _prompts(cfg: SampleBench) -> torch.Tensor:
 
 def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     """transformers' generate with weights in the compute dtype, its fastest setting."""
-    model = peers.exported(cfg.ckpt) if cfg.ckpt else peers.huggingface("arcee", cfg.model)
+    model = peers.exported(cfg.ckpt)[0] if cfg.ckpt else peers.huggingface("arcee", cfg.model)
     model = model.to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
     length = dict(max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)

@@ -51,10 +51,14 @@ class SFTBench(Bench):
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer")
     tokenizer: str = opt("gpt2:4096", "tokenizer, such as gpt2:4096, gpt2 or bytes")
+    ckpt: str = opt("", "checkpoint to start from instead of random weights; the peer is its export")
+    lora_rank: int = opt(0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0)
     device_batch_size: int = opt(8, "packed rows per step", least=1)
     seq_len: int = opt(512, "tokens per row", least=1)
+    steps: int = opt(4, "steps of a turn", least=1)
     vs: tuple[Literal["arcee"], ...] = opt(("arcee",), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    memory: bool = opt(False, "also measure peak memory, each contestant in its own process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +79,12 @@ class RLBench(Bench):
     """What `python -m benchmarks rl` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
+    ckpt: str = opt("", "checkpoint to start from instead of random weights; the peer is its export")
+    lora_rank: int = opt(0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0)
     problems: int = opt(8, "problems per step", least=1)
     group_size: int = opt(8, "completions per problem", least=1)
     max_new_tokens: int = opt(64, "tokens of each completion", least=1)
+    peer_rows: int | None = opt(None, "completions that the peer learns from at once; none = all of a step", least=1)
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
 
 

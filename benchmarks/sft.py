@@ -2,6 +2,7 @@
 
     python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager and compiled
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
+    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a checkpoint's weights, and peft
 
 Both learn from the same conversations in each step: as many as fill `device_batch_size` packed rows. A rate counts tokens of conversations, not
 padding, and MFU counts their FLOPs, attention at their mean length. So a row of one contestant that is not full costs it both.
@@ -20,29 +21,37 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks import measure, peers
 from benchmarks.settings import SFTBench
+from codechat.core import config
 from codechat.data import conversations
 from codechat.data.conversations import IGNORE, Batch
 from codechat.data.sources import Ledger
 from codechat.distributed import dist, hardware
-from codechat.models import optim
-from codechat.models.config import GPTConfig
+from codechat.models import loading, lora, optim
+from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.tasks.toolbox import dialogues
 from codechat.text import tokenizer
 
-STEPS = 4  # of a turn
 DRAWN = 2000  # conversations that rows are packed of
 LENGTHS = 64  # padded rows are a multiple of it, so that a compiled peer meets few shapes
 
 
+def config_from(plain: dict[str, Any]) -> SFTBench:
+    """The settings from a json object."""
+    return config.from_dict(SFTBench, plain)
+
+
 def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
-    """(the shape with the tokenizer's vocabulary, the packed rows of STEPS steps)."""
-    tok = tokenizer.load(cfg.tokenizer)
+    """(the shape with the tokenizer's vocabulary, the packed rows of a turn's steps)."""
+    tok, tags, shape = tokenizer.load(cfg.tokenizer), "reserved", cfg.model
+    if cfg.ckpt:
+        loaded = loading.load_model(cfg.ckpt)
+        tok, tags, shape = loaded.tokenizer, loaded.tags, loaded.model.cfg
     ledger = Ledger("toolbox", 1.0)
     rows = dialogues.draw("train", DRAWN)
-    examples = conversations.encode_all(rows, tok, "reserved", cfg.seq_len, ledger)
+    examples = conversations.encode_all(rows, tok, tags, cfg.seq_len, ledger)
     loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)
-    return replace(cfg.model, vocab_size=tok.n_vocab), [loader.next() for _ in range(STEPS)]
+    return replace(shape, vocab_size=tok.n_vocab), [loader.next() for _ in range(cfg.steps)]
 
 
 def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,16 +72,19 @@ def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return filled[0], filled[1], pad_sequence(mask, batch_first=True)[:-1]
 
 
-def contestants(cfg: SFTBench) -> list[measure.Contestant]:
-    """codechat in its default mode, then in the other, then the peer in each mode."""
+def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
+    """{name: builder}: codechat in its default mode, then in the other, then the peer in each mode."""
     shape, made = batches(cfg)
     device, dtype = dist.device(), dist.compute_dtype()
     tokens = sum(int((b.docs >= 0).sum()) for b in made)
     flops = shape.flops_per_token(tokens // sum(int(b.docs[:, :].max(1).values.add(1).sum()) for b in made))
     compiled = hardware.compiles(None, device, dtype)
 
-    def codechat(compile: bool) -> Callable[[], None]:
-        model = GPT(shape).to(device)
+    def codechat(name: str, compile: bool) -> measure.Contestant:
+        model = GPT(shape)
+        if cfg.ckpt:
+            model.load_state_dict(loading.load_model(cfg.ckpt).model.state_dict())
+        model = lora.attach(model.to(device).train(), cfg.lora_rank, targets=LORA_TARGETS)
         loss_of = hardware.maybe_compile(model.loss, compile, device, dtype)
 
         def loss(batch: Batch) -> Tensor:
@@ -80,10 +92,13 @@ def contestants(cfg: SFTBench) -> list[measure.Contestant]:
             mask = conversations.packed_mask(batch.docs)
             return loss_of(batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places)
 
-        return _turn(model, optim.build(model, lr=1e-3), partial(map, loss, made))
+        return contestant(name, _turn(model, optim.build(model, lr=1e-3), partial(map, loss, made)))
 
-    def peer(compile: bool) -> Callable[[], None]:
-        model = peers.huggingface("arcee", shape).to(device).train()
+    def peer(name: str, compile: bool) -> measure.Contestant:
+        model = peers.exported(cfg.ckpt)[0] if cfg.ckpt else peers.huggingface("arcee", shape)
+        if cfg.lora_rank:
+            model = peers.require("peft").get_peft_model(model, peers.lora(cfg.lora_rank))
+        model = model.to(device).train()
         rows = [padded(batch) for batch in made]
 
         def loss(row: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -94,24 +109,32 @@ def contestants(cfg: SFTBench) -> list[measure.Contestant]:
             )
 
         loss_of = torch.compile(loss) if compile else loss
-        return _turn(model, [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)], partial(map, loss_of, rows))
+        learned = [p for p in model.parameters() if p.requires_grad]
+        return contestant(
+            name, _turn(model, [torch.optim.AdamW(learned, lr=1e-3, fused=True)], partial(map, loss_of, rows))
+        )
+
+    def contestant(name: str, run: Callable[[], None]) -> measure.Contestant:
+        return measure.Contestant(name, run, tokens, 0.0 if cfg.lora_rank else flops)
 
     other = "eager" if compiled else "compiled"
-    runs = {"codechat": codechat(compiled)}
+    found = {"codechat": partial(codechat, "codechat", compiled)}
     if other in cfg.modes:
-        runs[f"codechat, {other}"] = codechat(not compiled)
-    runs |= {f"{kind}, {mode}": peer(mode == "compiled") for kind in cfg.vs for mode in cfg.modes}
-    return [measure.Contestant(name, run, tokens, flops) for name, run in runs.items()]
+        found[f"codechat, {other}"] = partial(codechat, f"codechat, {other}", not compiled)
+    names = {f"{'transformers' if cfg.ckpt else kind}, {mode}": mode for kind in cfg.vs for mode in cfg.modes}
+    return found | {name: partial(peer, name, mode == "compiled") for name, mode in names.items()}
 
 
 def _turn(model: Any, optimizers: list[Any], losses: Callable[[], Any]) -> Callable[[], None]:
-    """STEPS steps, each on the next of `losses`."""
+    """Each of `losses` is a step."""
 
     def run() -> None:
         found = iter(losses())
-        for _ in range(STEPS):
+        while True:
             with dist.autocast():
-                value = next(found)
+                value = next(found, None)
+            if value is None:
+                return
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
@@ -123,12 +146,15 @@ def _turn(model: Any, optimizers: list[Any], losses: Callable[[], Any]) -> Calla
 
 def bench(cfg: SFTBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    peak = measure.Peak()
-    made = contestants(cfg)
-    timings = measure.race(made, cfg.rounds, peak)
+    made, peak = builders(cfg), measure.Peak()
+    memory, shown = measure.memory_alone(__name__, cfg, made) if cfg.memory else ({}, None)
+    contestants = [build() for build in made.values()]
+    timings = measure.race(contestants, cfg.rounds, peak)
     dtype = str(peak.dtype).removeprefix("torch.")
-    full = made[0].units / (STEPS * cfg.device_batch_size * cfg.seq_len)
-    title = f"SFT step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.tokenizer}, {cfg.device_batch_size} rows of {cfg.seq_len}, {full:.0%} full, {dtype}"
-    measure.show(title, "tokens", timings)
+    full = contestants[0].units / (cfg.steps * cfg.device_batch_size * cfg.seq_len)
+    what = cfg.ckpt or f"{cfg.model.depth} x {cfg.model.n_embd}, {cfg.tokenizer}"
+    learned = f"adapters of rank {cfg.lora_rank}, " * (cfg.lora_rank > 0)
+    title = f"SFT step: {what}, {learned}{cfg.device_batch_size} rows of {cfg.seq_len}, {full:.0%} full, {dtype}"
+    measure.show(title, "tokens", timings, shown)
     print(peak)
-    return {"title": title, "full": full, "timings": measure.rows(timings)} | peak.row()
+    return {"title": title, "full": full, "timings": measure.rows(timings), "memory": memory} | peak.row()

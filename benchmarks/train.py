@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from benchmarks import measure, peers
 from benchmarks.settings import TrainBench
@@ -86,18 +84,12 @@ def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Ten
 def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     began, made = time.perf_counter(), builders(cfg)
-    plain = config.plain(replace(cfg, memory=False, json=None))
-    alone = tqdm(made if cfg.memory else [], desc="peak memory, each alone", leave=False, delay=measure.BAR_AFTER_S)
-    memory = {name: measure.peak_memory(__name__, plain, name) for name in alone}
+    memory, shown = measure.memory_alone(__name__, cfg, made) if cfg.memory else ({}, None)
     left, peak = measure.LIMIT_S - (time.perf_counter() - began), measure.Peak()
     timings = measure.race([build() for build in made.values()], cfg.rounds, peak, left)
-    shown = {
-        name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
-        for name, m in memory.items()
-    }
     params = cfg.model.n_params / 1e6
     title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(peak.dtype)}"
-    measure.show(title, "tokens", timings, {"peak memory": shown} if shown else None)
+    measure.show(title, "tokens", timings, shown)
     print(peak)
     return {"title": title, "timings": measure.rows(timings), "memory": memory} | peak.row()
 

@@ -112,8 +112,9 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
     """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
-    for row in (row for ledger in ledgers for row in ledger.rows()):
+    rows = [row for ledger in ledgers for row in ledger.rows()]
+    for row in rows:
         shares = [f"{row[key]:.2%}" if row[key] is not None else "" for key in ("share", "limit")]
         table.add_row(row["source"], row["what"], row["reason"], f"{row['rows']:,}", *shares)
-    if table.row_count:
+    if any(row["rows"] for row in rows):
         Console().print(table)

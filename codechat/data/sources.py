@@ -169,7 +169,7 @@ MMLU_COLUMNS = ["question", *"ABCD", "answer"]
 def open_text(path: Path) -> Iterator[str]:
     """Lines of a text file without a byte order mark. MissingFile, DataError."""
     if not path.exists():
-        raise MissingFile(f"{path} does not exist; check --source")
+        raise MissingFile(f"{path} does not exist; check the path")
     try:
         with open(path, encoding="utf-8-sig") as lines:
             yield from lines
@@ -212,7 +212,7 @@ def local_rows(path: Path) -> Iterator[Row]:
     if path.is_dir():
         files = sorted(filter(row_format, path.iterdir()))
         if not files:
-            raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
+            raise DataError(f"{path} holds no file ending in {ENDINGS}; check the path")
         yield from chain.from_iterable(map(local_rows, files))
     elif path.suffix == ".parquet" and path.exists():
         yield from _parquet_rows(path)

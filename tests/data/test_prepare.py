@@ -263,7 +263,7 @@ def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sour
         for url in (f"http://127.0.0.1:{mute.getsockname()[1]}", "http://127.0.0.1:9", "http://no-such-host.invalid"):
             monkeypatch.setattr(constants, "ENDPOINT", url)
             began = time.monotonic()
-            with pytest.raises(UserError, match=f"{url}.*--source embedded, or --source PATH"):
+            with pytest.raises(UserError, match=f"{url}.*parquet or jsonl file.*embedded"):
                 run("calls", tmp_path / "out", "--source", "hub")
             assert time.monotonic() - began < sources.PROBE_S + 3 and not list(tmp_path.glob("out/*"))
 
