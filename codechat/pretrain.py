@@ -113,7 +113,8 @@ def train(cfg: PretrainConfig) -> Run:
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
         session = Session("pretrain", cfg, model, tok, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
+        flops = cfg.max_steps * tokens_per_step * cfg.model.flops_per_token(cfg.length) / world.size
+        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
         with session.running():
             for _ in session.steps():
                 nats = 0.0

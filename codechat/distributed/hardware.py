@@ -1,14 +1,19 @@
 """This machine's peak in matrix products (the denominator of MFU), and where torch.compile is applied."""
 
+import math
 import shutil
+import sys
 import time
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
 from codechat.distributed import gpu_specs, sharding
+
+PAYS_BACK_S = (
+    120.0  # compiling takes half a minute on two cores and makes a step a tenth faster, at about 40 % of the peak
+)
 
 
 @cache
@@ -34,17 +39,17 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / best
 
 
-def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to compile the training step. requested: None = on GPUs, and on CPUs with native bf16 and a C++ compiler."""
-    if requested is not None:
-        return requested
-    return device.type == "cuda" or dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
+def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype, flops: float = math.inf) -> bool:
+    """Whether to compile the training step. requested: None = on GPUs, and in bf16 on CPUs that need PAYS_BACK_S for `flops` at their peak."""
+    if requested is not None or device.type == "cuda":
+        return requested is not False
+    able = dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
+    return able and flops > PAYS_BACK_S * peak_flops(device, dtype)[0]
 
 
 @cache
 def leave_out_head(kind: Any) -> None:
-    """Let torch.compile leave out a model's head, whose work depends on the data. Not a decorator of the method: it imports
-    the compiler, which takes longer than torch."""
+    """Let torch.compile leave out a model's head, whose work depends on the data. No decorator of the method: that imports the compiler."""
     kind._nats = torch.compiler.disable(kind._nats)
 
 
@@ -55,11 +60,12 @@ def compile_blocks(model: Any) -> None:
 
 
 def maybe_compile(
-    fn: Callable[..., Any], requested: bool | None, device: torch.device, dtype: torch.dtype
-) -> Callable[..., Any]:
+    fn: Any, requested: bool | None, device: torch.device, dtype: torch.dtype, flops: float = math.inf
+) -> Any:
     """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block."""
-    if not compiles(requested, device, dtype):
+    if not compiles(requested, device, dtype, flops):
         return fn
+    print("the step is compiled: its first run takes up to a minute", file=sys.stderr)
     model = getattr(fn, "__self__", None)
     if sharding.is_sharded(model) or device.type == "cuda":
         compile_blocks(model)

@@ -142,8 +142,7 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
 
 
 def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> float:
-    """Seconds that the stages not yet taken will need: what their recipe expects, times how much longer than expected the
-    others took on this machine. 0 where nothing is expected."""
+    """Seconds for the stages to come: those that the recipe expects, times how much longer than expected the others took here. 0 = unknown."""
     known = [name for name in taken if expected[name]]
     pace = sum(taken[name] for name in known) / sum(expected[name] for name in known) if known else 1.0
     return pace * sum(seconds for name, seconds in expected.items() if name not in taken)

@@ -235,14 +235,16 @@ def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss_in_bfloat16(mo
     monkeypatch.setattr(torch, "compile", lambda fn: seen.append(fn) or fn)
     monkeypatch.setattr(hardware, "leave_out_head", lambda kind: None)
     model = GPT(SHAPE)
-    for requested, kind, dtype, expected in (
-        (True, "cuda", torch.bfloat16, list(model.blocks)),
-        (True, "cpu", torch.bfloat16, [model.loss]),
-        (None, "cpu", torch.bfloat16, [model.loss]),
-        (None, "cpu", torch.float32, []),
+    monkeypatch.setattr(hardware, "peak_flops", lambda *_: (1e9, "measured"))
+    for requested, kind, dtype, flops, expected in (
+        (True, "cuda", torch.bfloat16, 0.0, list(model.blocks)),
+        (True, "cpu", torch.bfloat16, 0.0, [model.loss]),
+        (None, "cpu", torch.bfloat16, 121e9, [model.loss]),
+        (None, "cpu", torch.bfloat16, 119e9, []),  # over before compiling pays back
+        (None, "cpu", torch.float32, 121e9, []),
     ):
         seen.clear()
-        hardware.maybe_compile(model.loss, requested, torch.device(kind), dtype)
+        hardware.maybe_compile(model.loss, requested, torch.device(kind), dtype, flops)
         assert seen == expected
 
 

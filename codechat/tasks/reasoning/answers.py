@@ -214,14 +214,11 @@ def _evaluated(node: ast.expr) -> Value:
             return _SUMS[type(sign)](Fraction(0), _evaluated(operand))
         case ast.BinOp(left, sign, right):
             x, y = _evaluated(left), _evaluated(right)
-            if isinstance(sign, ast.Pow) and isinstance(x, Fraction) and _bits(x) * abs(y) > MAX_BITS:
+            bits = x.numerator.bit_length() + x.denominator.bit_length() if isinstance(x, Fraction) else 0
+            if isinstance(sign, ast.Pow) and bits * abs(y) > MAX_BITS:
                 raise ValueError("a power too large")
             return _SUMS[type(sign)](x, y)
     raise ValueError(type(node).__name__)
-
-
-def _bits(x: Fraction) -> int:
-    return x.numerator.bit_length() + x.denominator.bit_length()
 
 
 _SUMS: dict[type, Callable[..., Any]] = {
