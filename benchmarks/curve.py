@@ -2,8 +2,9 @@
 
     python -m benchmarks curve                        20 steps, five seeds, on the toy task
     python -m benchmarks curve --vs                   codechat alone
+    python -m benchmarks curve --ckpt smollm2 --lr 2e-5 --group-size 8        from a checkpoint
 
-A short GRPO run gives the start, which is exported. trl reads the export, without the unused padding rows of the vocabulary, which codechat never
+A short GRPO run gives the start, or a checkpoint is, which is exported. trl reads the export, without the unused padding rows of the vocabulary, which codechat never
 samples. Its prompts are the same token ids, and completions have a fixed length. Both sample on their own, so curves can agree as distributions only:
 intervals of each step over seeds, and a permutation test of the mean over all steps. The gradient is compared by computation: codechat's loss on the
 first batch that trl sampled must have the norm that trl reports. Bootstrap intervals of five values are too narrow: they cover 84 %, and those of two
@@ -48,6 +49,8 @@ NEVER = dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollo
 def train_codechat(cfg: CurveBench, name: str, steps: int, seed: int, init_from: str | None) -> Curve:
     """Mean reward of each step."""
     settings = TOY_RUN | NEVER | dict(lr=cfg.lr, max_steps=steps, seed=seed, init_from=init_from, eval_examples=1)
+    if cfg.ckpt:
+        settings = {name: value for name, value in settings.items() if name not in ("model", "tokenizer", "tags")}
     settings |= dict(device_batch_size=cfg.problems, group_size=cfg.group_size, run_name=name, overwrite=True)
     made = config.from_dict(grpo.GRPOConfig, settings)
     return grpo.train(made).metrics()["reward_mean"].tolist()
@@ -100,27 +103,27 @@ def _read_export(folder: Path, n_ids: int) -> Any:
 
 
 def _word_per_id(n_ids: int) -> Any:
-    """A tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion ends at its full length."""
+    """A tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion ends at its full length; masked places hold 0."""
     tokenizers, transformers = map(peers.require, ("tokenizers", "transformers"))
-    words = {f"<{i}>": i for i in range(n_ids)} | {"<pad>": n_ids}
+    words = {f"<{i}>": i for i in range(n_ids)} | {"<none>": n_ids}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<pad>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<0>", eos_token="<none>")
 
 
 def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, Any]) -> float:
     """Of codechat's GRPO loss at the start, on completions that trl sampled."""
-    prompts, completions = (torch.tensor(batch[name]) for name in ("prompts", "completions"))  # (N, P), (N, C)
-    ids, C = torch.cat([prompts, completions], 1), completions.shape[1]
-    model = start.model.train()
+    rows = [torch.tensor([p + c]) for p, c in zip(batch["prompts"], batch["completions"])]
+    C, model = len(batch["completions"][0]), start.model.train()
     model.zero_grad()
-    logits = model(ids[:, :-1])[:, -C:, : model.cfg.n_ids].float()
-    logprobs = logits.log_softmax(-1).gather(-1, completions[..., None])[..., 0]  # (N, C)
+    logits = [model(ids[:, :-1])[:, -C:, : model.cfg.n_ids].float() for ids in rows]
+    chosen = [x.log_softmax(-1).gather(-1, ids[:, -C:, None])[..., 0] for x, ids in zip(logits, rows)]
+    logprobs = torch.cat(chosen)  # (N, C)
     rewards = torch.tensor(batch["rewards"]).view(-1, cfg.group_size)
     advantage = advantages.group_advantages(rewards, "zscore").view(-1, 1)
     mask = torch.ones_like(logprobs)
     loss = losses.clipped_policy_loss(losses.policy_ratio(logprobs, logprobs.detach(), mask), advantage)
-    weights = losses.token_weights(mask.sum(1), "sequence", n_sequences=len(ids), n_tokens=ids.numel(), max_tokens=C)
+    weights = losses.token_weights(mask.sum(1), "sequence", n_sequences=len(rows), n_tokens=mask.numel(), max_tokens=C)
     losses.masked_sum(loss * weights, mask).backward()
     return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
 
@@ -132,16 +135,18 @@ def intervals(curves: Sequence[Curve]) -> list[dict[str, float]]:
 
 def bench(cfg: CurveBench) -> dict[str, Any]:
     """Print the table; returns curves of every seed, their intervals, their difference, and the first step's gradients."""
-    train_codechat(cfg, START, cfg.start_steps, 0, None)
-    start = loading.load_model(START)
+    if not cfg.ckpt:
+        train_codechat(cfg, START, cfg.start_steps, 0, None)
+    origin = cfg.ckpt or START
+    start = loading.load_model(origin)
     curves: dict[str, list[Curve]] = {"codechat": [], **({"trl": []} if cfg.vs else {})}
     gradients = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if cfg.vs:
-            exchange.export(exchange.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
+            exchange.export(exchange.ExportConfig(ckpt=origin, out=folder / "hf", dtype="float32"))
         for seed in measure.turns(cfg.rounds, "seed"):
-            curves["codechat"].append(train_codechat(cfg, f"bench/curve-{seed}", cfg.steps, seed, START))
+            curves["codechat"].append(train_codechat(cfg, f"bench/curve-{seed}", cfg.steps, seed, origin))
             if cfg.vs:
                 curve, first = train_trl(cfg, seed, folder, start)
                 curves["trl"].append(curve)

@@ -92,6 +92,7 @@ class RLBench(Bench):
 class CurveBench(Bench):
     """What `python -m benchmarks curve` runs."""
 
+    ckpt: str = opt("", "checkpoint to start from; none = a new model after start_steps")
     steps: int = opt(20, "steps of each training", least=1)
     start_steps: int = opt(10, "steps of the training that makes the common start", least=1)
     problems: int = opt(4, "problems per step; the task has four", least=1)
