@@ -124,7 +124,7 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
         "```",
         "",
         f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
-        "In the last stage most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
+        "In the last two stages most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
         "below, on the 4-bit weights; on those of full precision it has not been tried.",
     ]
 

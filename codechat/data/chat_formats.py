@@ -36,6 +36,9 @@ _GLAIVE = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])(.*?)</tools>", re.DOTALL)  # the wording before it may name the tags too
+_FENCED = re.compile(
+    r'\A\s*```(?:json)?\s*([\[{].*"name".*[\]}])\s*```\s*\Z', re.DOTALL
+)  # calls where tools are on offer
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
@@ -228,12 +231,12 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
 
 
 def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
-    """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
+    """An assistant's turn: text, then calls, from fields, or from <tool_call> tags or a fence in the text."""
     if not isinstance(given := raw.get("tool_calls") or [], Sequence):
         raise Unreadable("unreadable_call")
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
-    text, tag, tagged = text.partition("<tool_call>")
+    text, tag, tagged = (_FENCED.sub(r"<tool_call>\1", text) if tools else text).partition("<tool_call>")
     if _CALL.sub("", tag + tagged).strip():
         raise Unreadable("text_after_call")
     if tag and not (calls := calls + _calls_in(tag + tagged)):

@@ -84,7 +84,6 @@ class SupervisedSettings(LearningSettings):
 
     @property
     def length(self) -> int:
-        """Tokens per sequence."""
         return self.seq_len or self.model.block_size
 
 
@@ -120,9 +119,7 @@ class RLSettings(SamplingSettings, LearningSettings):
     rows: int = opt(8, "packed rows per forward pass", least=1)
     engine: Literal["local", "http", "vllm"] = opt("local", "what samples: this process, `codechat serve`, or vLLM")
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
-    engine_dir: Path | None = opt(
-        None, "directory for weights to the server: its --reload-from; vLLM: the parent of its model hf", **HERE
-    )
+    engine_dir: Path | None = opt(None, "weights for the server: its --reload-from; vLLM: the parent of hf", **HERE)
     engine_patience_s: float = opt(600.0, "seconds a server may be away before the run stops", least=0.01, **HERE)
     eval_every: int = 25
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")

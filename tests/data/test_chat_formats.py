@@ -57,6 +57,16 @@ def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
         offer, said = {"role": "system", "content": OFFER}, {"role": "assistant", "content": answer}
         assert chat_formats.messages_of(row, "x") == [offer, EXPECTED[1], said]
     assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
+    before = [
+        ("user", "Both?"),
+        ("assistant", "Sure."),
+        ("assistant", f"```{calls}```"),
+        ("function", "fog"),
+        ("user", "x"),
+    ]
+    asked = json.dumps([{"role": role, "content": text} for role, text in before])
+    _, _, answer, *_ = chat_formats.messages_of(row | {"question": asked, "ground_truth": calls}, "x")
+    assert answer["content"] == f"Sure.\n{EXPECTED[2]['content']}"  # calls that a set writes in fences
 
 
 def glaive(answer: str) -> dict:
