@@ -28,8 +28,7 @@ LETTERS = "ab"
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give
-    it."""
+    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give it."""
     correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
     return 1.0 if text == target else 0.2 * correct
 

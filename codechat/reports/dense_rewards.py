@@ -48,13 +48,17 @@ def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1")
     return hierarchical_interval(values(rows, "after", measure) - values(reference, "after", measure))
 
 
+def live_share(rows: Sequence[Row]) -> float:
+    """Groups with variance, mean over all updates and seeds."""
+    return float(np.mean([np.mean(row["curve"]["live"]) for row in rows]))
+
+
 def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain over the
     binary reward, groups with variance over all updates."""
     found, parts = cells(rows), []
     for (start, reward), runs in found.items():
-        live = float(np.mean([np.mean(run["curve"]["live"]) for run in runs]))  # groups with variance
-        row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live)
+        row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live_share(runs))
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
             row[f"{measure} before"] = score(runs, "before", measure).value
             row |= score(runs, "after", measure).row(measure)

@@ -218,8 +218,7 @@ class Http(Engine):
 
 
 class VLLM(Http):
-    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
-    `logprob_mismatch`."""
+    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
 
     def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]

@@ -169,8 +169,7 @@ def draw(
 
 
 def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
-    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are
-    not."""
+    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are not."""
     if not batch.scores:
         problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
         batch = replace(batch, scores=list(score_all(task, problems, batch.texts)))

@@ -102,8 +102,7 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes | bytearray, from_ref: FromRef) -> Any:
-    """The value of bytes. References become `from_ref(number)`. CodecError for anything that `encode` does not
-    write."""
+    """The value of bytes. References become `from_ref(number)`. CodecError for anything that `encode` does not write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
     # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep nesting.

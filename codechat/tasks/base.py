@@ -80,8 +80,7 @@ class Environment(Protocol):
     limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
-        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and
-        seed."""
+        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and seed."""
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never

@@ -36,8 +36,7 @@ class Text:
         return self.train[starts[:, None] + torch.arange(length)]
 
     def val_windows(self, length: int, step: int, limit: int) -> Tensor:
-        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least
-        one."""
+        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least one."""
         _starts(self.val, length)
         return self.val.unfold(0, length, step)[: max(1, limit)]
 

@@ -125,8 +125,7 @@ class GrammarState:
         return not self.ended and not self.matcher.is_accepting()
 
     def mask(self, room: int) -> np.ndarray | None:
-        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not
-        end."""
+        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not end."""
         if self.ended:
             return None
         allowed, tag = _allowed(self.matcher, self.grammar.vocabulary), self.grammar.vocabulary.tag_id
