@@ -38,7 +38,7 @@ _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])(.*?)</tools>", re.DOTALL)  # the wording before it may name the tags too
 _FENCED = re.compile(
     r'\A\s*```(?:json)?\s*([\[{].*"name".*[\]}])\s*```\s*\Z', re.DOTALL
-)  # calls where tools are on offer
+)  # calls in the turns of tool sets
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
@@ -117,8 +117,11 @@ def _tool_set(row: Row) -> Row:
     try:
         turns, calls = (json.loads(v) if isinstance(v := row[k], str) else v for k in ("question", "ground_truth"))
         answer = {"tool_calls": list(calls)} if calls else {"content": NO_CALL}
+        for at, turn in enumerate(turns := list(turns)):
+            if turn.get("role") == "assistant" and isinstance(text := turn.get("content"), str):
+                turns[at] = {**turn, "content": _FENCED.sub(r"<tool_call>\1", text)}
         return {"messages": [*turns, {"role": "assistant", **answer}], "tools": row["functions"]}
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise Unreadable("bad_row") from None
 
 
@@ -231,12 +234,12 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
 
 
 def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int) -> Turn:
-    """An assistant's turn: text, then calls, from fields, or from <tool_call> tags or a fence in the text."""
+    """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
     if not isinstance(given := raw.get("tool_calls") or [], Sequence):
         raise Unreadable("unreadable_call")
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
-    text, tag, tagged = (_FENCED.sub(r"<tool_call>\1", text) if tools else text).partition("<tool_call>")
+    text, tag, tagged = text.partition("<tool_call>")
     if _CALL.sub("", tag + tagged).strip():
         raise Unreadable("text_after_call")
     if tag and not (calls := calls + _calls_in(tag + tagged)):
