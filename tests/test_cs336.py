@@ -17,7 +17,6 @@ from codechat.models.gpt import GPT
 
 path = Path(__file__).resolve().parents[1] / "examples" / "cs336_adapters.py"
 functional = SimpleNamespace(**runpy.run_path(str(path)))
-
 LOGP = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 OLD = LOGP - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
 ADVANTAGES = torch.tensor([[2.0], [-1.0]])

@@ -237,8 +237,6 @@ def foreign(program: str, *words: str) -> tuple[set[str], str]:
 
 
 HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS)]
-
-
 EVERY_HELP = """
 from codechat import cli
 quick = set(sys.argv[1].split()) | before | {'codechat'} | sys.stdlib_module_names

@@ -18,8 +18,6 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
 TINY = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --model.block-size 64 --model.vocab-size 300".split()
-
-
 ONE = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
 
 

@@ -13,7 +13,6 @@ import pytest
 from http_stub import Handler, Stub
 
 CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = {
     "config.json": b'{"model_type": "llama"}',

@@ -21,8 +21,6 @@ from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
-
-
 SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)
 
 

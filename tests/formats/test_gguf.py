@@ -13,7 +13,6 @@ from codechat.formats import exchange, gguf_format
 
 pytest.importorskip("gguf", reason="files are written by it: pip install -e '.[test]'")
 pytestmark = pytest.mark.usefixtures("home")
-
 TEXTS = ["", " ", "a  b\t\tc\n\n\n  x = 12345", "héé 漢字 🙂\u200b", "<|im_end|> it's  WE'LL", "\r\n\n a1b2"]
 TEXTS += ["".join(random.Random(i).choices("ab \n\t19'éλ漢🙂_.<|>", k=40)) for i in range(200)]
 

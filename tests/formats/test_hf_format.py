@@ -27,7 +27,6 @@ from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 
 pytestmark = pytest.mark.usefixtures("home")
-
 SPEC = "gpt2:400"
 FOREIGN = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))
 LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
@@ -92,8 +91,7 @@ REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé �
 @pytest.mark.parametrize("tags", chat.MODES)
 @torch.no_grad()
 def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: Path, tags: str) -> None:
-    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both
-    sides."""
+    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both sides."""
     tok = tokenizer.load("gpt2:4096")
     model = saved(tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0)
     stop = [*chat.stop_sequences(tok, tags), (tok.eot_id,)]  # the export ends at the end of text too

@@ -106,8 +106,7 @@ def test_text_never_becomes_markup(page: Browser) -> None:
 
 
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
-    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the
-    export."""
+    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the export."""
     page.ask("$('auto').checked = true, $('max_tokens').value = 8")
     assert page.ask("$('alone').checked"), "tiny/sft is small"
 

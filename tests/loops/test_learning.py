@@ -35,8 +35,7 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
     steps = 260 if loop == "expert_iteration" else 120
     found = train(toy_run("grpo" if loop in VARIANTS else loop, run_name="toy", max_steps=steps, seed=seed, **how))
     rewards = found.metrics().sort_values("step")["reward_mean"]
-    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread
-    # ppo: 20 of 20 seeds end above 0.96 (AVX-512, 1 thread), worst 0.967
+    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20 seeds end above 0.96 (AVX-512, 1 thread), worst 0.967
     return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
 
 

@@ -425,8 +425,7 @@ def test_three_graphs_serve_all_batches(backend: str, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what
-    was free, and near it."""
+    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what was free, and near it."""
     monkeypatch.setattr(attention, "DENSE", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * 2**30 - 4 * cfg.n_params

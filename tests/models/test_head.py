@@ -97,8 +97,7 @@ def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
 
 
 def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The
-    chunks are of two lengths."""
+    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The chunks are of two lengths."""
     torch._dynamo.reset()
     graphs: list[int] = []
 

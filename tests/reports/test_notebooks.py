@@ -20,7 +20,6 @@ from codechat.reports.notebooks import NotebookError
 from codechat.runs import paths
 
 ROOT = Path(__file__).resolve().parents[2]
-
 ADDS = Path(__file__).with_name("adds.txt").read_text()
 READS = """# %% [markdown]
 # # It reads runs

@@ -118,8 +118,7 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
 
 
 def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights;
-    a busy server is asked again."""
+    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 0)
     ask, busy = engine.link.ask, iter([429, 503])  # whether the queue does overflow depends on how fast the machine is

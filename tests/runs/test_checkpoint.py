@@ -62,7 +62,6 @@ def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     learn(model, optimizer, 5)
     save(run, 5, model, optimizers=[optimizer], extra={"loader": {"cursor": 7, "order": torch.arange(3)}})
     expected = learn(model, optimizer, 5)
-
     learn(tiny(), adamw(tiny()), 3)  # disturbs every random state
     again = tiny()
     other = adamw(again)

@@ -20,7 +20,6 @@ from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
 
 WORLD: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("app_world.json").read_text())
-
 NEW: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("app_new_rows.json").read_text())
 # Rows {"call", "arguments"} with what the call changes, what it returns without a change, or that it is an error.
 CALLS = [json.loads(line) for line in Path(__file__).with_name("app_calls.jsonl").read_text().splitlines()]

@@ -14,7 +14,6 @@ from codechat.text.tokenizer import ImportedTokenizer
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 TURNS = ["<|im_start|>", "<|im_end|>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|observation|>"]
 TURNS += ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "[gMASK]", "<sop>"]
