@@ -38,8 +38,10 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
 
 
 def _model(cfg: SampleBench) -> GPT:
-    model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(cfg.model)
-    return model.to(dist.device()).eval()
+    if cfg.ckpt:
+        return loading.load_model(cfg.ckpt).model.to(dist.device()).eval()
+    with dist.device():
+        return GPT(cfg.model).eval()
 
 
 def _prompts(cfg: SampleBench) -> torch.Tensor:

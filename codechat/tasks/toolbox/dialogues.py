@@ -60,6 +60,7 @@ class Mix(Settings):
     unserved: float = _share(0.5, "the series with a request that fits none of its tools")
     informal: float = _share(0.0, "the requests in chat style")
     services: float = _share(0.0, "requests for everyday services")
+    talk_first: float = _share(0.0, "the conversations with tools that begin with small talk")
     wordings: float = _share(
         0.0, "requests for the catalogue's tools in additional wordings, and of small talk from small_talk.json"
     )
@@ -277,6 +278,12 @@ class Sampler:
         """The user's message; informal in a share of the draws."""
         return message("user", informally(self.rng, text) if self.happens(self.mix.informal) else text)
 
+    def small_talk(self) -> list[Message]:
+        """What the user says that needs no tool, and the reply."""
+        talk = synthetic.SMALL_TALK if self.happens(self.mix.wordings) else PHRASES["small_talk"]
+        said, reply = self.rng.choice(talk)
+        return [message("user", said), message("assistant", reply)]
+
     def served(self, scene: Scene, user: Message) -> list[Message]:
         """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that only states
         the result. After a name that says nothing the former would have to be guessed, so the latter is twice as frequent."""
@@ -300,6 +307,8 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
     drawn = (each for _ in count() for each in _conversations(sampler))
     for i, (messages, meta) in enumerate(islice(drawn, n)):
+        if meta["asked"] == "tool" and meta["tools_present"] and sampler.happens(mix.talk_first):
+            messages[1:1] = sampler.small_talk()
         yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
 
 
@@ -317,10 +326,7 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":
-        talk = synthetic.SMALL_TALK if sampler.happens(mix.wordings) else PHRASES["small_talk"]
-        said, reply = rng.choice(talk)
-        messages = [scene.system(rng), message("user", said), message("assistant", reply)]
-        return [(messages, scene.meta("chat") | {"asked": "chat"})]
+        return [([scene.system(rng), *sampler.small_talk()], scene.meta("chat") | {"asked": "chat"})]
     if kind == "no_tools":
         messages = [message("system", neutral_system(rng)), user, message("assistant", rng.choice(PHRASES["no_tools"]))]
         return [(messages, scene.meta("absent") | {"tools_present": False, "tools": []})]
