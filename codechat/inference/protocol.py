@@ -231,8 +231,7 @@ def requests_of(
 
 
 def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Function], call_grammar.CallGrammar | None]:
-    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
-    function is strict; none = free."""
+    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a function is strict; none = free."""
     tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):

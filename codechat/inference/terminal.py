@@ -114,8 +114,7 @@ class LocalModel:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
-        """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which `messages`
-        offer."""
+        """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which `messages` offer."""
         grammar_of, declines = call_grammar.call_grammar, self.loaded.declines
         grammar = grammar_of(self.tokenizer, self.tags, tools, declines=declines) if held else None
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)

@@ -1,5 +1,4 @@
-"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a
-checkpoint."""
+"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a checkpoint."""
 
 from functools import partial
 from pathlib import Path

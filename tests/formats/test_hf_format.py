@@ -1,5 +1,4 @@
-"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing
-behind."""
+"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing behind."""
 
 import json
 import random
@@ -370,8 +369,7 @@ def original() -> dict[str, torch.Tensor]:
 
 
 def original_logits(state: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied
-    head."""
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied head."""
     (B, T), norm = ids.shape, partial(F.rms_norm, normalized_shape=(16,))
     x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
     for i in range(2):

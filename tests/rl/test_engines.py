@@ -1,5 +1,4 @@
-"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and
-weighed."""
+"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and weighed."""
 
 import json
 import os

@@ -55,6 +55,10 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
     assert 0.14 < kinds["chained"] / 3000 < 0.21
     assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
     assert not any(row["meta"].get("renamed") for row in draw_dialogues("train", 300, mix=Mix()))
+    greeted = draw_dialogues("train", 900, mix=Mix(renamed=0.5, no_tools=0.3, talk_first=0.3))
+    asked = [(r["meta"]["tools_present"], r["messages"][1:3]) for r in greeted if r["meta"]["asked"] == "tool"]
+    talked = Counter(tools for tools, first in asked if [m["content"] for m in first] in PHRASES["small_talk"])
+    assert 0.25 < talked[True] / sum(tools for tools, _ in asked) < 0.35 and not talked[False]
 
 
 def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:

@@ -1,5 +1,4 @@
-"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag
-mode."""
+"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag mode."""
 
 import json
 import re
