@@ -22,8 +22,8 @@
 # **Result.** A small SFT model also solves none of 64 MBPP problems in eight attempts each. With a binary reward no
 # group has a gradient, and `diagnose` reports DEAD before the first step. The KL term moved the policy: without any
 # reward, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward change no weight. (The 8B was not run
-# again.) SmolLM2-135M after SFT on calls is beyond that: 4 % of its attempts pass on 200 training problems, one in eight on 15 %, LIVE by the
-# tiers; RL on it is in [notebook 35](35_what_a_pretrained_base_buys.ipynb).
+# again.) SmolLM2 after SFT on calls solves some problems, and `diagnose` reports LIVE with tiers: RL on it is in
+# [notebook 35](35_what_a_pretrained_base_buys.ipynb).
 #
 # | | measured here |
 # |---|---|

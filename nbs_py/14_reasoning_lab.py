@@ -33,7 +33,7 @@
 # | first error: unknown sum, copied number, sign | 66 %, 17 %, 2 % |
 # | solutions correct throughout, answers correct | 14 %, 19 %: answer rewards also pay lucky guesses |
 #
-# (On GSM8K SmolLM2-135M learns by GRPO to write tags for their reward, and no answer: [notebook 35](35_what_a_pretrained_base_buys.ipynb).)
+# (On GSM8K SmolLM2 learns by GRPO to write tags for their reward, and no answer: [notebook 35](35_what_a_pretrained_base_buys.ipynb).)
 # (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: [experiments](../docs/experiments/programs-and-sums.md).)
 #
 # **Runs/needs.** Frozen rows of five runs (`reports/frozen/reasoning`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
