@@ -10,13 +10,16 @@ take turns in one sequence of rows, so world size and accumulation do not change
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +37,7 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 IGNORE = -100
 BUFFER = 256  # conversations that wait for a row
+MANY = 4000  # rows that take some seconds to encode: all cores do
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
@@ -128,10 +132,29 @@ def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Exampl
 
 
 def encode_all(
-    rows: Iterable[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
+    rows: Sequence[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
-    return list(islice(ledger.counted(encode(row, tokenizer, tags, block_size) for row in rows), limit))
+    one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if cores < 2 or len(rows) < MANY or limit is not None:
+        return list(islice(ledger.counted(map(one, rows)), limit))
+    with multiprocessing.get_context("fork").Pool(cores, _begin, (one,)) as pool:
+        return list(ledger.counted(pool.imap(_encoded, rows, chunksize=256)))
+
+
+_one: Callable[[Row], Example | str]  # of a process that `encode_all` began
+
+
+def _begin(one: Callable[[Row], Example | str]) -> None:
+    """An interrupt is for the process that began this one."""
+    global _one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _one = one
+
+
+def _encoded(row: Row) -> Example | str:
+    return _one(row)
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:

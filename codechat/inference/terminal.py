@@ -165,8 +165,7 @@ def mixes_requests(model: Any) -> bool:
 def drop_oldest(
     messages: Sequence[Any], role: Callable[[Any], str], too_long: Callable[[list[Any]], bool]
 ) -> list[Any]:
-    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last
-    one stays."""
+    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last one stays."""
     kept = list(messages)
     while too_long(kept) and len(users := [i for i, m in enumerate(kept) if role(m) == "user"]) > 1:
         kept = [m for m in kept[: users[0]] if role(m) == "system"] + kept[users[1] :]

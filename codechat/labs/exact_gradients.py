@@ -129,8 +129,7 @@ Loss = Callable[[Groups, Tensor], Tensor]
 def group_loss(
     *, baseline: Baseline, aggregation: str, level: str = "token", clip_eps: tuple[float, float] = (1e9, 1e9)
 ) -> Loss:
-    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of
-    its own."""
+    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of its own."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape

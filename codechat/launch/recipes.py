@@ -94,8 +94,7 @@ ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name"
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names what is
-    wrong."""
+    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names what is wrong."""
     tables, stages, order = _tables(path), [], dict[str, None]()
 
     def place(name: str, before: tuple[str, ...] = ()) -> None:

@@ -158,8 +158,7 @@ def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 
 
 class _Pieces(torch.autograd.Function):
-    """Attention of each piece of queries over what it sees, whose scores are all that is computed; all tensors
-    (N, H, E), queries already scaled."""
+    """Attention of each piece of queries over what it sees, whose scores are all that is computed; all tensors (N, H, E), queries already scaled."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:

@@ -63,8 +63,7 @@ def weight_bytes(cfg: GPTConfig, size: int) -> int:
 
 
 def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
-    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of
-    one block and its states."""
+    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of one block and its states."""
     columns = room_for(new_tokens)
     scores = cfg.n_head * (columns + prompt_tokens) * (8 + 2 * size)
     cache = size * cfg.depth * cfg.cache_width * (columns + prompt_tokens / samples)
@@ -153,8 +152,7 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 
 
 class Decoder(Rows):
-    """A batch that is decoded to its end; every token changes its tensors in place. cache, last (B, D): of
-    `generate._prefill` without room."""
+    """A batch that is decoded to its end; every token changes its tensors in place. cache, last (B, D): of `generate._prefill` without room."""
 
     KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
     real: Tensor  # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning

@@ -69,8 +69,7 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
 
 
 def group_signal(run: str, metrics: pd.DataFrame) -> Plot:
-    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16
-    value changed."""
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16 value changed."""
     live = metrics.assign(live=1 - metrics["frac_zero_std_groups"])
     moved = metrics["weights_changed_bf16"].median()
     title = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
@@ -95,8 +94,7 @@ def tier_colours(count: int) -> list[Any]:
 
 
 def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
-    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst tier
-    at the bottom."""
+    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst tier at the bottom."""
     fig, axes = new_figure(title, cols=len(evals), size=(7.6, 3.4), sharey=True)
     for ax, (run, frame) in zip(axes[0], evals.items()):
         steps, bottom = [f"{step:g}" for step in frame["step"]], np.zeros(len(frame))

@@ -342,8 +342,7 @@ def in_points(gain: intervals.Interval) -> str:
 
 
 def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no
-    such setting."""
+    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no such setting."""
     configs = [json.loads(config) for config in runs["config"]]
     state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
     columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}

@@ -23,8 +23,7 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed
-    so far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed so far."""
 
     start: int
     end: int
@@ -150,8 +149,7 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its
-    end are ignored."""
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its end are ignored."""
     running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         if not running.stop:

@@ -99,8 +99,7 @@ class RolloutBatch:
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained`
-        tokens, at the mean length."""
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained` tokens, at the mean length."""
         prompts, completions = sum(map(len, self.prompts)), int(self.lengths().sum())
         per_token = shape.flops_per_token(prompts // len(self.prompts) + completions // len(self.completions))
         return per_token * ((prompts + completions) / 3 + trained)
@@ -209,8 +208,7 @@ class Packed:
     n_tokens: int  # without padding
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end;
-        differentiable."""
+        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end; differentiable."""
         return x.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), x.flatten()[self.flat])
 
     def mask(self) -> Tensor:
@@ -258,8 +256,7 @@ def _tokens(row: dict[str, list]) -> int:
 
 
 def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
-    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its
-    first."""
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
     prompt, head = batch.prompts[p], len(batch.prompts[p]) - 1
     opening = {name: [empty] * head for name, empty in FIELDS.items()}
     opening |= dict(ids=prompt[:-1], positions=list(range(head)))

@@ -368,8 +368,7 @@ class Trial:
 
 
 def explain(error: BaseException) -> str:
-    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need
-    another request."""
+    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need another request."""
     if isinstance(error, OutOfTime):
         return OUT_OF_TIME
     if isinstance(error, Lost):

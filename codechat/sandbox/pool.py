@@ -117,8 +117,7 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
 
 
 class Names(NamedTuple):
-    """Names of a source's own scope: those that it uses, also within its functions, those that it binds, and among
-    these the imported ones."""
+    """Names of a source's own scope: those that it uses, also within its functions, those that it binds, and among these the imported ones."""
 
     used: set[str]
     bound: set[str]
@@ -189,8 +188,7 @@ class Judge(Interpreter):
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
-    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine
-    does not allow it."""
+    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
         self.level, self.owner, self.closed = choose(isolation), os.getpid(), False
@@ -225,8 +223,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.close()
 
     def _judged(self, job: dict[str, Any]) -> Verdict:
-        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory: the
-        program gets a second one."""
+        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory: the program gets a second one."""
         start, problem, tries, me = time.monotonic(), "the pool was closed", 2, threading.get_ident()
         while tries and not self.closed:
             tries -= 1

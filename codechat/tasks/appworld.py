@@ -85,8 +85,7 @@ class AppWorldEnvironment:
         return ask(self.server, "initialize", _opening, task_id=problem.id, **settings)
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward
-        of the whole episode."""
+        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward of the whole episode."""
         if not self.task_id:
             return [], 0.0, True
         code, output = code_of(message["content"]), NO_CODE

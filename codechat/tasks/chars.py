@@ -91,8 +91,7 @@ def dense_rewards(drawn: Tensor, truth: Tensor, *, partial: float = 0.0, credit:
 
 
 def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
-    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens:
-    constant from the start."""
+    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens: constant from the start."""
     return kl_coef if tokens >= warmup_tokens else kl_coef * tokens / warmup_tokens
 
 

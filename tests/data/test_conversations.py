@@ -23,11 +23,9 @@ def talk(question: str, answer: str, domain: str = "chat") -> dict:
 
 def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = None) -> list[Example]:
     """Conversation k holds the ids 1000 k, 1000 k + 1, ...; its last `supervised` tokens (default: half) carry loss."""
-    examples = []
-    for k, n in enumerate(lengths, 1):
-        mask = np.arange(n) >= n - (supervised or max(1, n // 2))
-        examples.append(Example(np.arange(1000 * k, 1000 * k + n, dtype=np.int32), mask, domain))
-    return examples
+    ids = [np.arange(1000 * k, 1000 * k + n, dtype=np.int32) for k, n in enumerate(lengths, 1)]
+    masks = [np.arange(n) >= n - (supervised or max(1, n // 2)) for n in lengths]
+    return [Example(some, mask, domain) for some, mask in zip(ids, masks)]
 
 
 def random_lengths(seed: int, low: int, high: int, n: int) -> list[int]:
@@ -77,7 +75,9 @@ def test_a_bad_line_is_named_with_its_file(tmp_path):
             list(conversations.read(path))
 
 
-def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys):
+@pytest.mark.parametrize("many", [4000, 2])  # 2: in processes, where there are several cores
+def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys, monkeypatch, many):
+    monkeypatch.setattr(conversations, "MANY", many)
     write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
     write(tmp_path / "funcall.train.jsonl", [{"id": "p", "messages": [], "gold": None, "split": "train"}])

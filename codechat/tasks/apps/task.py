@@ -38,8 +38,7 @@ DONE = "Done."
 
 
 def score_changes(required: list[Change], changes: list[Change]) -> Score:
-    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter
-    two in words."""
+    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter two in words."""
     matched, missing, collateral = compare(required, changes)
     parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
     if not missing and not collateral:

@@ -253,8 +253,7 @@ def _objects_fit(value: Sequence[Any], way: Any) -> bool:
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry
-    (no tool)"."""
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry (no tool)"."""
     tree = parsed(text) if text.endswith((")", ")]")) and len(text) <= LONGEST else None
     match tree and tree.body:
         case [ast.Expr(ast.List(nodes))] if all(isinstance(node, ast.Call) for node in nodes):

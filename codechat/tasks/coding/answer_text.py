@@ -132,8 +132,7 @@ def _error_line(code: str) -> int | None:
 
 
 def _as_body(code: str) -> str:
-    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at
-    the next unindented line."""
+    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at the next unindented line."""
     first, *rest = code.strip("\n").split("\n")
     if not first[:1].isspace():
         return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")
