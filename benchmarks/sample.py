@@ -38,10 +38,8 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
 
 
 def _model(cfg: SampleBench) -> GPT:
-    if cfg.ckpt:
-        return loading.load_model(cfg.ckpt).model.to(dist.device()).eval()
-    with dist.device():
-        return GPT(cfg.model).eval()
+    model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(cfg.model)
+    return model.to(dist.device()).eval()
 
 
 def _prompts(cfg: SampleBench) -> torch.Tensor:

@@ -34,15 +34,13 @@ def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
     compiled = hardware.compiles(None, device, dtype)
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
-        with device:
-            model = GPT(cfg.model)
+        model = GPT(cfg.model).to(device)
         loss = hardware.maybe_compile(model.loss, compile, device, dtype)
         return _contestant(cfg, name, model, loss, optim.build(model, lr=1e-3))
 
     def peer(name: str, kind: str, mode: str) -> measure.Contestant:
-        with device:
-            model = peers.PlainGPT(cfg.model) if kind == "plain" else peers.huggingface(kind, cfg.model)
-        model.train()
+        model = peers.PlainGPT(cfg.model) if kind == "plain" else peers.huggingface(kind, cfg.model)
+        model = model.to(device).train()
         adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         return _contestant(cfg, name, model, _loss_of(model, kind, mode), [adamw])
 

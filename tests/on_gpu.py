@@ -45,8 +45,7 @@ class Trainer:
     """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before a step."""
 
     def __init__(self, cfg: GPTConfig, rows: int, length: int, **how: Any) -> None:
-        with DEVICE:  # 2.5 billion weights are drawn at once there
-            self.rows, self.length, self.model = rows, length, randomized(GPT(cfg))
+        self.rows, self.length, self.model = rows, length, randomized(GPT(cfg).to(DEVICE))
         self.optimizers = optim.build(self.model, lr=1e-4, **how)
         self.ids, docs = random_ids(cfg, rows, length), packed_docs(rows, length)
         at = torch.arange(length).expand(rows, length).contiguous()
