@@ -27,7 +27,7 @@
 # **Runs/needs.** Committed rows of evaluations on the same requests (`reports/frozen/pretrained*.jsonl`, `reports/natural`): greedy answers, one
 # training each. Nothing is trained or downloaded. A few seconds.
 #
-# Previous: [34 masks against rl](34_masks_against_rl.ipynb)
+# Previous: [34 masks against rl](34_masks_against_rl.ipynb) · Next: [36 a tool caller in one sitting](36_a_tool_caller_in_one_sitting.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
