@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 IGNORE = -100
 BUFFER = 256  # conversations that wait for a row
-MANY = 4000  # rows that take some seconds to encode: all cores do
+MANY, CHUNK = 1000, 64  # rows that take a second to encode, which all cores do; rows of a turn
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
@@ -135,26 +135,27 @@ def encode_all(
     rows: Sequence[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
-    one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    one, starts = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size), range(0, len(rows), CHUNK)
     if cores < 2 or len(rows) < MANY or limit is not None:
         return list(islice(ledger.counted(map(one, rows)), limit))
-    with multiprocessing.get_context("fork").Pool(cores, _begin, (one,)) as pool:
-        return list(ledger.counted(pool.imap(_encoded, rows, chunksize=256)))
+    with multiprocessing.get_context("fork").Pool(cores, _begin, (one, rows)) as pool:  # a fork has the rows already
+        return list(ledger.counted(chain.from_iterable(pool.imap(_encoded, starts))))
 
 
-_one: Callable[[Row], Example | str]  # of a process that `encode_all` began
+_work: tuple[Callable[[Row], Example | str], Sequence[Row]]  # of a process that `encode_all` began
 
 
-def _begin(one: Callable[[Row], Example | str]) -> None:
+def _begin(*work: Any) -> None:
     """An interrupt is for the process that began this one."""
-    global _one
+    global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _one = one
+    _work = work
 
 
-def _encoded(row: Row) -> Example | str:
-    return _one(row)
+def _encoded(start: int) -> list[Example | str]:
+    one, rows = _work
+    return list(map(one, rows[start : start + CHUNK]))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:

@@ -75,7 +75,7 @@ def test_a_bad_line_is_named_with_its_file(tmp_path):
             list(conversations.read(path))
 
 
-@pytest.mark.parametrize("many", [4000, 2])  # 2: in processes, where there are several cores
+@pytest.mark.parametrize("many", [1000, 2])  # 2: in processes, where there are several cores
 def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys, monkeypatch, many):
     monkeypatch.setattr(conversations, "MANY", many)
     write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
