@@ -48,18 +48,20 @@ from codechat.runs.paths import find_run
 # %%
 LORA = "--lora-rank 16 --lora-alpha 32 --lora-targets qkv out gate up down"
 LOOK = "natural --ckpt {} --run-name sitting/natural-{} --overwrite"
+SFT = (
+    "sft --init-from smollm2/pretrained --data-dir data/smollm2/sft --mix calls=0.9 code=0.06 chat=0.04 --run-name sitting/sft --overwrite --max-steps 24 "
+    f"{LORA} --seq-len 512 --device-batch-size 4 --grad-accum 2 --optimizer adamw --lr 0.001 --schedule cosine --warmup-steps 2"
+)
+RL = (
+    "reinforce --init-from sitting/sft --task funcall --data-dir data/smollm2/sft --run-name sitting/rl --overwrite --max-steps 6 "
+    f"{LORA} --lr 0.0002 --device-batch-size 8 --group-size 8 --warmup-steps 1 --diagnose-groups 16"
+)
+
+# %%
 SITTING = {
     "as it comes": ["run smollm2 --until calls", LOOK.format("smollm2/pretrained", 0)],
-    "24 steps of SFT": [
-        "sft --init-from smollm2/pretrained --data-dir data/smollm2/sft --mix calls=0.9 code=0.06 chat=0.04 --run-name sitting/sft --overwrite "
-        f"{LORA} --seq-len 512 --device-batch-size 4 --grad-accum 2 --optimizer adamw --lr 0.001 --schedule cosine --warmup-steps 2 --max-steps 24",
-        LOOK.format("sitting/sft", 1),
-    ],
-    "and 6 steps of RL": [
-        "reinforce --init-from sitting/sft --task funcall --data-dir data/smollm2/sft --run-name sitting/rl --overwrite "
-        f"{LORA} --lr 0.0002 --device-batch-size 8 --group-size 8 --max-steps 6 --warmup-steps 1 --diagnose-groups 16",
-        LOOK.format("sitting/rl", 2),
-    ],
+    "24 steps of SFT": [SFT, LOOK.format("sitting/sft", 1)],
+    "and 6 steps of RL": [RL, LOOK.format("sitting/rl", 2)],
 }
 for command in sum(SITTING.values(), []):
     print("codechat", command)
@@ -93,6 +95,8 @@ QUESTIONS = {
     "a program, or what parses as one": ("code", lambda verdict: verdict not in ("no code", "not Python")),
     "programs that pass all hidden tests": ("code", lambda verdict: verdict == "passes all tests"),
 }
+
+# %%
 tally = asked.dropna(subset="verdict")
 
 

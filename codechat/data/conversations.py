@@ -10,7 +10,6 @@ take turns in one sequence of rows, so world size and accumulation do not change
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -139,6 +138,8 @@ def encode_all(
     one, starts = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size), range(0, len(rows), CHUNK)
     if cores < 2 or len(rows) < MANY or limit is not None:
         return list(islice(ledger.counted(map(one, rows)), limit))
+    import multiprocessing
+
     with multiprocessing.get_context("fork").Pool(cores, _begin, (one, rows)) as pool:  # a fork has the rows already
         return list(ledger.counted(chain.from_iterable(pool.imap(_encoded, starts))))
 

@@ -40,14 +40,7 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 HF = "hf"  # directory below --engine-dir with the export that vLLM serves
-BUSY = (
-    408,
-    429,
-    500,
-    502,
-    503,
-    504,
-)  # HTTP statuses after which the same request may succeed; 500: vLLM's core has died
+BUSY = (408, 429, 500, 502, 503, 504)  # statuses after which the same request may succeed; 500: of a dead vLLM
 PARALLEL = 32  # concurrent requests
 BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
 PAUSES_S = (0.05, 0.5)  # before a retry: the first pause, and the longest

@@ -120,10 +120,7 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
     """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 0)
-    ask, busy = (
-        engine.link.ask,
-        iter([429, 500, 503]),
-    )  # whether the queue does overflow depends on how fast the machine is
+    ask, busy = engine.link.ask, iter([429, 500, 503])  # whether the queue overflows depends on the machine's speed
 
     def ask_busy(path: str, body: Any = None) -> Any:
         if path == "/v1/completions" and (status := next(busy, None)):
