@@ -48,7 +48,7 @@ def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
         loaded = loading.load_model(cfg.ckpt)
         tok, tags, shape = loaded.tokenizer, loaded.tags, loaded.model.cfg
     ledger = Ledger("toolbox", 1.0)
-    rows = dialogues.draw("train", DRAWN)
+    rows = list(dialogues.draw("train", DRAWN))
     examples = conversations.encode_all(rows, tok, tags, cfg.seq_len, ledger)
     loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)
     return replace(shape, vocab_size=tok.n_vocab), [loader.next() for _ in range(cfg.steps)]
