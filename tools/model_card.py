@@ -147,7 +147,7 @@ def card(cfg: CardConfig) -> str:
         "",
         "## Training",
         "",
-        f"Made by commit {env['commit'][:9]} on {', '.join(env['hardware']['gpus']) or env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}.",
+        f"Made by commit {env['commit'][:9]} on {', '.join(env['hardware']['gpus']) or env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}{', with changes that were not committed' * bool(env.get('dirty'))}.",
         "",
         *_lineage(meta),
         "",

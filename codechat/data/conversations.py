@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 IGNORE = -100
 BUFFER = 256  # conversations that wait for a row
-MANY, CHUNK = 1000, 64  # rows that take a second to encode, which all cores do; rows of a turn
+MANY, CHUNK = 1000, 64  # rows of a file from which all cores encode it; rows that a process takes at a time
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
@@ -133,15 +133,16 @@ def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Exampl
 def encode_all(
     rows: Sequence[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
-    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
+    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Many rows: one process per core."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     one, starts = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size), range(0, len(rows), CHUNK)
     if cores < 2 or len(rows) < MANY or limit is not None:
         return list(islice(ledger.counted(map(one, rows)), limit))
-    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor  # not above: it is slow to import
+    from multiprocessing import get_context
 
-    with multiprocessing.get_context("fork").Pool(cores, _begin, (one, rows)) as pool:  # a fork has the rows already
-        return list(ledger.counted(chain.from_iterable(pool.imap(_encoded, starts))))
+    with ProcessPoolExecutor(cores, get_context("fork"), _begin, (one, rows)) as pool:  # a fork has the rows already
+        return list(ledger.counted(chain.from_iterable(pool.map(_encoded, starts))))
 
 
 _work: tuple[Callable[[Row], Example | str], Sequence[Row]]  # of a process that `encode_all` began

@@ -27,7 +27,7 @@ from codechat.models.gpt import GPT, residual, rope_table
 
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
-COMPILE_FROM = 1 << 20  # new tokens from which compiling pays: on an H100 it takes 45 to 70 s in a process
+COMPILE_FROM = 1 << 20  # new tokens from which a call compiles: 45 to 70 s beside other jobs of an H100; a guess
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory

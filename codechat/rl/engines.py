@@ -40,7 +40,7 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 HF = "hf"  # directory below --engine-dir with the export that vLLM serves
-BUSY = (408, 429, 500, 502, 503, 504)  # statuses after which the same request may succeed; 500: of a dead vLLM
+BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request may succeed
 PARALLEL = 32  # concurrent requests
 BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
 PAUSES_S = (0.05, 0.5)  # before a retry: the first pause, and the longest
@@ -79,6 +79,8 @@ def open_engine(cfg: Any, tokenizer: Tokenizer) -> Engine:
 
 class Http(Engine):
     """A `codechat serve --reload-from`."""
+
+    busy: tuple[int, ...] = BUSY
 
     def __init__(self, cfg: Any, tokenizer: Tokenizer) -> None:
         self.cfg, self.shape = cfg, cfg.model
@@ -204,7 +206,7 @@ class Http(Engine):
             try:
                 return request()
             except (NoAnswer, Refused) as error:
-                if isinstance(error, Refused) and error.status not in BUSY:
+                if isinstance(error, Refused) and error.status not in self.busy:
                     raise
                 if not self.retries:
                     print(f"{error}; trying again for {self.cfg.engine_patience_s:.0f} s", file=sys.stderr)
@@ -219,6 +221,8 @@ class Http(Engine):
 
 class VLLM(Http):
     """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
+
+    busy = (*BUSY, 500)  # when its core has died
 
     def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]

@@ -142,8 +142,7 @@ class FuncallTask(BaseTask):
                 self.grouped_by = ""
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a
-        file."""
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
         if self.ledger or split not in SPLITS:
             return super().problems(split, limit, seed)
         n = DEFAULT_LIMIT if limit is None else limit

@@ -136,8 +136,7 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
 
 
 def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
-    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
-    test, those of the problems."""
+    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and test, those of the problems."""
     return MicroTask(levels=levels).dialogues(split, n, seed)
 
 

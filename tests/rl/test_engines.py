@@ -120,7 +120,7 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
     """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
     policy, engine = model(3), opened(home, up.url)
     engine.push(policy, 0)
-    ask, busy = engine.link.ask, iter([429, 500, 503])  # whether the queue overflows depends on the machine's speed
+    ask, busy = engine.link.ask, iter([429, 503])  # whether the queue overflows depends on the machine's speed
 
     def ask_busy(path: str, body: Any = None) -> Any:
         if path == "/v1/completions" and (status := next(busy, None)):
@@ -211,6 +211,8 @@ class StubVLLM:
         if path == "/reset_prefix_cache":
             return None
         assert path == "/v1/completions" and body.keys() <= self.FIELDS and body["model"] == "weights/hf", body
+        if self.calls.count(path) == 2:  # its core dies once
+            raise http_client.Refused("EngineCore encountered an issue", 500)
         self.bodies.append(body)
         assert all(isinstance(i, int) for i in body["stop_token_ids"])
         assert all(-100 <= bias <= 100 for bias in body["logit_bias"].values())
@@ -239,7 +241,6 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(home: Path, monk
     assert body["top_k"] == -1 and body["ignore_eos"] and 0 <= body["seed"] < 2**63
     assert len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.n_ids
     assert len({b["seed"] for b in server.bodies}) == len(server.bodies)
-    assert (home / "weights/hf/config.json").is_file()
 
 
 def test_answers_that_cannot_be_trained_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

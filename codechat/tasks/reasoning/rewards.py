@@ -98,8 +98,7 @@ def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
-    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches
-    nothing."""
+    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answers.choice_letter(f"answer is {answer}") == gold.upper()
