@@ -27,10 +27,22 @@ def random_ids(cfg: GPTConfig, rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(cfg.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
+def made(cfg: GPTConfig) -> GPT:
+    """A model on DEVICE. On a GPU without its own weights, which a CPU draws and 2b waits a minute for."""
+    if not CUDA:
+        return GPT(cfg)
+    with torch.device("meta"):
+        model = GPT(cfg)
+    model.to_empty(device=DEVICE)
+    for p in model.parameters():
+        torch.nn.init.constant_(p, float(p.ndim == 1))
+    return model
+
+
 def randomized(model: GPT) -> GPT:
     """Every matrix random: at initialisation the blocks add nothing, and gradients behind them are 0."""
-    for name, p in model.named_parameters():
-        if p.ndim == 2 and name.startswith(("blocks.", "wte")):
+    for p in model.parameters():
+        if p.ndim == 2:
             torch.nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=torch.Generator(p.device).manual_seed(p.numel()))
     return model
 
@@ -45,7 +57,7 @@ class Trainer:
     """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before a step."""
 
     def __init__(self, cfg: GPTConfig, rows: int, length: int, **how: Any) -> None:
-        self.rows, self.length, self.model = rows, length, randomized(GPT(cfg).to(DEVICE))
+        self.rows, self.length, self.model = rows, length, randomized(made(cfg))
         self.optimizers = optim.build(self.model, lr=1e-4, **how)
         self.ids, docs = random_ids(cfg, rows, length), packed_docs(rows, length)
         at = torch.arange(length).expand(rows, length).contiguous()

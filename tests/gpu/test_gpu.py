@@ -29,6 +29,12 @@ pytestmark = pytest.mark.gpu if CUDA else pytest.mark.slow
 KINDS = ("pretrain", "sft", "rl")
 
 
+@pytest.fixture(autouse=True)
+def in_a_gpus_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    if CUDA:  # other tests compute in float32, for which there is no flash kernel
+        monkeypatch.setenv("CODECHAT_DTYPE", "bfloat16")
+
+
 @contextlib.contextmanager
 def one_rank() -> Iterator[None]:
     """A process group of this process alone."""
