@@ -191,7 +191,8 @@ def bound_stages(
     for stage in stages:
         if seed and stage.once:
             continue
-        suffix, seeds = (f"-s{seed}", {"seed": seed}) if seed and stage.seeded else ("", {})
+        entry, suffix = registry.find(stage.kind), f"-s{seed}" if seed and stage.seeded else ""
+        seeds = {"seed": seed} if suffix and hasattr(entry.config_class, "seed") else {}  # a filter draws nothing
         place = "out" if stage.out else "run_name"
         usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix}
         given = usual | _fill(edited.get(stage.name, stage.settings), places, parents)
@@ -199,7 +200,6 @@ def bound_stages(
         if stage.name in replaced:
             parents[given[place]], hashes[stage.name] = base, digest
             continue
-        entry = registry.find(stage.kind)
         cfg = config.from_dict(entry.config_class, given | seeds, where=f"recipe {prefix}, stage {stage.name}")
         hashes[stage.name] = _digest([entry.id, config.config_hash(cfg), [hashes[need] for need in stage.needs]])
         kept = replace(stage, needs=tuple(need for need in stage.needs if need not in replaced))
