@@ -1,6 +1,6 @@
-"""Decoding with static shapes: a new token of every row is a few compiled regions, which a GPU replays as one graph; and
-how many rows its memory holds. Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller
-bucket holds the rest. Regions are compiled once for all layers, batches and lengths (symbolic shapes).
+"""Decoding with static shapes: a GPU replays a new token of every row as one graph; and how many rows its memory holds.
+Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller bucket holds the rest. Compiled,
+a token of 128 rows of 2b took 1.5 times as long on an H200, and one of a single row three quarters.
 
 Shapes: B rows (padded), P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
 heads, E head width.
@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,29 +19,26 @@ from torch import Tensor
 
 from codechat.models.attention import SharedCache, attend_shared, group_members
 from codechat.models.config import GPTConfig
-from codechat.models.draws import Batch, Ended, Rows, Truncation, draw, uniform
+from codechat.models.draws import Batch, Ended, Rows, draw, uniform
 from codechat.models.gpt import GPT, residual, rope_table
 
 CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
-COMPILE_FROM = 1 << 20  # new tokens from which a call compiles: 45 to 70 s beside other jobs of an H100; a guess
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
-SMALLEST = 4  # slots of a batch: a shape of 1 would be compiled apart
-COLUMNS = 16  # the cache's room is a multiple of it, and one multiple longer than what is used
+SMALLEST = 4  # slots of a batch
+COLUMNS = 16  # the cache's room is a multiple of it
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Who decodes (`generate.reading`): the model, or on a GPU a copy in the compute dtype; its head; whether with
-    static shapes, and by which compiler."""
+    """Who decodes (`generate.reading`): the model, or on a GPU a copy in the compute dtype; its head; whether with static shapes."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
     head: Tensor
     graph: bool = False
-    compiled: str | None = None
 
 
 def bucket(rows: int) -> int:
@@ -54,7 +48,7 @@ def bucket(rows: int) -> int:
 
 
 def room_for(columns: int) -> int:
-    return -(-columns // COLUMNS) * COLUMNS + COLUMNS
+    return -(-columns // COLUMNS) * COLUMNS
 
 
 def weight_bytes(cfg: GPTConfig, size: int) -> int:
@@ -97,36 +91,6 @@ class Layer:
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))
         return attend_shared(q, *self.own, mask, (*self.prompt, at.prompt_real), at.members, at.place)
-
-
-def _sample(model: GPT, head: Tensor, how: Truncation, rows: Decoder) -> tuple[Tensor, ...]:
-    """Draw a token of every row from its last state and note it; returns what the blocks need: (x, cos, sin, mask)."""
-    logits = F.linear(rows.hidden, head).float()
-    logits[:, model.cfg.n_ids :] = -math.inf
-    # a finished row may stand behind the model's block, where there is no position
-    positions = (rows.base + rows.t).clamp(max=model.cfg.block_size - 1)
-    ids, logprobs = draw(logits, how, uniform(rows.keys, rows.t))
-    rows.add(ids, logprobs)
-    mask = rows.real & (torch.arange(rows.real.shape[3], device=ids.device) <= rows.column)  # (B, 1, 1, O)
-    x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
-    x = residual(model.cfg, x)
-    rope = rope_table(model.cfg, 1, positions[:, None], x.device) if model.cfg.pos == "rope" else (None, None)
-    return x, *rope, mask
-
-
-def _run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor, layer: Layer) -> Tensor:
-    return block(x, None if cos is None else (cos, sin), mask, (layer, 0))
-
-
-def _advance(norm: Any, x: Tensor, rows: Decoder) -> None:
-    rows.hidden.copy_(norm(x)[:, 0])
-    rows.column.add_(1)
-
-
-@cache
-def compiled_region(region: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-    """A region, compiled once per process for all sizes; none = as it is."""
-    return torch.compile(region, fullgraph=True, dynamic=True, backend=backend) if backend else region
 
 
 def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
@@ -183,8 +147,8 @@ class Decoder(Rows):
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""
-        # a power of two, never all columns, whose strides would be compiled apart
-        wide = min(max(NARROWEST, 1 << (columns - 1).bit_length()), self.room - 1)
+        # a power of two: each change is captured anew
+        wide = min(max(NARROWEST, 1 << (columns - 1).bit_length()), self.room)
         if wide == self.width:
             return False
         self.width, B = wide, len(self.row)
@@ -206,29 +170,34 @@ class Decoder(Rows):
         self.width = 0  # so that `_narrow` sees a change
 
     def step(self) -> None:
-        """One new token of every row."""
-        model = self.reader.model
-        sample, block_of, advance = (compiled_region(f, self.reader.compiled) for f in (_sample, _run_block, _advance))
-        x, *rope, mask = sample(model, self.reader.head, self.how, self)
+        """One new token of every row: drawn from its last state and noted, then read by every block."""
+        model, how = self.reader.model, self.how
+        logits = F.linear(self.hidden, self.reader.head).float()
+        logits[:, model.cfg.n_ids :] = -math.inf
+        # a finished row may stand behind the model's block, where there is no position
+        positions = (self.base + self.t).clamp(max=model.cfg.block_size - 1)
+        ids, logprobs = draw(logits, how, uniform(self.keys, self.t))
+        self.add(ids, logprobs)
+        mask = self.real & (torch.arange(self.real.shape[3], device=ids.device) <= self.column)  # (B, 1, 1, O)
+        x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
+        x = residual(model.cfg, x)
+        rope = rope_table(model.cfg, 1, positions[:, None], x.device) if model.cfg.pos == "rope" else None
         for block, layer in zip(model.blocks, self.layers):
-            x = block_of(block, x, *rope, mask, layer)
-        advance(model.norm, x, self)
+            x = block(x, rope, mask, (layer, 0))
+        self.hidden.copy_(model.norm(x)[:, 0])
+        self.column.add_(1)
 
     def run(self) -> list[Ended]:
         """Of each row."""
-        with ExitStack() as stack:
-            if self.reader.compiled:  # as many sizes as there are; sizes that happen to be equal are not taken for one
-                stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
-                stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
-            for done in range(0, self.most, CHUNK):
-                todo = min(CHUNK, self.most - done)
-                if self._narrow(self.extent + done + todo):
-                    step = replayed(self.step, self.hidden.is_cuda)
-                for _ in range(todo):
-                    step()
-                live = (~self.done).nonzero()[:, 0]  # waits for the device
-                if not len(live):
-                    break
-                if bucket(len(live)) < len(self.row):
-                    self._compact(live)
+        for done in range(0, self.most, CHUNK):
+            todo = min(CHUNK, self.most - done)
+            if self._narrow(self.extent + done + todo):
+                step = replayed(self.step, self.hidden.is_cuda)
+            for _ in range(todo):
+                step()
+            live = (~self.done).nonzero()[:, 0]  # waits for the device
+            if not len(live):
+                break
+            if bucket(len(live)) < len(self.row):
+                self._compact(live)
         return self.completions()

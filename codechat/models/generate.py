@@ -104,7 +104,7 @@ def sample(
     # similar lengths together need little padding
     order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
     width = _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
-    with reading(model, graph if grammars is None else False, len(rows) * max(budgets)) as reader:
+    with reading(model, graph if grammars is None else False) as reader:
         for start in range(0, len(order), width):
             some = order[start : start + width]
             texts, starts, most = ([values[i] for i, _ in some] for values in (prompts, cuts, budgets))
@@ -171,12 +171,10 @@ class Conversation:
 
 
 @contextmanager
-def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Iterator[Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile.
-
-    graph: none = on a GPU. new_tokens: so many are to come, for which a GPU compiles or not."""
-    device = model.wte.weight.device
-    on_cpu, head, dtype = attention.dense(device), model.head_weight().detach(), compute_dtype(model.wte.weight)
+def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
+    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU."""
+    on_cpu = attention.dense(model.wte.weight.device)
+    head, dtype = model.head_weight().detach(), compute_dtype(model.wte.weight)
     if on_cpu and not graph:
         layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
         for layer in layers:
@@ -188,9 +186,8 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
                 vars(layer).pop("forward", None)  # another reader may have been closed before
     else:
         copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
-        compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
         static = not on_cpu if graph is None else graph
-        yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static, compiled)
+        yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static)
 
 
 def _reads_copy(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

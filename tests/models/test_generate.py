@@ -2,14 +2,12 @@
 shapes the same tokens, few questions to the device, one compilation, predicted memory."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from random_models import randomise
-from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import ConfigError
@@ -390,38 +388,6 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
     assert all(n <= decode_graph.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
 
 
-@contextmanager
-def compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    @contextmanager
-    def reading(model: GPT, graph: bool | None, _: int) -> Iterator[generate.Reader]:
-        copy, head = sharding.plain_copy(model, torch.float32), model.head_weight().detach()
-        yield generate.Reader(copy, lambda h: torch.nn.functional.linear(h, head), head, True, backend)
-
-    decode_graph.compiled_region.cache_clear()
-    torch._dynamo.reset()
-    with monkeypatch.context() as patched:
-        patched.setattr(generate, "reading", reading)
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_three_graphs_serve_all_batches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; the same draws."""
-    model, shapes = random_model(block_size=160), [(3, 5), (2, 6), (4, 4)]
-
-    def run(i: int, prompts: int, samples: int) -> list[generate.Completion]:
-        how = dict(max_new_tokens=64, seed=i, samples_per_prompt=samples, stop=((5, 6),))
-        return sample(model, [[*p, i] for p in PROMPTS[:prompts]], **how)
-
-    want = [run(i, *shape) for i, shape in enumerate(shapes)]
-    with compiled(backend, monkeypatch):
-        counters.clear()
-        for i, shape in enumerate(shapes):
-            assert_same(run(i, *shape), want[i])
-            assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +401,7 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model = GPT(cfg)
         with Tape() as tape:
-            with generate.reading(model, True, 0) as reader:
+            with generate.reading(model, True) as reader:
                 made = decode_graph.Decoder(reader, *generate._prefill(reader.model, batch, 0), batch)
                 made._narrow(256)
                 made.step()
