@@ -33,8 +33,7 @@ def made(cfg: GPTConfig) -> GPT:
         return GPT(cfg)
     with torch.device("meta"):
         model = GPT(cfg)
-    model.to_empty(device=DEVICE)
-    for p in model.parameters():
+    for p in model.to_empty(device=DEVICE).parameters():
         torch.nn.init.constant_(p, float(p.ndim == 1))
     return model
 

@@ -7,6 +7,7 @@ link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
 import http.client
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from typing import Any
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 
+BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request may succeed
+PAUSES_S = (0.5, 15.0)  # before a busy server is asked again: the first pause, and the longest
 TIMEOUT_S = 300.0  # without a byte from the server
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
 BROKEN = (OSError, OverflowError, ValueError, http.client.HTTPException)  # OverflowError: of a port above 65535
@@ -82,14 +85,26 @@ class Link:
             reason = getattr(error, "reason", error)
             raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
 
-    def answer(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], str, int]:
-        """(message, finish reason, number of tokens) of a chat completion. ConfigError where the answer has none."""
-        answer = self.ask("/v1/chat/completions", body)
+    def answer(self, body: Mapping[str, Any], patience_s: float = 0.0) -> tuple[dict[str, Any], str, int]:
+        """(message, finish reason, number of tokens) of a chat completion. ConfigError where the answer has none. A busy
+        server is asked again for patience_s seconds."""
+        answer = self._patiently(body, patience_s)
         try:
             choice, used = answer["choices"][0], answer.get("usage") or {}
             return dict(choice["message"]), str(choice.get("finish_reason")), int(used.get("completion_tokens", 0))
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ConfigError(f"{self.url} answers without a message; it must speak OpenAI's API") from None
+
+    def _patiently(self, body: Mapping[str, Any], patience_s: float) -> Any:
+        (pause, longest), until = PAUSES_S, time.monotonic() + patience_s
+        while True:
+            try:
+                return self.ask("/v1/chat/completions", body)
+            except Refused as error:
+                if error.status not in BUSY or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def model(self) -> str:
         """The name of the first served model."""

@@ -18,6 +18,7 @@ from codechat.tasks.base import Problem, Task
 from codechat.text import tool_calls
 
 PARALLEL = 8  # concurrent requests
+PATIENCE_S = 300.0  # with a server that is busy, or has had too many requests
 
 
 class Endpoint:
@@ -43,7 +44,7 @@ class Endpoint:
             body = dict(model=self.name, messages=messages, tools=tools or None, max_tokens=how["max_new_tokens"])
             body |= dict(temperature=how["temperature"], top_k=how["top_k"])
             body |= dict(seed=generate.row_key(how["seed"], key, sample) & (2**31 - 1))
-            return self.link.answer({name: value for name, value in body.items() if value is not None})
+            return self.link.answer({name: value for name, value in body.items() if value is not None}, PATIENCE_S)
 
         n = how["group_size"]
         with ThreadPoolExecutor(PARALLEL) as pool:

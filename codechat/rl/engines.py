@@ -26,7 +26,7 @@ import torch
 
 from codechat.core import processes
 from codechat.core.errors import ConfigError, RunError
-from codechat.core.http_client import Link, NoAnswer, Refused
+from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.formats import exchange
 from codechat.models import attention, generate, lora
@@ -40,7 +40,6 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 HF = "hf"  # directory below --engine-dir with the export that vLLM serves
-BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request may succeed
 PARALLEL = 32  # concurrent requests
 BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
 PAUSES_S = (0.05, 0.5)  # before a retry: the first pause, and the longest

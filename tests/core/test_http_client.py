@@ -8,6 +8,7 @@ import pytest
 from http_stub import Handler, Stub
 from raising import raising
 
+from codechat.core import http_client
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import Link, NoAnswer, Refused
 
@@ -23,6 +24,9 @@ ANSWERS = {
 }
 
 
+BUSY: list[int] = []  # statuses of the next answers to a body that says so
+
+
 class Server(Handler):
     def do_GET(self) -> None:
         key = f'"{self.headers["Authorization"]}"'.encode()
@@ -31,7 +35,8 @@ class Server(Handler):
         self.reply(status, body, len(body) + (self.path == "/cut"))
 
     def do_POST(self) -> None:
-        self.reply(200, self.body())
+        body = self.body()
+        self.reply(BUSY.pop() if b"busy" in body and BUSY else 200, body)
 
 
 @pytest.fixture
@@ -47,6 +52,18 @@ def test_answers_are_json_and_a_key_is_read_from_its_file(url: str, tmp_path: Pa
         assert link.model() == "tiny"
     (tmp_path / "key").write_text("secret\nnot this\n")
     assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
+
+
+def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"busy": 1, "choices": [{"message": {"content": "hi"}}]}
+    monkeypatch.setattr(http_client, "PAUSES_S", (0.01, 0.02))
+    BUSY[:] = [503, 429]
+    assert Link(url).answer(body, 60)[0] == {"content": "hi"} and not BUSY
+    for statuses, patience, left in ([400, 429], 60, 0), ([503, 429], 0, 1):
+        BUSY[:] = statuses
+        with pytest.raises(Refused):
+            Link(url).answer(body, patience)
+        assert len(BUSY) == left
 
 
 def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> None:
