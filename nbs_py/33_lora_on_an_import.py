@@ -23,6 +23,8 @@
 # frozen, and 16 of 20 tensors of the merged model are bitwise those of the import. Import, merging, PEFT's files and
 # the way back out change no logit by more than $10^{-4}$.
 #
+# (What the same adapters make of real weights, SmolLM2's: [notebook 35](35_what_a_pretrained_base_buys.ipynb).)
+#
 # **Runs/needs.** No runs and no download: a small Qwen3 directory with random weights is made here. Under half a
 # minute on one core. Random weights show the mechanics and say nothing about quality.
 #
