@@ -34,7 +34,7 @@
 # | calls, pass@8, the seed that fell | | | -0.040 [-0.080, -0.007] |
 # | three times the rate, after 20 steps | 58 % correct | 12 % without a KL term, 14 to 29 % with one of six | one seed |
 #
-# (A pretrained base of 135 M parameters gains more, and also on families that no training had:
+# (A pretrained base gains more, and also on families that no training had:
 # [notebook 35](35_what_a_pretrained_base_buys.ipynb).)
 #
 # **Runs/needs.** Committed rows of nineteen runs (`reports/frozen/micro`), none from a recipe: their base is a separate model, `nano/joint`, with the
