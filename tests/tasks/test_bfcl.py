@@ -157,7 +157,7 @@ def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> N
     arguments = (sides | {"base": []}, {"height": [5]}, sides | {"depth": [3]}, sides | {"base": 10})
     for truth in [*([{"area": given}] for given in arguments), [{"volume": sides}], [], "[", [{}], None]:
         bad = good | {"ground_truth": truth}
-        assert BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows, bad]))).ledger.lost.total() == 1
+        assert BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows, bad]).parent)).ledger.lost.total() == 1
         with pytest.raises(DataError, match="2 of 4"):
             BfclTask(source=str(write(tmp_path / "rows.jsonl", [*rows[:2], bad, bad])))
 

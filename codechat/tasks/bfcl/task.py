@@ -294,7 +294,7 @@ def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
     files = {path.name: path}
     if path.is_dir():
         named = [(name[1], file) for file in sorted(path.iterdir()) if (name := _FILE.fullmatch(file.name))]
-        files = {category: file for category, file in named if category in categories}
+        files = {category: file for category, file in named if category in categories} if named else files
         if len(files) < sum(category in categories for category, _ in named):
             raise DataError(f"{path} holds a category of {[*files]} twice; required: files of one version of the data")
     for file in files.values():
