@@ -17,6 +17,7 @@ import pytest
 
 from codechat import cli
 from codechat.core import config
+from codechat.core.atomic_files import read_rows
 from codechat.core.registry import COMMANDS, LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -198,12 +199,11 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     )
     told, again = ([sorted(re.findall(r"\d+", answer)) for _, answer in table] for table in (rows, chinese))
     assert len(rows) == len(expected) and told == again
-    tuned = [json.loads(row) for row in (ROOT / "reports" / "frozen" / "pretrained.jsonl").read_text().splitlines()]
-    (unseen,) = [
-        r["right"] for r in tuned if r["checkpoint"] == "released/smollm2-tools@232" and r["stratum"] == "tool"
-    ]
-    for name in ("README.md", "README.zh.md"):
-        assert re.search(rf"smollm2-real`[\s\S]{{0,80}}{unseen:.2f}", (ROOT / name).read_text(encoding="utf-8")), name
+    kept = [read_rows(ROOT / "reports" / "frozen" / f"pretrained{part}.jsonl") for part in ("", "_natural")]
+    tuned, asked = ([r for r in part if r["checkpoint"] == "released/smollm2-tools@232"] for part in kept)
+    (unseen,) = [r["right"] for r in tuned if r["stratum"] == "tool"]
+    wanted = rf"smollm2-real`[\s\S]{{0,80}}{unseen:.2f}[\s\S]{{0,60}}{sum(r['verdict'] == 'right' for r in asked)}\b"
+    assert all(re.search(wanted, (ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh.md"))
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
         assert word in asked and numbers in answer
         assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"
