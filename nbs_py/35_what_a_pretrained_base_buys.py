@@ -143,7 +143,7 @@ articles.table(said.loc[SHOWN].reset_index(), {"request": "request"} | {name: (n
 # 300 of ten families that no training has, and the toolbox's 500 requests.
 
 # %%
-micro = pd.DataFrame(read_rows(kept / "pretrained_micro.jsonl"))
+micro = pd.concat(map(pd.DataFrame, read_rows(kept / "pretrained_micro.jsonl")))
 ARMS = {"sft": "SFT", "more": "SFT that goes on", "rl": "RL", "solutions": "SFT that reads solutions"}
 WHERE = {"test": "trained families", "test_hard": "new families", "toolbox": "the toolbox"}
 table = []
@@ -179,7 +179,7 @@ for (split, arm, control), found in gains.items():
 # REINFORCE on MBPP's tiers (56), each from such an SFT model.
 
 # %%
-rl = pd.DataFrame(read_rows(kept / "pretrained_rl.jsonl"))
+rl = pd.concat(pd.DataFrame(run).assign(step=lambda steps: steps.index + 1) for run in read_rows(kept / "pretrained_rl.jsonl"))
 TASKS = {"micro": "micro, three seeds", "toolbox": "toolbox, three seeds", "gsm8k": "GSM8K, five rewards", "mbpp": "MBPP, tiers"}
 last = rl[rl["task"] == "gsm8k"].iloc[-1]
 fig, axes = new_figure(f"micro learns; GSM8K earns {last.reward:.2f} for the form, no answer is right", 1, 4, size=(11.0, 3.2), sharey=True)
