@@ -323,14 +323,14 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
 
 
 def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of the model that an adapter belongs to: the run of that name, which is made on first use."""
-    name = meta["base"]
-    if not exists(name):
-        print(f"{meta['run']} is an adapter of {name}, which is fetched once, into {runs_dir() / name}", flush=True)
+    """Weights of the model that an adapter belongs to: run base/NAME, made on first use. NAME is taken: recipe `smollm2` has its runs there."""
+    name, run = meta["base"], f"base/{meta['base']}"
+    if not exists(run):
+        print(f"{meta['run']} is an adapter of {name}, which is fetched once, into {runs_dir() / run}", flush=True)
         fetch, make = registry.find("download"), registry.find("import")
         source = fetch.load(fetch.function)(fetch.config_class(name=name))
-        make.load(make.function)(make.config_class(source=source, run_name=name))
-    return load(name, optimizer=False, mmap=True).model_state
+        make.load(make.function)(make.config_class(source=source, run_name=run))
+    return load(run, optimizer=False, mmap=True).model_state
 
 
 def _with_adapter(base: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> dict[str, Tensor]:

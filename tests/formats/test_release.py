@@ -98,7 +98,7 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
         for name, weight in tuned.state_dict().items():
             torch.testing.assert_close(loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4)
         assert loaded.tools_style == "described" and loaded.tokenizer.spec == base.tokenizer.spec
-    assert fetched == ["smollm2"] and paths.exists("smollm2")
+    assert fetched == ["smollm2"] and paths.exists("base/smollm2")
     stored = load_file(given / "checkpoints/step_000009/adapter.safetensors")
     assert len(stored) == 5 and all(3 in t.shape for t in stored.values() if t.dim() == 2)
     eight = "export --format adapter --rank 3 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
