@@ -136,7 +136,7 @@ articles.table(said.loc[SHOWN].reset_index(), {"request": "request"} | {name: (n
 # %% [markdown]
 # ## RL on it: small programs, and neither tools nor sums
 #
-# None of its training rows is a program of `micro`. Of 600 such problems (levels 1 to 3) `codechat passk --k 8` solves 0.089 with one sample and 0.343 with one of eight: LIVE.
+# None of its training rows is a program of `micro`. Of 600 such problems (levels 1 to 3) `codechat passk --n 8` solves 0.089 with one sample and 0.343 with one of eight: LIVE.
 # `codechat filter` keeps the 204 with a pass rate from 0.05 to 0.95, and REINFORCE on their tiered reward makes 60 steps of 16 x 16 completions in new adapters of rank 16, four minutes of an
 # H200. Beside it, for the same seconds and with the same adapters and rate: SFT that goes on with its own rows, and SFT that reads `micro`'s solutions (other settings of the same
 # families). Three seeds each. The setting was [written down before the run](../docs/experiments/pretrained.md). Greedy; 300 problems of the trained families with other settings,

@@ -27,7 +27,7 @@ NARROWEST = 64  # own columns that the first steps read
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 SPARE = 0.1  # of the free memory, for what the allocator cannot use
 PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
-SMALLEST = 4  # slots of a batch
+SMALLEST = 4  # slots of a batch at least
 COLUMNS = 16  # the cache's room is a multiple of it
 
 
