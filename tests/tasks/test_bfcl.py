@@ -145,8 +145,9 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     assert task.score(problems["simple"], "[area(base=10, height=5)]").correct
     task.tools_style = "described"  # as an evaluation sets it
     assert task.prompt(problems["simple"])[0]["content"].endswith(f"unit?: string)\n{chat.NOTHING_FITS}")
-    one = BfclTask(source=str(leaderboard / "BFCL_v4_simple_python.json"), tools_style="json")
-    assert len(one.problems("test")) == 1 and '"required"' in one.problems("test")[0].messages[0]["content"]
+    one = BfclTask(source=str(leaderboard / "BFCL_v4_simple_python.json"))
+    one.tools_style = "json"
+    assert len(one.problems("test")) == 1 and '"required"' in one.prompt(one.problems("test")[0])[0]["content"]
 
 
 def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:

@@ -54,27 +54,33 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 class BfclTask(BaseTask):
     """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError).
-    tools_style: how problems list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
+    ledger: counts of the rows."""
 
     name, tiers, splits = "bfcl", TIERS, ("test",)
     grouped_by = "category"
 
-    def __init__(self, source: str = "embedded", categories: str = "all", tools_style: str = "compact") -> None:
+    def __init__(self, source: str = "embedded", categories: str = "all") -> None:
         chosen: list[str] = []
         for name in categories.split("+"):
             check_choice("category", name, [*GROUPS, *CATEGORIES])
             chosen += GROUPS.get(name, [name])
         self.ledger = Ledger(f"bfcl {Path(source).name}")
-        self.rows = list(self.ledger.counted(self._read(str(source), chosen, tools_style)))
+        self.rows = list(self.ledger.counted(self._read(str(source), chosen)))
         self.ledger.check()
 
-    def _read(self, source: str, categories: Collection[str], tools_style: str) -> Iterator[Problem | str]:
+    def _read(self, source: str, categories: Collection[str]) -> Iterator[Problem | str]:
         for row in rows_of(source, categories):
             category = str(row["category"]).removesuffix("_python")  # version 4's name of the plain ones
             if category in categories:
-                yield problem_of(row | {"category": category}, tools_style)
+                yield problem_of(row | {"category": category})
             else:
                 self.ledger.skip("another category")
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        """The messages behind the list of tools, which precedes their own system text."""
+        given = [m["content"] for m in problem.messages if m["role"] == "system"]
+        system = "\n\n".join([chat.tools_prompt(problem.gold["listed"], self.tools_style), *given])
+        return [{"role": "system", "content": system}, *(m for m in problem.messages if m["role"] != "system")]
 
     def score(self, problem: Problem, completion: str) -> Score:
         calls = chat.parse_calls(completion) if chat.CALL_TAG in completion else _python_calls(completion.strip())
@@ -326,13 +332,16 @@ def _joined(questions: Path, answers: Path) -> Iterator[Row]:
         yield {"id": row.get("id"), "category": category, "ground_truth": truths.get(row.get("id"), []), **asked}
 
 
-def problem_of(row: Row, tools_style: str) -> Problem | str:
+def problem_of(row: Row) -> Problem | str:
     """A problem, or the reason why the row is lost."""
     category = row["category"]
     try:
         columns = (row[key] for key in ("question", "functions", "ground_truth"))
         question, functions, truth = (json.loads(c) if isinstance(c, str) else c for c in columns)
-        messages = _conversation(question, functions, tools_style)
+        while question and isinstance(question[0], list):  # of several turns, the first
+            question = question[0]
+        messages = [{"role": m["role"], "content": m["content"]} for m in question]
+        chat.tools_prompt(listed := schemas(functions))
         tools = {tool["name"]: _parameters(tool) for tool in functions}
         answers = [_answer(call) for call in truth]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError):
@@ -343,17 +352,8 @@ def problem_of(row: Row, tools_style: str) -> Problem | str:
         return "bad_row"
     if any(_unsolvable(answer, tools.get(answer["name"])) for answer in answers):
         return UNSOLVABLE
-    gold = {"expect": expect, "answers": answers, "tools": tools}
+    gold = {"expect": expect, "answers": answers, "tools": tools, "listed": listed}
     return Problem(str(row["id"]), messages, gold, "test", {"category": category, "tools_present": True})
-
-
-def _conversation(question: list[Any], functions: list[Row], tools_style: str) -> list[Message]:
-    """The messages of a question. The tools precede its own system text. Of several turns, the first."""
-    while question and isinstance(question[0], list):
-        question = question[0]
-    given = "".join(f"\n\n{m['content']}" for m in question if m["role"] == "system")
-    messages = [{"role": "system", "content": chat.tools_prompt(schemas(functions), tools_style) + given}]
-    return messages + [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
