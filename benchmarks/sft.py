@@ -73,24 +73,23 @@ def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
-    """{name: builder}: codechat in its default mode, then in the other, then the peer in each mode."""
+    """{name: builder}: codechat as it trains, on a GPU also eager, then the peer in each mode."""
     shape, made = batches(cfg)
-    device, dtype = dist.device(), dist.compute_dtype()
+    device = dist.device()
     tokens = sum(int((b.docs >= 0).sum()) for b in made)
     flops = shape.flops_per_token(tokens // sum(int(b.docs[:, :].max(1).values.add(1).sum()) for b in made))
-    compiled = hardware.compiles(None, device, dtype)
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
         model = GPT(shape)
         if cfg.ckpt:
             model.load_state_dict(loading.load_model(cfg.ckpt).model.state_dict())
         model = lora.attach(model.to(device).train(), cfg.lora_rank, targets=LORA_TARGETS)
-        loss_of = hardware.maybe_compile(model.loss, compile, device, dtype)
+        hardware.compile_blocks(model, compile)
 
         def loss(batch: Batch) -> Tensor:
             places, batch = batch.places(device), batch.to(device)
             mask = conversations.packed_mask(batch.docs)
-            return loss_of(batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places)
+            return model.loss(batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places)
 
         return contestant(name, _turn(model, optim.build(model, lr=1e-3), partial(map, loss, made)))
 
@@ -117,10 +116,9 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
     def contestant(name: str, run: Callable[[], None]) -> measure.Contestant:
         return measure.Contestant(name, run, tokens, 0.0 if cfg.lora_rank else flops)
 
-    other = "eager" if compiled else "compiled"
-    found = {"codechat": partial(codechat, "codechat", compiled)}
-    if other in cfg.modes:
-        found[f"codechat, {other}"] = partial(codechat, f"codechat, {other}", not compiled)
+    found = {"codechat": partial(codechat, "codechat", True)}
+    if device.type == "cuda" and "eager" in cfg.modes:
+        found["codechat, eager"] = partial(codechat, "codechat, eager", False)
     names = {f"{'transformers' if cfg.ckpt else kind}, {mode}": mode for kind in cfg.vs for mode in cfg.modes}
     return found | {name: partial(peer, name, mode == "compiled") for name, mode in names.items()}
 

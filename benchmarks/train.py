@@ -29,14 +29,13 @@ def config_from(plain: dict[str, Any]) -> TrainBench:
 
 
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
-    """{name: builder}: codechat in its default mode first, then in the other mode, then each peer in each mode."""
-    device, dtype = dist.device(), dist.compute_dtype()
-    compiled = hardware.compiles(None, device, dtype)
+    """{name: builder}: codechat as it trains first, on a GPU also eager, then each peer in each mode."""
+    device = dist.device()
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
         model = GPT(cfg.model).to(device)
-        loss = hardware.maybe_compile(model.loss, compile, device, dtype)
-        return _contestant(cfg, name, model, loss, optim.build(model, lr=1e-3))
+        hardware.compile_blocks(model, compile)
+        return _contestant(cfg, name, model, model.loss, optim.build(model, lr=1e-3))
 
     def peer(name: str, kind: str, mode: str) -> measure.Contestant:
         model = peers.PlainGPT(cfg.model) if kind == "plain" else peers.huggingface(kind, cfg.model)
@@ -44,9 +43,9 @@ def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
         adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         return _contestant(cfg, name, model, _loss_of(model, kind, mode), [adamw])
 
-    made, other = {"codechat": partial(codechat, "codechat", compiled)}, "eager" if compiled else "compiled"
-    if other in cfg.modes:
-        made[f"codechat, {other}"] = partial(codechat, f"codechat, {other}", not compiled)
+    made = {"codechat": partial(codechat, "codechat", True)}
+    if device.type == "cuda" and "eager" in cfg.modes:
+        made["codechat, eager"] = partial(codechat, "codechat, eager", False)
     names = {f"{kind}, {mode}": (kind, mode) for kind in cfg.vs for mode in cfg.modes}
     return made | {name: partial(peer, name, *how) for name, how in names.items()}
 

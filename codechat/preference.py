@@ -71,8 +71,7 @@ def train(cfg: PreferenceConfig) -> Run:
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
-        if world.device.type == "cuda":  # packed rows have one shape there
-            hardware.compile_blocks(model)
+        hardware.compile_blocks(model)
 
         def evaluate(model: Any, step: int) -> dict[str, Any]:
             row = held_out_means(cfg, loss_of, held_out) if held_out is not None else {}

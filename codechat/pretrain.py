@@ -113,8 +113,7 @@ def train(cfg: PretrainConfig) -> Run:
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
         session = Session("pretrain", cfg, model, tok, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        flops = cfg.max_steps * tokens_per_step * cfg.model.flops_per_token(cfg.length) / world.size
-        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
+        hardware.compile_blocks(model, cfg.compile)
         with session.running():
             for _ in session.steps():
                 nats = 0.0
@@ -122,7 +121,7 @@ def train(cfg: PretrainConfig) -> Run:
                     ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())  # (B, T) each
                     with dist.autocast():
                         # the mean over the tokens of all microbatches and ranks
-                        loss = loss_of(ids, targets, reduction="sum", every=True) / tokens_per_step
+                        loss = model.loss(ids, targets, reduction="sum", every=True) / tokens_per_step
                     loss.backward()
                     nats += loss.detach()
                 session.apply_gradients()

@@ -84,8 +84,7 @@ def train(cfg: SFTConfig) -> Run:
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
         session = Session("sft", cfg, model, tok, kept={"loader": loader, "history": held_out}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        flops = cfg.max_steps * tokens_per_step * cfg.model.flops_per_token(cfg.length) / world.size
-        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
+        hardware.compile_blocks(model, cfg.compile)
         with session.running():
             for _ in session.steps():
                 # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
@@ -96,7 +95,7 @@ def train(cfg: SFTConfig) -> Run:
                     places, batch = batch.places(world.device), batch.to(world.device)
                     where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs), places=places)
                     with dist.autocast():
-                        loss = loss_of(batch.ids, batch.targets, reduction="sum", **where) / n_tokens
+                        loss = model.loss(batch.ids, batch.targets, reduction="sum", **where) / n_tokens
                     loss.backward()
                     nats += loss.detach()
                 session.apply_gradients()

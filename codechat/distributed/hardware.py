@@ -1,7 +1,5 @@
 """This machine's peak in matrix products (the denominator of MFU), and where torch.compile is applied."""
 
-import math
-import shutil
 import sys
 import time
 from functools import cache
@@ -9,11 +7,7 @@ from typing import Any
 
 import torch
 
-from codechat.distributed import gpu_specs, sharding
-
-PAYS_BACK_S = (
-    120.0  # compiling takes half a minute on two cores and makes a step a tenth faster, at about 40 % of the peak
-)
+from codechat.distributed import gpu_specs
 
 
 @cache
@@ -39,36 +33,10 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / best
 
 
-def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype, flops: float = math.inf) -> bool:
-    """Whether to compile the training step. requested: None = on GPUs, and in bf16 on CPUs that need PAYS_BACK_S for `flops` at their peak."""
-    if requested is not None or device.type == "cuda":
-        return requested is not False
-    able = dtype == torch.bfloat16 and any(map(shutil.which, ("g++", "clang++", "c++")))
-    return able and flops > PAYS_BACK_S * peak_flops(device, dtype)[0]
-
-
-@cache
-def leave_out_head(kind: Any) -> None:
-    """Let torch.compile leave out a model's head, whose work depends on the data. No decorator of the method: that imports the compiler."""
-    kind._nats = torch.compiler.disable(kind._nats)
-
-
-def compile_blocks(model: Any) -> None:
-    """Compile each block of `model.blocks` in place; all share one graph."""
-    for block in model.blocks:
-        block.compile()
-
-
-def maybe_compile(
-    fn: Any, requested: bool | None, device: torch.device, dtype: torch.dtype, flops: float = math.inf
-) -> Any:
-    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block."""
-    if not compiles(requested, device, dtype, flops):
-        return fn
-    print("the step is compiled: its first run takes up to a minute", file=sys.stderr)
-    model = getattr(fn, "__self__", None)
-    if sharding.is_sharded(model) or device.type == "cuda":
-        compile_blocks(model)
-        return fn
-    leave_out_head(type(model))
-    return torch.compile(fn)
+def compile_blocks(model: Any, wanted: bool = True) -> None:
+    """On a GPU, compile each block of `model.blocks` in place, where wanted; all share one graph. A CPU takes half a minute to
+    minutes for it, and its steps were no faster (docs/experiments/speed-on-a-cpu.md, 2026-11-27)."""
+    if wanted and model.head_weight().device.type == "cuda":
+        print("the blocks are compiled: the first step takes up to a minute", file=sys.stderr)
+        for block in model.blocks:
+            block.compile()

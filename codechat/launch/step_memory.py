@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from codechat.distributed import dist, hardware
+from codechat.distributed import dist
 from codechat.models import gpt, head, optim
 
 if TYPE_CHECKING:
@@ -136,7 +136,6 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         Tape() as tape,
     ):
         model = gpt.GPT(cfg.model)
-        hardware.leave_out_head(gpt.GPT)  # as in training, where these calls keep the last hidden states alive
         one = {"weights": tape.now}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
         _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first

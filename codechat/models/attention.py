@@ -122,19 +122,20 @@ def _flex() -> Callable[..., Tensor]:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
     """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of
     `flex_mask`, else causal or of everything. products: on a CPU in bfloat16, causal attention as matrix products."""
-    group, compiling = q.shape[1] // k.shape[1], torch.compiler.is_compiling()
+    group = q.shape[1] // k.shape[1]
     products = products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16
     if products or isinstance(mask, Documents):
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         q = q * q.shape[-1] ** -0.5
-        if products or compiling:  # a graph for all batches cannot have the places of one
-            return _causal_products(q, k, v, None if products else mask.mask)
+        if products:
+            return _causal_products(q, k, v)
         flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # (B T, H, E) each
         return _Pieces.apply(*flat, mask.pieces).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None or isinstance(mask, Tensor):
         return _sdpa(q, k, v, mask, mask is None and causal)
-    flex = torch.nn.attention.flex_attention.flex_attention if compiling else _flex()  # compiled: a part of the block
+    # in a compiled block it is a part of it
+    flex = torch.nn.attention.flex_attention.flex_attention if torch.compiler.is_compiling() else _flex()
     return flex(q, k, v, block_mask=mask, enable_gqa=group > 1)
 
 
@@ -144,15 +145,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
 
-def _causal_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over the keys that they may see: all
-    earlier ones, or those of a mask (B, 1, T, T). The fused kernel's tiles are slow in bfloat16, and compiled for one
-    length its backward pass fails at the next (torch 2.13); `_Pieces`, row by row, takes an eighth more of a step."""
+def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over all earlier keys. The fused kernel's
+    tiles are slow in bfloat16; `_Pieces`, row by row, takes an eighth more of a step."""
     parts = []
     for at in range(0, q.shape[2], QUERIES):
         end = min(at + QUERIES, q.shape[2])
         scores = (q[:, :, at:end] @ k[:, :, :end].mT).float()
-        later = torch.arange(end) > torch.arange(at, end)[:, None] if mask is None else ~mask[:, :, at:end, :end]
+        later = torch.arange(end) > torch.arange(at, end)[:, None]
         parts.append(scores.masked_fill(later, -torch.inf).softmax(-1).to(q.dtype) @ v[:, :, :end])
     return torch.cat(parts, dim=2)
 

@@ -53,7 +53,7 @@ def squared_relu(x: Tensor) -> Tensor:
 
 def written_out(x: Tensor) -> bool:
     """Whether to take the hand-written gradients: on a CPU, where autograd would keep and pass over more."""
-    return attention.dense(x.device) and x.requires_grad and not torch.compiler.is_compiling()
+    return attention.dense(x.device) and x.requires_grad
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -272,11 +272,7 @@ class GPT(nn.Module):
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
 
         every: no target is -100; places: indices of those that are not, into (B T): a GPU waits to look them up."""
-        return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
-
-    # not compiled (`hardware.leave_out_head`): the number of targets depends on the data, and a loop does not gain
-    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool, places: Tensor | None) -> Tensor:
-        hidden, flat = hidden.flatten(0, 1), targets.flatten()
+        hidden, flat = self.hidden(ids, **where).flatten(0, 1), targets.flatten()
         if not every or reduction == "none":  # the head skips tokens without a target
             places = (flat >= 0).nonzero()[:, 0] if places is None else places
             hidden, flat = hidden[places], flat[places]

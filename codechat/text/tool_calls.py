@@ -96,11 +96,11 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
     compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool; "?" = optional. described:
-    `description: name(arg: type)`, below it `  arg: description` for each argument that has one, and at the end
-    `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas in glaive's
-    wording."""
+    `description: name(arg: type)`,
+    and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas
+    in glaive's wording."""
     check_choice("tools_style", style, STYLES)
-    lines = [_signature(tool) + (_explained(tool) if style == "described" else "") for tool in tools]
+    lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS
     if style == "json":
@@ -143,10 +143,7 @@ def split_offer(prompt: str) -> tuple[str, list[dict[str, Any]]]:
     if listed := _LISTED.search(prompt):
         lines, rest = _split_list(prompt, listed)
         for line in lines:
-            if line.startswith("  ") and schemas:
-                name, _, about = line.strip().partition(": ")
-                schemas[-1]["parameters"]["properties"].get(name, {})["description"] = about
-            elif m := _NAME_IN_LINE.match(line):
+            if m := _NAME_IN_LINE.match(line):
                 arguments, _, about = line[m.end() :].partition(") - ")
                 schema = dict(name=m[m.lastindex], description=about or line[: m.start(m.lastindex)].removesuffix(": "))
                 schemas.append(schema | dict(parameters=_parameters(arguments)))
@@ -195,13 +192,6 @@ def _signature(tool: Mapping[str, Any]) -> str:
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
     return f"{name}({arguments})" + (f" - {description}" if description else "")
-
-
-def _explained(tool: Mapping[str, Any]) -> str:
-    """The lines below a signature that describe its arguments."""
-    properties = (tool.get("parameters") or {}).get("properties") or {}
-    said = {p: " ".join(str(s.get("description") or "").split()) for p, s in properties.items() if isinstance(s, Mapping)}
-    return "".join(f"\n  {p}: {text}" for p, text in said.items() if text)
 
 
 def _type(schema: Any) -> str:

@@ -101,8 +101,7 @@ class RLSession(Session):
         model = build_policy(cfg, parent)
         self.reference = build_model(cfg, parent) if reference else None
         self.head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
-        if world.device.type == "cuda":  # packed rows have one shape there
-            hardware.compile_blocks(model)
+        hardware.compile_blocks(model)
         self.engine = engines.open_engine(cfg, tok)
         self.sampler = RolloutSampler(cfg, self.engine, model, self.task, problems, tok)
         check_signal(cfg, self.task, problems, self.sampler)

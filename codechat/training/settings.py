@@ -80,7 +80,7 @@ class SupervisedSettings(LearningSettings):
     final_lr_share: float = 0.05
     save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
-    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16 for long runs")
+    compile: bool = opt(True, "on a GPU, torch.compile the blocks")
 
     @property
     def length(self) -> int:

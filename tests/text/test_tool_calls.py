@@ -218,7 +218,7 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
     compact = f"Functions:\n{signature} - Weather of a city, now.\nnow()\nx()"
     assert tools_prompt([WEATHER, BARE, {"name": "x"}]) == compact
     text = tools_prompt([WEATHER, BARE, tricky], "described")
-    lines = [f"Weather of a city, now.: {signature}", "  city: its name", "now()", "Rate (in %): a - b, g(x): f(x?: any)"]
+    lines = [f"Weather of a city, now.: {signature}", "now()", "Rate (in %): a - b, g(x): f(x?: any)"]
     assert text.splitlines()[1:] == [*lines, "Nothing fits: none()"]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
     assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
@@ -229,10 +229,8 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
         "get_weather",
     }
     assert tools_prompt(chat.offered_schemas(text), "described") == text
-    assert chat.offered_schemas(text)[1]["parameters"]["properties"]["city"]["description"] == "its name"
-    plain = chat.offered_schemas(compact)[:1]
-    within = f"Be short.\n{tools_prompt(plain)}\n\nToday is - Monday."
-    assert chat.described(within) == within.replace(tools_prompt(plain), tools_prompt(plain, "described"))
+    within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
+    assert chat.described(within) == within.replace(tools_prompt([WEATHER]), tools_prompt([WEATHER], "described"))
 
 
 def test_calling_none_is_no_call_and_reads_as_words() -> None:
