@@ -204,6 +204,13 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     (unseen,) = [r["right"] for r in tuned if r["stratum"] == "tool"]
     wanted = rf"smollm2-real`[\s\S]{{0,80}}{unseen:.2f}[\s\S]{{0,60}}{sum(r['verdict'] == 'right' for r in asked)}\b"
     assert all(re.search(wanted, (ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh.md"))
+    public = {row["benchmark"]: row for row in read_rows(ROOT / "reports" / "frozen" / "pretrained_benchmarks.jsonl")}
+    for name in ("README.md", "README.zh.md"):
+        shown = re.findall(r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$", (ROOT / name).read_text("utf-8"), re.M)
+        assert len(shown) == 6
+        for benchmark, cells in shown:
+            found = [public[benchmark][key] for key in ("n", "base", "sft", "rl")]
+            assert cells.split(" | ") == ["-" if value is None else str(value) for value in found]
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
         assert word in asked and numbers in answer
         assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"

@@ -153,6 +153,7 @@ class _CrossEntropy(torch.autograd.Function):
         h, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
         d_hidden, d_weight = torch.empty_like(h) if learns else None, None
+        teaches = learns and ctx.needs_input_grad[1]  # not beside adapters
         body = _body(_loss_and_slope, hidden.device)
         for rows, logits in _chunks(h, w):
             losses = torch.empty(len(logits), 1, device=h.device)
@@ -161,16 +162,18 @@ class _CrossEntropy(torch.autograd.Function):
             total += losses.sum()
             if learns:
                 torch.mm(logits, w, out=d_hidden[rows])
+            if teaches:
                 d_weight = _add_product(d_weight, logits, h[rows])
+        if teaches and d_weight is None:
+            d_weight = torch.zeros_like(weight, dtype=torch.float32)
         if learns:
-            d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
             ctx.slopes, ctx.dtypes = (d_hidden, d_weight), (hidden.dtype, weight.dtype)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = [slope.mul_(grad).to(dtype) for slope, dtype in zip(ctx.slopes, ctx.dtypes)]
+        slopes = [x if x is None else x.mul_(grad).to(dtype) for x, dtype in zip(ctx.slopes, ctx.dtypes)]
         ctx.slopes = None  # a caller's `loss` keeps this node alive into the next step
         return *slopes, None, None, None
 
@@ -210,6 +213,8 @@ class _Logprobs(torch.autograd.Function):
                 values = [x if x is None else x[rows][block] for x in (lses, entropy, d_chosen, d_entropy)]
                 slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values)
             torch.mm(slope, w, out=d_hidden[rows])
-            d_weight = _add_product(d_weight, slope, h[rows])
-        d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
+            if ctx.needs_input_grad[1]:
+                d_weight = _add_product(d_weight, slope, h[rows])
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden.to(hidden.dtype), d_weight, None, None, None
