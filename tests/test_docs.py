@@ -206,7 +206,9 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     assert all(re.search(wanted, (ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh.md"))
     public = {row["benchmark"]: row for row in read_rows(ROOT / "reports" / "frozen" / "pretrained_benchmarks.jsonl")}
     for name in ("README.md", "README.zh.md"):
-        shown = re.findall(r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$", (ROOT / name).read_text("utf-8"), re.M)
+        shown = re.findall(
+            r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$", (ROOT / name).read_text("utf-8"), re.M
+        )
         assert len(shown) == 6
         for benchmark, cells in shown:
             found = [public[benchmark][key] for key in ("n", "base", "sft", "rl")]

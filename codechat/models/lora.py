@@ -7,17 +7,14 @@ B. `formats.peft_format` writes PEFT's files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.distributed import sharding
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN
-from codechat.models.gpt import GPT, written_out
-from codechat.models.head import compute_dtype
+from codechat.models.gpt import GPT
 
 
 class LoRALinear(nn.Module):
@@ -32,40 +29,12 @@ class LoRALinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        if written_out(x):
-            return _Adapted.apply(x, self.base.weight, self.base.bias, self.a, self.b, self.scale, compute_dtype(x))
         return self.base(x) + self.scale * nn.functional.linear(nn.functional.linear(x, self.a), self.b)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
         """(out, in): what the layer multiplies by."""
         return self.base.weight + self.scale * self.b @ self.a
-
-
-class _Adapted(torch.autograd.Function):
-    """y = x W' + s h B' with h = x A', and of its slope g: dx = g W + s (g B) A, dA = s (g B)' x, dB = s g' h: products alone,
-    where autograd also passes over y four times."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype
-    ) -> Tensor:
-        flat = x.to(dtype).flatten(0, -2)
-        h = flat @ a.to(dtype).mT
-        y = nn.functional.linear(flat, weight.to(dtype), bias if bias is None else bias.to(dtype))
-        ctx.save_for_backward(flat, h, weight, a, b)
-        ctx.scale, ctx.kind = scale, x.dtype
-        return y.addmm_(h, b.to(dtype).mT, alpha=scale).unflatten(0, x.shape[:-1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        flat, h, weight, a, b = ctx.saved_tensors
-        g = up.flatten(0, -2)
-        low = ctx.scale * (g @ b.to(g.dtype))  # (N, rank)
-        dx = (g @ weight.to(g.dtype)).addmm_(low, a.to(g.dtype))
-        da, db = (low.mT @ flat).to(a.dtype), (g.mT @ h).to(b.dtype).mul_(ctx.scale)
-        return dx.to(ctx.kind).unflatten(0, up.shape[:-1]), None, None, da, db, None, None
 
 
 def attach(
