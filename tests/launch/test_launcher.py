@@ -30,7 +30,7 @@ from codechat.sft import SFTConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = [
-    PretrainConfig(run_name="big/pre.train-1", model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"), compile=None),
+    PretrainConfig(run_name="big/pre.train-1", model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"), compile=False),
     SFTConfig(run_name="s", data_dir="a folder with 'quotes' and $HOME", mix=("calls=0.7", "code=0.3"), max_steps=3),
     ReinforceConfig(run_name="r", ks=(1, 8), row_tokens=64, init_from="big/pre.train-1@1200", temperature=0.9),
     EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),

@@ -103,7 +103,7 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
 
 def test_a_configuration_is_written_as_a_script_and_read_back(home: Path, tmp_path: Path) -> None:
     for cfg in (
-        PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
+        PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=False),
         CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
     ):
         assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
