@@ -35,7 +35,7 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 def compile_blocks(model: Any, wanted: bool = True) -> None:
     """On a GPU, compile each block of `model.blocks` in place, where wanted; all share one graph. A CPU takes half a minute to
-    minutes for it, and its steps were no faster (docs/experiments/speed-on-a-cpu.md, 2026-11-27)."""
+    minutes for it, and its steps are at most 4 % faster (docs/experiments/speed-on-a-cpu.md, 2026-11-27)."""
     if wanted and model.head_weight().device.type == "cuda":
         print("the blocks are compiled: the first step takes up to a minute", file=sys.stderr)
         for block in model.blocks:

@@ -341,7 +341,7 @@ def problem_of(row: Row) -> Problem | str:
         while question and isinstance(question[0], list):  # of several turns, the first
             question = question[0]
         messages = [{"role": m["role"], "content": m["content"]} for m in question]
-        chat.tools_prompt(listed := schemas(functions))
+        chat.tools_prompt(listed := schemas(functions))  # raises where they cannot be listed
         tools = {tool["name"]: _parameters(tool) for tool in functions}
         answers = [_answer(call) for call in truth]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError):
