@@ -6,7 +6,6 @@ less than the eager step that is measured here."""
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from dataclasses import replace
@@ -128,8 +127,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         mock.patch.object(gpt, "written_out", lambda x: cpu and written_out(x)),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
-        mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
-        mock.patch.object(optim, "iteration_dtype", lambda _: numbers),
+        mock.patch.object(dist, "compute_dtype", lambda *_: numbers),
         # further iterations of Muon hold what the second one does
         mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),
         FakeTensorMode(),

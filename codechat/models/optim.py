@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from codechat.distributed import dist
 from codechat.models.config import Schedule
 
 BETAS = (0.9, 0.95)  # of AdamW
@@ -109,7 +110,7 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     share = -(-len(matrices) // ranks)
     if not isinstance(first, DTensor):
         mine = matrices[td.get_rank() * share :][:share]
-        done = first.new_zeros(share, m, n, dtype=iteration_dtype(first.device))
+        done = first.new_zeros(share, m, n, dtype=dist.compute_dtype(first.device))
         if mine:
             done[: len(mine)] = orthogonalise(torch.stack(mine))
         every = done.new_empty(ranks * share, m, n)
@@ -131,11 +132,6 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     ]
 
 
-def iteration_dtype(device: torch.device) -> torch.dtype:
-    """Newton-Schulz tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic
     Newton-Schulz iteration.
@@ -143,7 +139,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and float32, steps are
     taken on the small s. The rounding of s grows a^2 = 12 times a step, so it is computed anew after three."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = g.to(iteration_dtype(g.device))
+    x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
