@@ -4,14 +4,9 @@ Everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...). Wh
 """
 
 import importlib
-import os
 from typing import Any
 
 __version__ = "0.2.0"
-
-# OpenMP's threads poll 300,000 times before they sleep, on cores that another busy process needs (docs/experiments/speed-on-a-cpu.md).
-# torch reads this when it is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 _NAMES = {
     "text": "chat token_view tokenizer",

@@ -43,6 +43,9 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
+    # OpenMP's threads poll 300,000 times before they sleep, on cores that another busy process needs (docs/experiments/speed-on-a-cpu.md).
+    # torch reads this when a command imports it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
