@@ -23,6 +23,10 @@ from codechat.models.config import GPTConfig
 DENSE = ("cpu",)  # kinds of devices that take dense masks; elsewhere none reaches SDPA
 BLOCK = 128  # tokens: flex attention skips blocks of this size whole
 QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that causal attention does not need
+ABREAST, STEP = (
+    2,
+    16,
+)  # pieces of one product; queries and keys are padded to steps: oneDNN takes a millisecond for each new shape in bfloat16
 Span = tuple[int, int]
 
 
@@ -42,6 +46,24 @@ class Piece(NamedTuple):
     at: int
     end: int
     hides: Tensor | None = None
+
+
+class Alike(NamedTuple):
+    """Pieces of like size: tokens of their queries (P, Q) and keys (P, S), padded with N; hides: (P, 1, 1, Q, S)."""
+
+    queries: Tensor
+    keys: Tensor
+    hides: Tensor
+
+
+class Plan(NamedTuple):
+    """All pieces. place (N,): of each token among the queries of all; uses: the places of token 0 among all keys, of token 1, ...,
+    those of each beginning at starts (N,)."""
+
+    alike: list[Alike]
+    place: Tensor
+    uses: Tensor
+    starts: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +115,31 @@ class Documents:
             shares = whole and end - start <= QUERIES
         return pieces
 
+    @cached_property
+    def plan(self) -> "Plan":
+        """`pieces` by size, ABREAST at a time."""
+        spans = [(*piece.before, (piece.start, piece.end)) for piece in self.pieces]
+        seen = [torch.cat([torch.arange(*span) for span in some]) for some in spans]
+        sized = sorted(zip(self.pieces, seen), key=lambda one: (len(one[1]), one[0].at))
+        alike = [_alike(sized[i : i + ABREAST], self.docs.numel()) for i in range(0, len(sized), ABREAST)]
+        queries, keys = (torch.cat(x) for x in zip(*((some.queries.flatten(), some.keys.flatten()) for some in alike)))
+        uses = torch.bincount(keys, minlength=self.docs.numel() + 1)[:-1]
+        place = queries.argsort(stable=True)[: len(uses)]
+        return Plan(alike, place, keys.argsort(stable=True)[: uses.sum()], uses.cumsum(0) - uses)
+
+
+def _alike(some: list[tuple[Piece, Tensor]], n_tokens: int) -> Alike:
+    """One of pieces and their keys. A padded query sees what is there, since a softmax without keys is NaN; a padded key is hidden."""
+    longest = max(piece.end - piece.at for piece, _ in some), max(len(keys) for _, keys in some)
+    queries, keys = (torch.full((ABREAST, -(-n // STEP) * STEP), n_tokens) for n in longest)
+    hides = torch.zeros(ABREAST, 1, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
+    for i, (piece, seen) in enumerate(some):
+        n, s = piece.end - piece.at, len(seen)
+        queries[i, :n], keys[i, :s] = torch.arange(piece.at, piece.end), seen
+        hides[i, ..., :n, s:] = True
+        hides[i, ..., :n, s - n : s] = _later(n) if piece.hides is None else piece.hides
+    return Alike(queries, keys, hides)
+
 
 def _later(n: int) -> Tensor:
     """Bool (n, n): true where a key is behind the query."""
@@ -125,13 +172,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products
     group = q.shape[1] // k.shape[1]
     products = products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16
     if products or isinstance(mask, Documents):
-        if group > 1:
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         q = q * q.shape[-1] ** -0.5
         if products:
-            return _causal_products(q, k, v)
+            return _causal_products(q, *(x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v)))
         flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # (B T, H, E) each
-        return _Pieces.apply(*flat, mask.pieces).unflatten(0, (len(q), -1)).transpose(1, 2)
+        return _Pieces.apply(*flat, mask.plan).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None or isinstance(mask, Tensor):
         return _sdpa(q, k, v, mask, mask is None and causal)
     # in a compiled block it is a part of it
@@ -151,62 +196,57 @@ def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     parts = []
     for at in range(0, q.shape[2], QUERIES):
         end = min(at + QUERIES, q.shape[2])
-        scores = (q[:, :, at:end] @ k[:, :, :end].mT).float()
+        scores = q[:, :, at:end] @ k[:, :, :end].mT
         later = torch.arange(end) > torch.arange(at, end)[:, None]
-        parts.append(scores.masked_fill(later, -torch.inf).softmax(-1).to(q.dtype) @ v[:, :, :end])
+        parts.append(scores.masked_fill(later, -torch.inf).softmax(-1) @ v[:, :, :end])
     return torch.cat(parts, dim=2)
 
 
 class _Pieces(torch.autograd.Function):
-    """Attention of each piece of queries over what it sees, whose scores are all that is computed; all tensors (N, H, E), queries already scaled."""
+    """Attention of all pieces over what each sees, those of like size as one product; q scaled (N, H, E), k, v (N, K, E)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
-        out, weights, later = v.new_empty(*q.shape[:2], v.shape[2]), [], _later(QUERIES)
-        for piece in pieces:
-            n = piece.end - piece.at
-            scores = _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT  # (H, queries, keys); the queries are last
-            scores[..., -n:].masked_fill_(later[:n, :n] if piece.hides is None else piece.hides, -torch.inf)
-            weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
-            out[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
-        ctx.save_for_backward(q, k, v, out, *weights)
-        ctx.pieces = pieces
-        return out
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        out, weights, (qs, ks, vs) = [], [], (_with_padding(x) for x in (q, k, v))
+        for some in plan.alike:
+            scores = _rows(qs, some.queries, k.shape[1]) @ _rows(ks, some.keys).mT  # (P, K, G x Q, S)
+            scores.unflatten(2, (-1, some.queries.shape[1])).masked_fill_(some.hides, -torch.inf)
+            weights.append(scores.softmax(-1))
+            out.append(_tokens(weights[-1] @ _rows(vs, some.keys), some.queries))
+        ctx.save_for_backward(q, k, v, *weights)
+        ctx.plan = plan
+        return torch.cat(out)[plan.place]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """With weights w = softmax(s): dv = w' up, ds = w (up v' - up . out), dq = ds k, dk = ds' q."""
-        q, k, v, out, *weights = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        mean = (up * out).sum(-1, dtype=torch.float32)
-        for piece, w in zip(ctx.pieces, weights, strict=True):
-            at = slice(piece.at, piece.end)
-            ups = _heads(up[at])
-            _add(dv, piece, w.mT @ ups)
-            slope = ((ups @ _seen(v, piece).mT) - mean[at].T[..., None]).mul_(w).to(w.dtype)
-            dq[at] = _heads(slope @ _seen(k, piece))
-            _add(dk, piece, slope.mT @ _heads(q[at]))
-        return dq, dk, dv, None
+        """With weights w = softmax(s): dv = w' up, ds = w (up v' - sum(w up v')), dq = ds k, dk = ds' q."""
+        (q, k, v, *weights), plan = ctx.saved_tensors, ctx.plan
+        dq, dk, dv, (qs, ks, vs, ups) = [], [], [], (_with_padding(x) for x in (q, k, v, up))
+        for some, w in zip(plan.alike, weights, strict=True):
+            query, above = (_rows(x, some.queries, k.shape[1]) for x in (qs, ups))
+            slope = torch._softmax_backward_data(above @ _rows(vs, some.keys).mT, w, -1, w.dtype)
+            dq.append(_tokens(slope @ _rows(ks, some.keys), some.queries))
+            dk.append(_tokens(slope.mT @ query, some.keys))
+            dv.append(_tokens(w.mT @ above, some.keys))
+        dk, dv = (F.embedding_bag(plan.uses, torch.cat(x).flatten(1), plan.starts, mode="sum") for x in (dk, dv))
+        return torch.cat(dq)[plan.place], dk.view_as(k), dv.view_as(v), None
 
 
-def _heads(x: Tensor) -> Tensor:
-    """(H, tokens, E) of x (tokens, H, E), or the reverse, as a view."""
-    return x.transpose(0, 1)
+def _with_padding(x: Tensor) -> Tensor:
+    """(N + 1, H, E): x (N, H, E) and a token of zeros."""
+    return F.pad(x, (0, 0, 0, 0, 0, 1))
 
 
-def _seen(x: Tensor, piece: Piece) -> Tensor:
-    """(H, keys, E): the rows of x (N, H, E) that a piece sees."""
-    own = x[piece.start : piece.end]
-    return _heads(torch.cat([*(x[start:end] for start, end in piece.before), own]) if piece.before else own)
+def _rows(x: Tensor, tokens: Tensor, groups: int = 0) -> Tensor:
+    """Tokens (P, L) of x (N + 1, H, E) as (P, H, L, E); of `groups` of heads, which share a key, as (P, groups, H/groups x L, E)."""
+    rows = x[tokens].transpose(1, 2)
+    return rows.unflatten(1, (groups, -1)).flatten(2, 3) if groups else rows
 
 
-def _add(total: Tensor, piece: Piece, part: Tensor) -> None:
-    """Add (H, keys, E) to the rows of total (N, H, E) that the piece sees."""
-    at = 0
-    for start, end in (*piece.before, (piece.start, piece.end)):
-        total[start:end] += _heads(part[:, at : at + end - start])
-        at += end - start
+def _tokens(rows: Tensor, tokens: Tensor) -> Tensor:
+    """The reverse: (P L, H, E)."""
+    return rows.unflatten(2, (-1, tokens.shape[1])).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
 
 
 # ---- what sampling keeps
