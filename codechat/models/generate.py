@@ -34,7 +34,8 @@ CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the defa
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
 FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed copy of the weight
-PACKED = 1 << 19  # weights of this size or more are faster packed by oneDNN, for any number of rows
+# float32 weights of this size or more, and all in bfloat16, are faster packed by oneDNN, for any number of rows
+PACKED = 1 << 19
 
 StopReason = Literal["stop", "length", "context", "turns"]
 
@@ -193,10 +194,12 @@ def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
 def _reads_copy(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight from
     memory, and torch packs a weight (out, in) again in every such product. With gradients it reads the weight."""
-    if weight.numel() >= PACKED and dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        # private, but torch's compiler calls these two
-        copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
-        product, most = lambda x: torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], ""), math.inf
+    packs = weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if packs and torch.backends.mkldnn.is_available():
+        # private, but torch's compiler calls these
+        copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), 16)
+        added = None if bias is None else bias.detach().to(dtype)
+        product, most = lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), copy, added, "none", [], ""), math.inf
     else:
         copy = weight.detach().to(dtype).t().contiguous()
         product, most = lambda x: x @ copy if bias is None else x @ copy + bias, FEW_ROWS
