@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -177,11 +178,13 @@ def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
     on_cpu = attention.dense(model.wte.weight.device)
     head, dtype = model.head_weight().detach(), compute_dtype(model.wte.weight)
     if on_cpu and not graph:
-        layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
-        for layer in layers:
-            layer.forward = _reads_copy(layer.weight, layer.bias, dtype)  # hides the method of the class
+        adapted = [layer for _, layer in lora.adapted(model.blocks)]
+        frozen = {layer.base for layer in adapted}
+        layers = [*adapted, *(m for m in model.blocks.modules() if isinstance(m, nn.Linear) and m not in frozen)]
+        for layer in layers:  # this hides the method of the class
+            layer.forward = _reads_copy(*lora.weight_and_bias(layer), dtype, partial(type(layer).forward, layer))
         try:
-            yield Reader(model, _reads_copy(head, None, dtype), head)
+            yield Reader(model, _reads_copy(head, None, dtype, lambda x: F.linear(x, head)), head)
         finally:
             for layer in layers:
                 vars(layer).pop("forward", None)  # another reader may have been closed before
@@ -191,9 +194,11 @@ def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
         yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static)
 
 
-def _reads_copy(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _reads_copy(
+    weight: Tensor, bias: Tensor | None, dtype: torch.dtype, own: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
     """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight from
-    memory, and torch packs a weight (out, in) again in every such product. With gradients it reads the weight."""
+    memory, and torch packs a weight (out, in) again in every such product. With gradients it is `own`, the layer itself."""
     packs = weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if packs and torch.backends.mkldnn.is_available():
         # private, but torch's compiler calls these
@@ -206,7 +211,7 @@ def _reads_copy(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Call
 
     def forward(x: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.numel() > most * x.shape[-1]:
-            return F.linear(x, weight, bias)
+            return own(x)
         return product(x)
 
     return forward

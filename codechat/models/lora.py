@@ -75,6 +75,11 @@ def merged(model: GPT) -> GPT:
     return plain.requires_grad_(False)
 
 
+def weight_and_bias(layer: nn.Linear | LoRALinear) -> tuple[Tensor, Tensor | None]:
+    """What a layer multiplies by and adds, its adapter merged."""
+    return (layer.merged(), layer.base.bias) if isinstance(layer, LoRALinear) else (layer.weight, layer.bias)
+
+
 def _factors(model: GPT) -> dict[str, Tensor]:
     return {f"{name}.{part}": getattr(layer, part).detach() for name, layer in adapted(model) for part in "ab"}
 
