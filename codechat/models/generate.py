@@ -199,8 +199,9 @@ def _reads_copy(
 ) -> Callable[[Tensor], Tensor]:
     """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight from
     memory, and torch packs a weight (out, in) again in every such product. With gradients it is `own`, the layer itself."""
-    packs = weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if packs and torch.backends.mkldnn.is_available():
+    if torch.backends.mkldnn.is_available() and (
+        weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         # private, but torch's compiler calls these
         copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), 16)
         added = None if bias is None else bias.detach().to(dtype)
