@@ -23,10 +23,8 @@ from codechat.models.config import GPTConfig
 DENSE = ("cpu",)  # kinds of devices that take dense masks; elsewhere none reaches SDPA
 BLOCK = 128  # tokens: flex attention skips blocks of this size whole
 QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that causal attention does not need
-ABREAST, STEP = (
-    2,
-    16,
-)  # pieces of one product; queries and keys are padded to steps: oneDNN takes a millisecond for each new shape in bfloat16
+# pieces of one product; queries and keys are padded to steps: in bfloat16 oneDNN takes a millisecond for a new shape
+ABREAST, STEP = 2, 16
 Span = tuple[int, int]
 
 
@@ -295,9 +293,9 @@ class KVCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
         row. torch's kernels want no mask off the CPU."""
-        k, v = (x.to(q.dtype) for x in self.store(layer, k, v))
+        k, v = self.store(layer, k, v)
         if mask is None or dense(q.device):
-            return _sdpa(q, k, v, mask, mask is None and self.empty and q.shape[2] > 1)
+            return _sdpa(q.to(k.dtype), k, v, mask, mask is None and self.empty and q.shape[2] > 1).to(q.dtype)
         y, _ = _partial(*_by_key_head(q, k, mask), k, v)
         return y.reshape(*q.shape[:3], -1)
 
@@ -338,9 +336,8 @@ class SharedCache(KVCache):
         self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        k, v = self.store(layer, k, v)
-        prefix = self.prefix.kv[layer, :, :, :, : self.prefix.extent]
-        return attend_shared(q, k, v, mask, (*prefix, self.prefix_mask), self.members, self.place)
+        prefix = (*self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.prefix_mask)
+        return attend_shared(q, *self.store(layer, k, v), mask, prefix, self.members, self.place)
 
     def select(self, rows: Tensor | slice) -> Self:
         """The cache of `rows`, and of the prefixes that they still need."""

@@ -146,7 +146,8 @@ class Attention(nn.Module):
         q, k = (qk if rope is None else rotate(qk, *rope)).split((cfg.n_head, cfg.kv_heads), dim=1)
         if cached is not None:
             cache, layer = cached
-            y = cache.attend(layer, q, k, v, mask)
+            with torch.autocast(x.device.type, enabled=False):  # the cache's dtype counts
+                y = cache.attend(layer, q, k, v, mask)
         else:
             y = attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
