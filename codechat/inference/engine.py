@@ -86,12 +86,12 @@ class Job:
 
 
 class SlotCache(attention.KVCache):
-    """Keys and values of rows that come and go: each stores its next token at its own length.
+    """Keys and values of rows that come and go, on a CPU in float32: each stores its next token at its own length.
 
     Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that leaves."""
 
     def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, slots, cfg.block_size, device, dtype)
+        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if attention.dense(device) else dtype)
         self.tokens: list[int] = []  # of each row in use
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
@@ -193,7 +193,7 @@ class Engine:
     def _run(self) -> None:
         device = self.model.wte.weight.device
         try:
-            with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find

@@ -63,7 +63,7 @@ class Completion:
         return self.stop in ("length", "context")
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def sample(
     model: GPT,
     prompts: Sequence[Sequence[int]],
@@ -124,7 +124,7 @@ def sample(
     return [done[row] for row in rows]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def stream(
     model: GPT,
     prompt: Sequence[int],
