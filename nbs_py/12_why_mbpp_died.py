@@ -22,8 +22,8 @@
 # **Result.** A small SFT model also solves none of 64 MBPP problems in eight attempts each. With a binary reward no
 # group has a gradient, and `diagnose` reports DEAD before the first step. The KL term moved the policy: without any
 # reward, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward change no weight. (The 8B was not run
-# again.) SmolLM2 after SFT on calls solves some problems, and `diagnose` reports LIVE with tiers: RL on it is in
-# [notebook 35](35_what_a_pretrained_base_buys.ipynb).
+# again.) On the same problems SmolLM2, a pretrained base, writes Python in half of its answers and after SFT on calls in most; then 24 of 512 are correct, and `diagnose` reports
+# LIVE with tiers, WEAK by pass@1 (RL on it is in [notebook 35](35_what_a_pretrained_base_buys.ipynb)).
 #
 # | | measured here |
 # |---|---|
@@ -53,7 +53,7 @@ import torch
 
 from codechat import GPT, GPTConfig, diagnose, generate, losses, plots, run_frames, tasks, tokenizer
 from codechat.core.atomic_files import read_rows
-from codechat.evaluation.intervals import wilson_interval
+from codechat.evaluation.intervals import bootstrap_interval, wilson_interval
 from codechat.labs.loss_exercises import check_cases
 from codechat.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.rl.advantages import group_advantages, zero_variance
@@ -165,6 +165,23 @@ for tier, colour in palette.items():
 finish(axes[0, 0], x="group (problem)", y="completions", legend=False)
 outer_legend(fig, axes[0, 0], "outside lower center", ncols=3)
 fig
+
+# %% [markdown]
+# ## The same problems for a pretrained base
+#
+# SmolLM2-135M-Instruct, as it comes and after SFT on calls (`released/smollm2-tools`), asked like nano above: the same 64 problems, eight completions of at most
+# 128 tokens, temperature 1. Before SFT it explains at length, and four fifths of its answers are cut off (at 128 tokens): MBPP is nearly as dead as for nano, though not
+# for tiers. After SFT on calls and code it answers with a function.
+
+# %%
+pretrained = frames["pretrained"]
+asked = {"nano": rates, "SmolLM2 as it comes": pretrained[pretrained["checkpoint"] == "smollm2"], "SmolLM2 after SFT": pretrained[pretrained["checkpoint"] != "smollm2"]}
+beside = {}
+for name, part in asked.items():
+    python = 1 - sum(tiers.get("empty", 0) + tiers.get("unparseable", 0) for tiers in part["tiers"]) / part["n"].sum()
+    beside[name] = {"pass@1": str(bootstrap_interval(part["c"] / part["n"], seed=seed)), "solved by one of eight": int((part["c"] > 0).sum()), "Python": f"{python:.1%}",
+                    "groups with variance: binary": int(part["c"].between(1, 7).sum()), "tiered": sum(len({tiered(tier, 1, 2) for tier in tiers}) > 1 for tiers in part["tiers"])}
+pd.DataFrame(beside).T
 
 # %% [markdown]
 # ## Every group that could have been drawn
@@ -363,3 +380,5 @@ moving, still = ([walked[name] for name in walked if name.startswith("k1 in the 
 assert all(0.08 < path[-1] < 0.2 and change > 0.01 for path, change in moving) and all(change == 0.0 for _, change in still)
 assert 2 / 3 < moving[0][0][-1] / moving[1][0][-1] < 3 / 2  # in proportion to the coefficient it would be 0.1
 assert norms[-1] < norms[0] / 4 and ended == 20
+assert [row["solved by one of eight"] for row in beside.values()] == [0, 2, 9] and beside["SmolLM2 after SFT"]["Python"] == "86.7%"
+assert [int(part["c"].sum()) for part in asked.values()] == [0, 3, 24] and [row["groups with variance: binary"] for row in beside.values()] == [0, 2, 9]

@@ -201,7 +201,7 @@ fig
 # ## Public benchmarks: as it comes, after SFT, after RL
 #
 # Greedy, one training each (RL: seed 1), bfloat16 on a CPU, the four-bit weights. BFCL v4 single turn: 300 problems drawn from all categories, those with ten or more shown, tools listed as SFT taught it; MBPP sanitized: its test split; HumanEval: all.
-# GSM8K (300 of test, five-reward form) was asked of the SFT model alone. SmolLM2's own card gives GSM8K 1.4 % with five shots and full precision; its other figures are of benchmarks not run here.
+# GSM8K: 300 of test. SmolLM2's own card gives GSM8K 1.4 % with five shots and full precision; its other figures are of benchmarks not run here.
 
 # %%
 public = pd.DataFrame(read_rows(kept / "pretrained_benchmarks.jsonl"))
