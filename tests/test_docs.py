@@ -158,6 +158,11 @@ def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
         expected = (0, 2) if "reinforce" in words else (0,)
         assert done.returncode in expected, f"{shlex.join(words)}: {done.stdout[-3000:]}"
         printed[shlex.join(words[1:])] = done.stdout
+    programs = {"sum_digits": "f(123) == 6", "double_all": "f([1, 2]) == [2, 4]", "mean_of": "f([1, 2, 3]) == 2"}
+    for name, holds in programs.items():
+        (said,) = (text for command, text in printed.items() if name in command)
+        exec(said[said.index("def ") :], made := {})
+        assert eval(holds, {"f": made[name]}), said
     weather = next(text for command, text in printed.items() if "Beijing" in command and "my-tools" in command)
     assert '{"name": "get_weather", "arguments": {"city": "Beijing"}}' in weather and "serve" in printed
     assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"my-tools", "my-tools-test", "backwards-signal"}
