@@ -29,7 +29,7 @@ class LoRALinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.scale * nn.functional.linear(nn.functional.linear(x, self.a), self.b)
+        return self.base(x) + nn.functional.linear(self.scale * nn.functional.linear(x, self.a), self.b)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
