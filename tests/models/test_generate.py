@@ -346,6 +346,14 @@ def test_few_rows_without_gradient_read_a_copy_while_the_context_is_open_and_cop
     assert all(p.requires_grad for p in model.parameters()), "sampling must not freeze a model in training"
 
 
+def test_in_bfloat16_a_cpu_attends_to_kept_tokens_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdpa, seen = attention._sdpa, list[torch.Tensor]()
+    monkeypatch.setattr(attention, "_sdpa", lambda *qkv: seen.append(sdpa(*qkv)) or seen[-1])
+    with torch.autocast("cpu", torch.bfloat16):
+        sample(random_model(), PROMPTS, max_new_tokens=3, seed=0)
+    assert {y.dtype for y in seen} == {torch.float32}
+
+
 # ---- static shapes (`decode_graph`)
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]) -> None:
