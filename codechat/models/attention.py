@@ -10,7 +10,6 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -22,10 +21,9 @@ from codechat.models.config import GPTConfig
 
 DENSE = ("cpu",)  # kinds of devices that take dense masks; elsewhere none reaches SDPA
 BLOCK = 128  # tokens: flex attention skips blocks of this size whole
-QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that causal attention does not need
+QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that no query needs
 # pieces of one product; queries and keys are padded to steps: in bfloat16 oneDNN takes a millisecond for a new shape
-ABREAST, STEP = 2, 16
-Span = tuple[int, int]
+ABREAST, STEP = 8, 16
 
 
 def dense(device: torch.device) -> bool:
@@ -37,13 +35,11 @@ def dense(device: torch.device) -> bool:
 
 
 class Piece(NamedTuple):
-    """Queries [at, end) of (B T) attend to `before` and causally from `start`, minus `hides` (queries, queries)."""
+    """Neighbouring queries (Q,) of a row and every key (S,) that one of them sees, as tokens of (B T,); sees: (Q, S)."""
 
-    before: tuple[Span, ...]
-    start: int
-    at: int
-    end: int
-    hides: Tensor | None = None
+    queries: Tensor
+    keys: Tensor
+    sees: Tensor
 
 
 class Alike(NamedTuple):
@@ -75,73 +71,46 @@ class Documents:
     @property
     def mask(self) -> Tensor:
         """The same as bool (B, 1, T, T), true = attend. Padding attends to itself: a softmax without keys is NaN."""
-        T = self.docs.shape[1]
-        same = (self.docs[:, :, None] == self.docs[:, None, :]) & (self.docs >= 0)[:, :, None]  # (B, T, T)
+        return self._sees(0, self.docs.shape[1])[:, None]
+
+    def _sees(self, at: int, end: int) -> Tensor:
+        """Whether tokens [at, end) see those before `end`: (B, end - at, end)."""
+        q, k = self.docs[:, at:end, None], self.docs[:, None, :end]
+        same = (q == k) & (q >= 0)
         if self.branches is not None:
-            q, k = self.branches[:, :, None], self.branches[:, None, :]
-            same = same & ((k == 0) | (q == k))
-        causal = same.new_ones(T, T).tril()
-        itself = causal & causal.T
-        return ((same & causal) | itself)[:, None]
+            own, other = self.branches[:, at:end, None], self.branches[:, None, :end]
+            same &= (other == 0) | (other == own)
+        back = torch.arange(at, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
+        return (same & (back >= 0)) | (back == 0)
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        """Of at most QUERIES queries; neighbouring branches share one while they fit. Padding counts as a document."""
-        docs, T = self.docs.flatten(), self.docs.shape[1]
-        branches = torch.zeros_like(docs) if self.branches is None else self.branches.flatten()
-        places = torch.stack((torch.arange(len(docs)) // T, docs, branches))  # row, document and branch of each token
-        begins = F.pad((places[:, 1:] != places[:, :-1]).any(0), (1, 0), value=True).nonzero()[:, 0]
-        spans = pairwise([*begins.tolist(), len(docs)])
-        pieces: list[Piece] = []
-        runs: list[tuple[int, int, int]] = []  # branch, start, end of the document so far
-        document, shares = None, False  # shares: the last piece holds whole branches of this document
-        for (*this, branch), (start, end) in zip(places[:, begins].T.tolist(), spans):
-            if this != document:
-                document, runs, shares = this, [], False
-            whole = branch > 0 and all(b != branch for b, _, _ in runs)
-            runs.append((branch, start, end))
-            if shares and whole and end - pieces[-1].at <= QUERIES:
-                some = branches[pieces[-1].at : end]
-                hides = (some[:, None] != some).logical_or_(_later(len(some)))
-                pieces[-1] = pieces[-1]._replace(end=end, hides=hides)
-                continue
-            seen: list[Span] = []
-            for _, a, b in (run for run in runs if run[0] in (0, branch)):
-                seen.append((seen.pop()[0], b) if seen and seen[-1][1] == a else (a, b))  # spans that touch, as one
-            *before, (first, _) = seen
-            pieces += [Piece(tuple(before), first, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
-            shares = whole and end - start <= QUERIES
-        return pieces
-
-    @cached_property
-    def plan(self) -> "Plan":
-        """`pieces` by size, ABREAST at a time."""
-        spans = [(*piece.before, (piece.start, piece.end)) for piece in self.pieces]
-        seen = [torch.cat([torch.arange(*span) for span in some]) for some in spans]
-        sized = sorted(zip(self.pieces, seen), key=lambda one: (len(one[1]), one[0].at))
-        alike = [_alike(sized[i : i + ABREAST], self.docs.numel()) for i in range(0, len(sized), ABREAST)]
+    def plan(self) -> Plan:
+        """QUERIES of a row at a time, by number of keys, ABREAST at a time."""
+        T, n_tokens = self.docs.shape[1], self.docs.numel()
+        pieces = []
+        for at in range(0, T, QUERIES):
+            for row, sees in enumerate(self._sees(at, min(at + QUERIES, T))):
+                keys = sees.any(0).nonzero()[:, 0]
+                queries = torch.arange(at, at + len(sees))
+                pieces.append(Piece(row * T + queries, row * T + keys, sees[:, keys]))
+        pieces.sort(key=lambda piece: len(piece.keys))
+        alike = [_alike(pieces[i : i + ABREAST], n_tokens) for i in range(0, len(pieces), ABREAST)]
         queries, keys = (torch.cat(x) for x in zip(*((some.queries.flatten(), some.keys.flatten()) for some in alike)))
-        uses = torch.bincount(keys, minlength=self.docs.numel() + 1)[:-1]
-        place = queries.argsort(stable=True)[: len(uses)]
+        uses = torch.bincount(keys, minlength=n_tokens + 1)[:-1]
+        place = queries.argsort(stable=True)[:n_tokens]
         return Plan(alike, place, keys.argsort(stable=True)[: uses.sum()], uses.cumsum(0) - uses)
 
 
-def _alike(some: list[tuple[Piece, Tensor]], n_tokens: int) -> Alike:
-    """One of pieces and their keys. A padded query sees what is there, since a softmax without keys is NaN; a padded key is hidden."""
-    longest = max(piece.end - piece.at for piece, _ in some), max(len(keys) for _, keys in some)
-    queries, keys = (torch.full((ABREAST, -(-n // STEP) * STEP), n_tokens) for n in longest)
-    hides = torch.zeros(ABREAST, 1, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
-    for i, (piece, seen) in enumerate(some):
-        n, s = piece.end - piece.at, len(seen)
-        queries[i, :n], keys[i, :s] = torch.arange(piece.at, piece.end), seen
-        hides[i, ..., :n, s:] = True
-        hides[i, ..., :n, s - n : s] = _later(n) if piece.hides is None else piece.hides
+def _alike(pieces: list[Piece], n_tokens: int) -> Alike:
+    """One of pieces. A padded query sees what is there, since a softmax without keys is NaN; a padded key is hidden."""
+    longest = max(len(piece.queries) for piece in pieces), max(len(piece.keys) for piece in pieces)
+    queries, keys = (torch.full((len(pieces), -(-n // STEP) * STEP), n_tokens) for n in longest)
+    hides = torch.zeros(len(pieces), 1, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
+    for i, piece in enumerate(pieces):
+        q, k = piece.sees.shape
+        queries[i, :q], keys[i, :k] = piece.queries, piece.keys
+        hides[i, ..., :q, k:], hides[i, ..., :q, :k] = True, ~piece.sees
     return Alike(queries, keys, hides)
-
-
-def _later(n: int) -> Tensor:
-    """Bool (n, n): true where a key is behind the query."""
-    return torch.ones(n, n, dtype=torch.bool).triu_(1)
 
 
 def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:

@@ -106,25 +106,26 @@ def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: t
 
 
 def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces that do not divide the documents."""
+    """In pieces that do not divide the documents, three to a product; a piece has just the keys that one of it sees."""
     monkeypatch.setattr(attention, "QUERIES", 16)
+    monkeypatch.setattr(attention, "ABREAST", 3)
     for groups, padding in ((1, 0), (3, 5)):
         lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
         docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
         T = docs.shape[1]
         seen = attention.Documents(docs)
-        assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
-        assert len(seen.pieces) == 11 + (padding > 0)
+        assert [len(some.keys) for some in seen.plan.alike] == [3, 3, 2]
+        used = sum((some.keys < docs.numel()).sum() for some in seen.plan.alike)
+        assert used == sum(block.any(2).sum() for block in seen.mask.split(16, dim=2))
         rng = torch.Generator().manual_seed(0)
         assert_as_masked(seen, (2, 6, T, 8), (2, 6 // groups, T, 8), (2, 6 // groups, T, 8), rng=rng)
 
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three documents in a row, with branches that come back after others, and short ones that share a piece."""
+    """Three documents in a row, with branches that come back after others."""
     monkeypatch.setattr(attention, "QUERIES", 8)
     docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])
     runs = [(0, 5), (1, 10), (2, 3), (1, 2), (0, 2), (2, 2), (0, 3), (1, 5), (2, 6)]
     runs += [(0, 4), (1, 3), (2, 4), (3, 2), (4, 1), (3, 2), (0, 2)]
     seen = attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
-    assert any(piece.hides is not None for piece in seen.pieces) and any(len(piece.before) > 1 for piece in seen.pieces)
     assert_as_masked(seen, *[(1, 2, 56, 8)] * 3, rng=torch.Generator().manual_seed(0))
