@@ -9,7 +9,7 @@ tool, tools offered or not. --eval-task gsm8k also samples a task's validation p
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from codechat.core.config import opt
@@ -65,12 +65,16 @@ def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
     from codechat.data import conversations, prepared
     from codechat.distributed import dist, hardware
+    from codechat.models import attention
     from codechat.training.session import HeldOut, Session, build_policy, load_parent, totals
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
         length = min(cfg.length, cfg.model.block_size)
         examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
+        if cfg.seq_len is None:
+            longest = max((len(example) for some in examples.values() for example in some), default=length)
+            cfg = replace(cfg, seq_len=min(length, -(-longest // attention.QUERIES) * attention.QUERIES))
         held_out = HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":

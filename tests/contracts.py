@@ -18,6 +18,7 @@ from ranks import train_on_ranks
 from codechat.core import config, registry
 from codechat.core.errors import RunError
 from codechat.data import corpus
+from codechat.launch import recipes, runner
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
@@ -160,13 +161,13 @@ def assert_same_runs(a: run.Run, b: run.Run) -> None:
 
 
 def resume_contract(cfg: Any, step: int) -> None:
-    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed. Same weights, metrics and evaluations, bit by bit."""
+    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed as by a recipe. Same weights, metrics and evaluations, bit by bit."""
     whole = train(replace(cfg, run_name="whole"))
     cut = replace(cfg, run_name="cut")
     with killed_after(step):
         train(cut)
     before = run.Run.open("cut").metrics().query("step <= @step")
-    resumed = train(replace(cut, resume=True))
+    resumed = train(runner._resume_or_replace(recipes.Bound(None, "cut", cut, train, ""), again=False, overwrite=False))
     assert before["step"].max() == step < whole.metrics()["step"].max()
     after = resumed.metrics().query("step <= @step")
     assert after["time"].tolist() == before["time"].tolist(), "steps before the checkpoint are not trained again"

@@ -183,8 +183,9 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
         return b.cfg
     old, now = Run.open(b.run_name), config.identity(b.cfg)
     finished = old.status["status"] == "finished"
-    # of what decides the result; the run's model is resolved and may differ
-    changes = {k: (old.config[k], now[k]) for k in now if k in old.config and k != "model" and old.config[k] != now[k]}
+    # of what decides the result; a run fills in its model and what is none
+    set_here = {k: v for k, v in now.items() if k in old.config and k != "model" and v is not None}
+    changes = {k: (old.config[k], v) for k, v in set_here.items() if old.config[k] != v}
     if finished and not overwrite and not again:
         what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
         raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "

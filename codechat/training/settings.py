@@ -74,7 +74,9 @@ class LearningSettings(RunSettings):
 class SupervisedSettings(LearningSettings):
     """What pretraining and SFT have."""
 
-    seq_len: int | None = opt(None, "tokens per sequence; none = the model's block size", least=1)
+    seq_len: int | None = opt(
+        None, "tokens per row; none = the block size, in SFT what the longest conversation needs", least=1
+    )
     optimizer: Literal["adamw", "muon"] = "muon"
     schedule: Schedule = "wsd"
     final_lr_share: float = 0.05

@@ -87,6 +87,11 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     assert session.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
 
 
+def test_a_row_of_sft_has_room_for_its_longest_conversation(home: Path) -> None:
+    found = train(small("sft", home, max_steps=1, model=replace(TINY, block_size=512)))
+    assert found.config["seq_len"] == 128
+
+
 PROGRAM = (
     "import sys, pathlib; from codechat import cli; from codechat.runs import paths; "
     "paths.ROOT = pathlib.Path(sys.argv.pop(1)); sys.exit(cli.main(sys.argv[1:]))"

@@ -163,14 +163,11 @@ def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(test
     assert without_f.stage == "load" and "define f" in without_f.reason
 
 
-def test_entry_points_come_from_the_reference() -> None:
+def test_entry_points_come_from_the_reference_and_may_have_a_builtins_name(pool: Pool) -> None:
     reference = "import math\nclass Pair: pass\ndef helper(): pass\ndef sum(a, b): return a + b\nLIMIT = 3"
     tests = ["assert sum(1, 2) == 3", "assert Pair() and math.pi and LIMIT"]
     assert entry_points_of(reference, tests) == ("LIMIT", "Pair", "sum")
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
-
-
-def test_a_reference_may_define_a_builtins_name(pool: Pool) -> None:
     assert judged(pool, "def sum(a, b): return a - b", "assert sum(5, 2) == 3", entry_points=("sum",)).passed
 
 
