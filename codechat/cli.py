@@ -12,6 +12,7 @@ import importlib.util
 import io
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -43,10 +44,19 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
-    # OpenMP's threads poll 300,000 times before they sleep, on cores that another busy process needs (docs/experiments/speed-on-a-cpu.md).
-    # torch reads this when a command imports it.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if sys.platform == "linux" and "GOMP_SPINCOUNT" not in os.environ:  # OpenMP reads it when a command imports torch
+        os.environ["GOMP_SPINCOUNT"] = "100" if _others_compute() else "10000"
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def _others_compute() -> bool:
+    """Whether other processes keep cores busy that this one's threads want. Then these should not poll before they sleep: a step of
+    training takes twice as long (docs/experiments/speed-on-a-cpu.md)."""
+    running = []
+    for _ in range(5):  # a single look may meet a short-lived thread
+        time.sleep(0.005)
+        running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+    return min(running) + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:

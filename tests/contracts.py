@@ -29,8 +29,6 @@ from codechat.text import tokenizer
 TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}
 
 
-# ---------------------------------------------------------------- small inputs and settings of every loop
-
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 PAIRS = [{"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)} for i in range(12)]
 SIDES = ("chosen", "rejected")
@@ -129,7 +127,6 @@ def assert_close_curves(a: run.Run, b: run.Run, *columns: str, rel: float = 2e-3
         assert one == pytest.approx(other, rel=rel, abs=abs), a.name
 
 
-# ---------------------------------------------------------------- resuming
 class Killed(Exception):
     pass
 

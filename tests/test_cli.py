@@ -53,6 +53,17 @@ def test_runs_lie_below_the_folder_of_the_command_or_of_root(tmp_path: Path, cap
     assert "--root" in capsys.readouterr().err and Path.cwd() == before
 
 
+def test_openmp_polls_seldom_where_other_processes_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "import time\nwhile time.process_time() < 9: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", wait]) for _ in range(os.cpu_count() or 1)]
+    for cores, polls in ((os.cpu_count(), "100"), (100_000, "10000")):
+        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        main(["--help"])
+        assert os.environ["GOMP_SPINCOUNT"] == polls
+    assert [process.kill() for process in busy]
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     for word, near in (("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce")):
         assert main([word]) == 2

@@ -68,9 +68,11 @@ def test_flags_in_tables_of_other_projects_are_accepted_or_named() -> None:
     assert len(flags) > 20 and not {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}
 
 
-def test_the_index_lists_every_page() -> None:
+def test_every_page_and_every_command_is_listed() -> None:
     listed = {target.name for _, target, _ in links(DOCS / "index.md")}
     assert listed >= {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    text = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if f"`{name}`" not in text]
 
 
 def defined(module: Path) -> set[str]:
@@ -171,11 +173,6 @@ def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
 def test_make_targets_exist() -> None:
     used = {words[1] for page in PAGES for words in shell_lines(page) if words[0] == "make"}
     assert used and used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-
-
-def test_every_command_is_listed() -> None:
-    text = (DOCS / "commands.md").read_text(encoding="utf-8")
-    assert not [name for name in COMMANDS if f"`{name}`" not in text]
 
 
 def test_numbers_of_the_readme_are_those_of_committed_results() -> None:

@@ -143,8 +143,6 @@ def test_transformers_models_have_the_shape(kind: str) -> None:
         assert sum(p.numel() for p in model.parameters()) == cfg.n_params
 
 
-# ---------------------------------------------------------------- learning curves
-
 CURVE = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
 
 
@@ -184,7 +182,6 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
     assert curve.gradient_norm(cfg, start, first) == pytest.approx(first["grad_norm"], rel=5e-3)
 
 
-# ---------------------------------------------------------------- SFT steps
 def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     """The same summed loss from both: each conversation sees itself alone, from position 0."""
     tiny = GPTConfig(depth=1, n_embd=32, n_head=1, block_size=512)

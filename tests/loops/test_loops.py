@@ -39,7 +39,6 @@ from codechat.training import preferences, session
 from codechat.training.settings import TOY_RUN
 
 
-# ---------------------------------------------------------------- pretraining and SFT
 def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:
     """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the vocabulary is that of the corpus."""
 

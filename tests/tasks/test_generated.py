@@ -69,8 +69,6 @@ def test_bad_settings_and_files_are_user_errors(name: str, tmp_path: Path) -> No
         tasks.load(name, source=str(tmp_path)).problems("train")
 
 
-# ---------------------------------------------------------------- the toy task
-
 task = ToyTask()
 
 

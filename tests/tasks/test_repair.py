@@ -34,7 +34,6 @@ def new_file(path: str, text: str = "x = 1") -> str:
 DIFF = Path(__file__).with_name("cart_answer.md").read_text()
 
 
-# ---------------------------------------------------------------- edits
 def test_both_formats_make_the_same_change() -> None:
     once = block("shop/cart.py", "        n += x", "        n += 2 * x")
     for text in (
