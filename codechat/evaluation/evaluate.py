@@ -15,6 +15,7 @@ problems. Before it prints a score, it searches the checkpoint's training data f
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -276,7 +277,8 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     served = [Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)] if cfg.endpoint else []
     how = dict(kind=kind, parent=str(paths[0]) if paths else None, overwrite=cfg.overwrite)
     with dist.session(cfg), Run.create(cfg.run_name, cfg, **how) as run:
-        rows = [_evaluate_one(cfg, run, task, problems, one, judge) for one in (*paths, *served)]
+        searched: dict[str, contamination.Report] = {}
+        rows = [_evaluate_one(cfg, run, task, problems, one, judge, searched) for one in (*paths, *served)]
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
@@ -296,17 +298,21 @@ def _evaluate_one(
     problems: Mapping[str, Sequence[tasks.Problem]],
     source: Path | Endpoint,
     judge: Judge | None,
+    searched: dict[str, contamination.Report],
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of one checkpoint or endpoint by split; logs and prints them."""
+    """Metrics of one checkpoint or endpoint by split; logs and prints them. searched: what each lineage so far was found to hold."""
     loaded: Any = source if isinstance(source, Endpoint) else loading.load_model(source, dist.device(), cfg.tags)
     name, rows, exposed = loaded.name if loaded is source else label(source), {}, {}
     if hasattr(task, "tools_style"):
         task.tools_style = loaded.tools_style
     step, say = int(loaded.meta["step"]), print if dist.is_main() else lambda text: None
     if cfg.contamination:
-        everything = [problem for items in problems.values() for problem in items]
-        say(report := contamination.check(everything, loaded.meta.get("lineage", ())))
-        exposed = report.how
+        lineage, everything = loaded.meta.get("lineage", ()), [p for items in problems.values() for p in items]
+        # checkpoints of one run have learned from the same texts
+        known = json.dumps([{**entry, "step": None} for entry in lineage], sort_keys=True)
+        report = searched.get(known) or contamination.check(everything, lineage)
+        searched[known], exposed = report, report.how
+        say(report)
     collect = loaded.collect if loaded is source else loglik.Chooser(loaded) if cfg.score == "loglik" else None
     for (split, items), (i, (way, how)) in itertools.product(problems.items(), enumerate(samplings(cfg).items())):
         which = dict(checkpoint=name, split=split, sampling=way)
