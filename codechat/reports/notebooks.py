@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,14 +87,19 @@ class CopiesConfig:
 def run_copies(cfg: CopiesConfig) -> None:
     """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there is printed, not raised."""
     out, verdicts = paths.ROOT / cfg.out, []
-    for name in filter(reads_runs, names()):
-        begin = time.perf_counter()
+
+    def ran(name: str) -> tuple[str, float, str]:
+        begin, verdict = time.perf_counter(), "held"
         try:
             execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source})
-            verdicts.append("held")
         except NotebookError as error:
-            verdicts.append(f"FAILED: {error}")
-        print(f"{time.perf_counter() - begin:6.1f} s  {name}: {html.title(source_of(name))}: {verdicts[-1]}")
+            verdict = f"FAILED: {error}"
+        return name, time.perf_counter() - begin, verdict
+
+    with ThreadPoolExecutor(2) as pool:  # a kernel begins on one core
+        for name, seconds, verdict in pool.map(ran, filter(reads_runs, names())):
+            print(f"{seconds:6.1f} s  {name}: {html.title(source_of(name))}: {verdict}")
+            verdicts.append(verdict)
     print(f"{verdicts.count('held')} of {len(verdicts)} claims held; copies in {out}")
 
 
