@@ -130,8 +130,8 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
             expected[b.name] = 0.0
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
-            wait = f" (about {left / 60:.0f} min to go)" if (left := time_left(expected, taken)) else ""
-            console.rule(f"{title}: {b.stage.about}{wait}", align="left")
+            wait = f", about {left / 60:.0f} min to go" if (left := time_left(expected, taken)) else ""
+            console.rule(f"{title}{wait}: {b.stage.about}", align="left")
             if scale.gpu and (here := gpus_here()) < ranks:
                 raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
                                   "again on a machine that has them")  # fmt: skip
