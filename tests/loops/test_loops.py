@@ -119,7 +119,6 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
     assert_same_runs(run.Run.open("killed"), run.Run.open("whole"))
 
 
-# ---------------------------------------------------------------- learning from rewards
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
     flags = "--max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
     jsonl.prepare("calls", home / "calls", *flags.split())

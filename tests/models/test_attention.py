@@ -97,8 +97,15 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
 def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
     """Attention piece by piece is attention under the mask, with gradients. shapes: of queries, keys and values."""
     q, k, v = (torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes)
-    real = (seen.docs >= 0)[:, None, :, None]
-    found, want = (attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
+    real, (B, T) = (seen.docs >= 0)[:, None, :, None], seen.docs.shape
+    branch = torch.zeros_like(seen.docs) if seen.branches is None else seen.branches
+    mask = torch.eye(T, dtype=torch.bool).repeat(
+        B, 1, 1, 1
+    )  # written anew: `Documents.mask` has the rule of its pieces
+    for b, i, j in ((b, i, j) for b in range(B) for i in range(T) for j in range(i) if seen.docs[b, i] >= 0):
+        mask[b, 0, i, j] = seen.docs[b, i] == seen.docs[b, j] and branch[b, j] in (0, branch[b, i])
+    assert torch.equal(seen.mask, mask)
+    found, want = (attention.attend(q, k, v, how, causal=True) for how in (seen, mask))
     torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
     up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
     for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):

@@ -97,7 +97,6 @@ def test_a_block_takes_the_nearest_lines_that_fit() -> None:
     ]
 
 
-# ---------------------------------------------------------------- generated repositories
 def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_after_it() -> None:
     for split in tasks.SPLITS:
         problems = TASK.problems(split, 9)
@@ -127,7 +126,6 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
     assert not {p.meta["part"] for p in TASK.problems("test", 60)} & held_out
 
 
-# ---------------------------------------------------------------- rewards
 def fixed(problem: Problem, **more: str) -> str:
     fix = problem.gold["fix"] | more
     return block(fix["path"], fix["search"], fix["replace"])
@@ -175,9 +173,6 @@ def test_counts_become_rewards() -> None:
     ):
         score = scoring.of_counts(*counts)
         assert score.tier == tier and score.reward == pytest.approx(reward) and score.correct == (tier == "resolved")
-
-
-# ---------------------------------------------------------------- red team
 
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["attacks"]
