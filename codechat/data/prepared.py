@@ -102,8 +102,7 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
     for name, rows in files.items():
         domain = name.removesuffix(".train.jsonl")
         if any(row.get("domain") == domain for row in rows):
-            encoded = [conversations.encode(row, tok, "reserved", 1 << 30) for row in rows]
-            kept = [example for example in encoded if not isinstance(example, str)]
+            kept = conversations.encode_all(rows, tok, "reserved", 1 << 30, Ledger(name))
             tokens, supervised = sum(map(len, kept)), sum(example.supervised for example in kept)
             counted[domain] = {"conversations": len(kept), "tokens": tokens, "supervised_tokens": supervised}
     return counted

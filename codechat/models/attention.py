@@ -328,18 +328,18 @@ def attend_shared(
     behind, behind_lse = _partial(rows, mask, k, v)
     grid = rows[members].transpose(1, 2)  # (P, K, W, H/K x T, E): a group's queries as one matrix
     past, past_lse = _partial(grid.flatten(2, 3), prefix_mask, prefix_k, prefix_v)
-    past, past_lse = (x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[place] for x in (past, past_lse))
+    past, past_lse = (x.unflatten(2, grid.shape[2:4]).transpose(1, 2)[tuple(place)] for x in (past, past_lse))
     share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
     return torch.lerp(past, behind, share).to(q.dtype).reshape(*q.shape[:3], -1)
 
 
 def group_members(owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in it, flattened. owner: (B,)."""
+    """Rows of each group (P, W), 0 where it has fewer, and the place (2, B) of each row among them. owner: (B,)."""
     counts = F.one_hot(owner, groups).cumsum(0)
     nth = counts.gather(1, owner[:, None])[:, 0] - 1
     width = max(1, int(counts[-1].max())) if len(owner) else 1
     rows = torch.arange(len(owner), device=owner.device)
-    return owner.new_zeros(groups, width).index_put((owner, nth), rows), owner * width + nth
+    return owner.new_zeros(groups, width).index_put((owner, nth), rows), torch.stack((owner, nth))
 
 
 def _by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -351,10 +351,10 @@ def _by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Ten
 
 def _partial(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
-    scores = (q @ k.mT).float()
+    scores = q @ k.mT
     if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1)
+        scores = scores.where(mask, -torch.inf)
+    weights = scores.softmax(-1, dtype=torch.float32)
     # the largest weight is exp(largest score - lse); logsumexp would pass -inf to a slow branch of exp
     lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
     return weights.to(v.dtype) @ v, lse

@@ -143,7 +143,7 @@ class Decoder(Rows):
     def _arrange(self, live: int) -> None:
         """Give every prompt's live rows, the first ones, their places in the grid."""
         self.members, place = group_members(self.owner[:live], len(self.prompt_real))  # (P, W); 0 = none
-        self.place = F.pad(place, (0, len(self.owner) - live))  # (B,) in the flattened grid (P W)
+        self.place = F.pad(place, (0, len(self.owner) - live))  # (2, B) in that grid
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""

@@ -42,13 +42,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     if written_out(x):
         return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
-    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (wide * scale * weight).to(x.dtype)
+    shared = weight.ndim > 1  # torch's own takes no weight of several heads
+    normed = F.rms_norm(wide, wide.shape[-1:], None if shared else weight.float(), eps)
+    return (normed * weight if shared else normed).to(x.dtype)
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2 (Primer, arXiv:2109.08668)."""
-    return _SquaredReLU.apply(x) if written_out(x) else torch.relu(x).square()
+    """relu(x)^2 (Primer, arXiv:2109.08668), as a product: CUDA's autocast would take a square to float32."""
+    return _SquaredReLU.apply(x) if written_out(x) else (kept := torch.relu(x)) * kept
 
 
 def written_out(x: Tensor) -> bool:
@@ -142,8 +143,8 @@ class Attention(nn.Module):
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
         if cfg.qk_norm:
             gains = self.q_norm.weight.expand(cfg.n_head, 1, -1), self.k_norm.weight.expand(cfg.kv_heads, 1, -1)
-            qk = rms_norm(qk, torch.cat(gains), cfg.norm_eps)  # one pass over both
-        q, k = (qk if rope is None else rotate(qk, *rope)).split((cfg.n_head, cfg.kv_heads), dim=1)
+            qk = rms_norm(qk.float(), torch.cat(gains), cfg.norm_eps)  # one pass over both, rounded once rotated
+        q, k = (qk if rope is None else rotate(qk, *rope)).to(v.dtype).split((cfg.n_head, cfg.kv_heads), dim=1)
         if cached is not None:
             cache, layer = cached
             with torch.autocast(x.device.type, enabled=False):  # the cache's dtype counts
