@@ -27,7 +27,7 @@ from codechat.models import attention, decode_graph, lora
 from codechat.models.attention import KVCache, SharedCache
 from codechat.models.decode_graph import Reader
 from codechat.models.draws import Batch, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
-from codechat.models.gpt import GPT
+from codechat.models.gpt import GPT, MLP
 from codechat.models.head import compute_dtype
 from codechat.text.call_grammar import CallGrammar
 
@@ -178,16 +178,20 @@ def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
     on_cpu = attention.dense(model.wte.weight.device)
     head, dtype = model.head_weight().detach(), compute_dtype(model.wte.weight)
     if on_cpu and not graph:
-        adapted = [layer for _, layer in lora.adapted(model.blocks)]
-        frozen = {layer.base for layer in adapted}
-        layers = [*adapted, *(m for m in model.blocks.modules() if isinstance(m, nn.Linear) and m not in frozen)]
+        gated = [block.mlp for block in model.blocks if block.mlp.gate is not None]
+        inside = {m.base for _, m in lora.adapted(model.blocks)} | {m for mlp in gated for m in (mlp.up, mlp.gate)}
+        layers = {m for m in model.blocks.modules() if isinstance(m, nn.Linear | lora.LoRALinear)} - inside
         for layer in layers:  # this hides the method of the class
             layer.forward = _reads_copy(*lora.weight_and_bias(layer), dtype, partial(type(layer).forward, layer))
+        for mlp in gated:  # one product for both
+            weight = torch.cat([lora.weight_and_bias(part)[0] for part in (mlp.up, mlp.gate)])
+            product = _reads_copy(weight, None, dtype, lambda x, mlp=mlp: torch.cat(MLP.up_and_gate(mlp, x), -1))
+            mlp.up_and_gate = lambda x, product=product: product(x).chunk(2, -1)
         try:
             yield Reader(model, _reads_copy(head, None, dtype, lambda x: F.linear(x, head)), head)
         finally:
-            for layer in layers:
-                vars(layer).pop("forward", None)  # another reader may have been closed before
+            for part in (*layers, *gated):  # another reader may have been closed before
+                vars(part).pop("forward" if part in layers else "up_and_gate", None)
     else:
         copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
         static = not on_cpu if graph is None else graph

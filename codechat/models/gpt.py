@@ -164,10 +164,14 @@ class MLP(nn.Module):
         self.gate = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
         self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
 
+    def up_and_gate(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.up(x), self.gate(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        h = self.up(x)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x)) * h)
+            h, gate = self.up_and_gate(x)
+            return self.down(F.silu(gate) * h)
+        h = self.up(x)
         return self.down(squared_relu(h) if self.kind == "relu2" else F.gelu(h))
 
 

@@ -42,15 +42,9 @@ def xray_values(
     return picture(kind, ids, [float(v) for v in values], tokenizer, roles or ["tokens"] * len(ids))
 
 
-def gradient_share(
-    model: GPT,
-    ids: Sequence[int],
-    weights: Sequence[float],
-    at: Literal["hidden", "embedding"] = "hidden",
-    policy: bool = False,
-) -> list[float]:
+def gradient_share(model: GPT, ids: Sequence[int], weights: Sequence[float], **how: Any) -> list[float]:
     """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their sum; all zeros if every weight is 0."""
-    norms = gradient_norms(model, ids, weights, at, policy)
+    norms = gradient_norms(model, ids, weights, **how)
     return (norms / norms.sum()).nan_to_num().tolist()
 
 

@@ -123,7 +123,7 @@ def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered, tok: t
     other = rendered.loss_mask.index(1, first + 1)
     assert uneven[first] / uneven[other] == pytest.approx(4 * even[first] / even[other], rel=1e-4)
     nothing = [0.0] * len(rendered.ids)
-    assert all(gradient_share(model, rendered.ids, nothing, at) == nothing for at in ("hidden", "embedding"))
+    assert all(gradient_share(model, rendered.ids, nothing, at=at) == nothing for at in ("hidden", "embedding"))
     assert xray_values(rendered.ids, nothing, tok, "gradient").coloured() == ""
 
 
