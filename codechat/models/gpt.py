@@ -42,9 +42,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     if written_out(x):
         return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
-    shared = weight.ndim > 1  # torch's own takes no weight of several heads
-    normed = F.rms_norm(wide, wide.shape[-1:], None if shared else weight.float(), eps)
-    return (normed * weight if shared else normed).to(x.dtype)
+    gain = weight.float() if weight.ndim == 1 else None  # torch's own takes none of several heads
+    normed = F.rms_norm(wide, wide.shape[-1:], gain, eps)
+    return (normed * weight if gain is None else normed).to(x.dtype)
 
 
 def squared_relu(x: Tensor) -> Tensor:
