@@ -86,7 +86,7 @@ def train(cfg: SFTConfig) -> Run:
         style = prepared.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
-        session = Session("sft", cfg, model, tok, kept={"loader": loader, "history": held_out}, **how)
+        session = Session("sft", cfg, model, tok, kept={"loader": loader}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         hardware.compile_blocks(model, cfg.compile)
         with session.running():

@@ -82,7 +82,6 @@ ledger = sources.Ledger("standard library")
 root = ("stdlib", Path(json.__file__).parent.parent)
 texts = list(islice(sources.embedded_python(ledger, [root]), documents))
 manifest = corpus.write_corpus(texts, here / "corpus", tok, ledger=ledger)
-corpus.verify(here / "corpus")
 kinds = [f"{split}_{what}" for split in ("train", "val") for what in ("documents", "tokens", "bytes")]
 pd.Series({key: f"{manifest[key]:,}" for key in kinds}).to_frame(f"manifest, {manifest['tokenizer']}")
 

@@ -238,14 +238,6 @@ def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list
     return manifest, shards
 
 
-def verify(directory: Path | str) -> None:
-    """Read every shard and compare its sha256 with the manifest. DataError for the first that differs."""
-    for file in read_manifest(directory)["files"]:
-        path = Path(directory) / file["name"]
-        if "sha256" in file and file_record(path)["sha256"] != file["sha256"]:
-            raise DataError(f"{path} was changed: its sha256 is not the one of {MANIFEST}; {AGAIN}")
-
-
 class WindowLoader:
     """Endless windows of T ids, each within one shard, every start equally likely: `next()` -> ids and targets (B, T)
     int64. DataError when the corpus holds no window of T + 1 ids."""

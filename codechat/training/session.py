@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -119,6 +120,8 @@ class Session:
             self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
             if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
                 self.run.log_eval(self.step, self.evaluate(self.model, self.step))
+                for warning in warnings(self.run.evals()) if dist.is_main() else ():
+                    print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
                 self.pace = (self.step, time.perf_counter())
             if (done or self.stopping or self._due(self.cfg.save_every)) and self.step > self.start:
                 self.save(wait=done or self.stopping)
@@ -258,10 +261,10 @@ def read_probes(cfg: Any) -> list[Any]:
 
 
 class HeldOut:
-    """What SFT is evaluated on: held-out loss of each domain, behaviour probes, and problems of --eval-task. Its state is the losses so far."""
+    """What SFT is evaluated on: held-out loss of each domain, behaviour probes, and problems of --eval-task."""
 
     def __init__(self, cfg: Any, tok: Tokenizer) -> None:
-        self.cfg, self.tok, self.history = cfg, tok, list[dict[str, float]]()
+        self.cfg, self.tok = cfg, tok
         where = (cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size)
         try:
             read = conversations.load_domains(*where, limit=cfg.eval_examples)
@@ -275,35 +278,34 @@ class HeldOut:
         self.problems = self.task.problems("select", limit=cfg.eval_examples) if self.task else []
 
     def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
-        """A row of eval.jsonl; says which losses have risen three times in a row."""
+        """A row of eval.jsonl."""
         cfg = self.cfg
         with sharding.whole(model) as reader:
             policy = (reader, self.tok, cfg.tags)
-            losses = evaluate.held_out_losses(reader, self.domains)
-            row = dict(losses)
+            row: dict[str, Any] = dict(evaluate.held_out_losses(reader, self.domains))
             if self.probes:
                 row |= evaluate.behaviour_matrix(*policy, self.probes, seed=cfg.seed).metrics()
             if self.task:
                 how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed)
                 row |= evaluate.evaluate_task(*policy, self.task, self.problems, **how).row()
                 row |= dict(task=cfg.eval_task, split="select")
-        self.history.append(losses)
-        for name in regressed(self.history) if dist.is_main() else ():
-            risen = f"{name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}"
-            remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
-            print(f"{cfg.run_name}: {risen}; {remedy}", file=sys.stderr)
         return row
 
-    def state(self) -> list[dict[str, float]]:
-        return list(self.history)
 
-    def load_state(self, state: list[dict[str, float]]) -> None:
-        self.history = list(state)
-
-
-def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
-    """Names of held-out losses that rose in each of the last `rises` evaluations."""
-    recent = history[-(rises + 1) :]
-    if len(recent) <= rises:
-        return []
-    return [k for k in recent[-1] if all(a.get(k, math.inf) < b[k] for a, b in zip(recent, recent[1:]))]
+def warnings(evals: pd.DataFrame) -> list[str]:
+    """What the rows of eval.jsonl warn of: held-out losses that rose in each of the last three; a reward that rose since an earlier row while
+    pass@1 fell, each beyond both intervals."""
+    found, now = [], evals.iloc[-1]
+    for name, changes in evals.filter(like="heldout_loss/").diff()[1:][-3:].items():
+        if len(changes) == 3 and (changes > 0).all():
+            remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
+            found.append(
+                f"{name} rose three evaluations in a row, to {now[name]:.3f} at step {now['step']:.0f}; {remedy}"
+            )
+    if {"reward_mean/lo", "pass@1/lo"} <= {*evals}:
+        parted = evals[(evals["reward_mean/hi"] < now["reward_mean/lo"]) & (evals["pass@1/lo"] > now["pass@1/hi"])]
+        for _, was in parted[-1:].iterrows():
+            moved = "; ".join(f"{name} {was[name]:.3f} -> {now[name]:.3f}" for name in ("reward_mean", "pass@1"))
+            remedy = "the reward is met without the task: read samples.jsonl, and pay for right or wrong only"
+            found.append(f"since step {was['step']:.0f} {moved}; {remedy}")
+    return found

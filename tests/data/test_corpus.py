@@ -74,7 +74,6 @@ def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeyp
     write(tmp_path, shard_tokens=500)
     manifest = write(tmp_path, texts(12))
     assert {p.name for p in tmp_path.glob("*.bin")} == {f["name"] for f in manifest["files"]}
-    corpus.verify(tmp_path)
     monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
     monkeypatch.setattr(corpus, "FEW_DOCUMENTS", 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -89,13 +88,10 @@ def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeyp
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_changed_shard_is_known_by_its_hash_and_a_cut_one_by_its_size(tmp_path):
+def test_a_cut_shard_is_known_by_its_size(tmp_path):
     write(tmp_path)
     shard = tmp_path / "train_000000.bin"
     raw = shard.read_bytes()
-    shard.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    with pytest.raises(DataError, match="sha256"):
-        corpus.verify(tmp_path)
     shard.write_bytes(raw[:-2])
     with pytest.raises(DataError, match=rf"{len(raw) - 2} .*manifest.json.* {len(raw)}"):
         corpus.open_corpus(tmp_path, "train")

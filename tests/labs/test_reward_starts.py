@@ -60,13 +60,6 @@ def test_rows_have_every_request_and_a_second_start_trains_only_what_was_cut(set
     assert [json.loads(line) for line in path.read_text().splitlines()] == again
 
 
-def test_temperature_varies_at_the_middle_and_every_run_has_the_same_completions() -> None:
-    runs = list(reward_rows.plan_rates((3, 4)))
-    assert len(runs) == 2 * 11 and [name["seed"] for name, _, _ in runs] == [3] * 11 + [4] * 11
-    assert {(rl.lr, rl.group_size) for _, _, rl in runs if rl.temperature != 1} == {(1e-3, 8)}
-    assert {rl.updates * rl.problems * rl.group_size for _, _, rl in runs} == {reward_rows.COMPLETIONS}
-
-
 def test_the_loss_is_taken_at_the_temperature_of_sampling(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the loss are those of the sampler: the ratio of the update is 1."""
     policy, seen = GPT(setting.model, seed=0), []

@@ -12,6 +12,7 @@ from typing import Any
 
 import contracts
 import jsonl
+import pandas as pd
 import pytest
 import torch
 from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
@@ -81,9 +82,21 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     found = train(small("sft", home, max_steps=50))
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
-    falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
-    assert session.regressed(falling) == ["heldout_loss/code"] and session.regressed(falling[:3]) == []
-    assert session.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
+    rows = {"step": range(4), "heldout_loss/code": (1.0, 1.1, 1.2, 1.3), "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0)}
+    assert [line.split()[0] for line in session.warnings(pd.DataFrame(rows))] == ["heldout_loss/code"]
+    assert not session.warnings(pd.DataFrame(rows)[:3])
+    assert not session.warnings(pd.DataFrame(rows | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
+
+
+def test_a_reward_that_rises_while_fewer_answers_are_right_is_named() -> None:
+    def said(*paid_and_right: tuple[float, float]) -> int:
+        rows = pd.DataFrame(paid_and_right, columns=["reward_mean", "pass@1"]).assign(step=range(len(paid_and_right)))
+        for end, by in (("lo", -0.05), ("hi", 0.05)):
+            rows[[f"reward_mean/{end}", f"pass@1/{end}"]] = rows[["reward_mean", "pass@1"]] + by
+        return len(session.warnings(rows))
+
+    assert said((0.1, 0.3), (0.2, 0.4), (0.4, 0.1)) == 1
+    assert said((0.1, 0.3), (0.4, 0.25)) == said((0.15, 0.3), (0.2, 0.1)) == said((0.4, 0.3), (0.1, 0.1)) == 0
 
 
 def test_a_row_of_sft_has_room_for_its_longest_conversation(home: Path) -> None:

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from codechat.reports import plots, style
-from codechat.tasks.funcall import TIERS
 
 STEPS = np.arange(1, 41)
 PRETRAINING = pd.DataFrame(dict(step=STEPS, tokens=1000 * STEPS, train_loss=8 - STEPS / 10 + 0.1 * np.sin(STEPS)))
@@ -35,13 +34,6 @@ def test_every_figure_states_a_finding_that_follows_from_the_data() -> None:
     (bars,) = figures[2].axes[1].collections
     drawn = [segment[:, 1].tolist() for segment in bars.get_segments()]
     assert drawn == [pytest.approx([row["pass@1/lo"], row["pass@1/hi"]]) for _, row in RL_EVALS.iterrows()]
-
-
-def test_tiers_of_evaluations_are_stacked_to_one() -> None:
-    evals = RL_EVALS.assign(**{f"tier/{t}": 1 / len(TIERS) for t in TIERS})
-    (ax,) = plots.tiers_on_validation({"nano/rl": evals}, TIERS, "tiers").axes
-    tops = pd.DataFrame([(bar.get_x(), bar.get_y() + bar.get_height()) for bar in ax.patches]).groupby(0)[1].max()
-    assert tops.tolist() == pytest.approx([1.0] * len(evals))
 
 
 def test_seeds_share_a_colour_and_differ_by_dashes_and_the_look_stays_in_the_figure() -> None:

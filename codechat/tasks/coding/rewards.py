@@ -6,7 +6,8 @@
                 0.15 + 0.85 k/n for k of n tests; 1 for all
 
 A weak base model hardly ever passes every test, so its groups have no variance under `binary`; `tiered` gives it rungs
-to climb. `Score.correct` means that every test passes, in every mode.
+to climb. Where the request shows the tests, a constant that answers one of them is such a rung (notebook 37).
+`Score.correct` means that every test passes, in every mode.
 """
 
 from __future__ import annotations
