@@ -258,7 +258,8 @@ def test_help_of_every_command_imports_only_what_is_quick() -> None:
 def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
     """Together they take longer than torch."""
     heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
-    program = f"from codechat.inference import terminal; from codechat.models import generate, loading; print([m for m in {heavy} if m in sys.modules])"
+    program = "from codechat.inference import terminal; from codechat.models import generate, loading; loading.load_model('released/nano'); "
+    program += f"print([m for m in {heavy} if m in sys.modules])"
     assert foreign(program)[1].strip() == "[]"
 
 

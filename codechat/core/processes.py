@@ -9,8 +9,9 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -94,3 +95,30 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def on_all_cores(one: Callable[[Any], Any], items: Sequence[Any], chunk: int = 1) -> Iterator[Any]:
+    """`one` of each item, in order: many in one process per core, `chunk` at a time."""
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if cores < 2 or len(items) < 6 * chunk:
+        return map(one, items)
+    from concurrent.futures import ProcessPoolExecutor  # not above: it is slow to import
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(cores, get_context("fork"), _begin, (one, items, chunk)) as pool:  # a fork has the items
+        return chain.from_iterable(list(pool.map(_some, range(0, len(items), chunk))))
+
+
+_work: tuple[Any, ...]  # one, items, chunk of a process that `on_all_cores` began
+
+
+def _begin(*work: Any) -> None:
+    """An interrupt is for the process that began this one."""
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _work = work
+
+
+def _some(start: int) -> list[Any]:
+    one, items, chunk = _work
+    return list(map(one, items[start : start + chunk]))

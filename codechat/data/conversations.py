@@ -10,21 +10,20 @@ take turns in one sequence of rows, so world size and accumulation do not change
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from codechat.core import processes
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
 from codechat.data.sources import Ledger, Row, read_jsonl
@@ -36,7 +35,7 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 IGNORE = -100
 BUFFER = 256  # conversations that wait for a row
-MANY, CHUNK = 1000, 64  # rows of a file from which all cores encode it; rows that a process takes at a time
+CHUNK = 64  # rows that a process encodes at a time
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
@@ -134,30 +133,10 @@ def encode_all(
     rows: Sequence[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Many rows: one process per core."""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    one, starts = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size), range(0, len(rows), CHUNK)
-    if cores < 2 or len(rows) < MANY or limit is not None:
-        return list(islice(ledger.counted(map(one, rows)), limit))
-    from concurrent.futures import ProcessPoolExecutor  # not above: it is slow to import
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(cores, get_context("fork"), _begin, (one, rows)) as pool:  # a fork has the rows already
-        return list(ledger.counted(chain.from_iterable(pool.map(_encoded, starts))))
-
-
-_work: tuple[Callable[[Row], Example | str], Sequence[Row]]  # of a process that `encode_all` began
-
-
-def _begin(*work: Any) -> None:
-    """An interrupt is for the process that began this one."""
-    global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _work = work
-
-
-def _encoded(start: int) -> list[Example | str]:
-    one, rows = _work
-    return list(map(one, rows[start : start + CHUNK]))
+    one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
+    return list(
+        islice(ledger.counted(processes.on_all_cores(one, rows, CHUNK) if limit is None else map(one, rows)), limit)
+    )
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:

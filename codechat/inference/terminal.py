@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -251,13 +251,8 @@ def gather(
     names = names or tuple(listed) or tuple(yours) or fitting
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown function {unknown[0]!r}{nearest(unknown[0], known)}")
-    runs = {name: _with_names(tool.call) for name, tool in TOOLS.items()}
+    runs = {name: partial(lambda call, /, **arguments: call(arguments), tool.call) for name, tool in TOOLS.items()}
     return Toolkit([known[name] for name in dict.fromkeys(names)], runs | {n: e.function for n, e in yours.items()})
-
-
-def _with_names(call: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """A function of a dict of arguments as one of named arguments."""
-    return lambda **arguments: call(arguments)
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:

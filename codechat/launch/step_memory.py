@@ -53,12 +53,10 @@ class Tape(TorchDispatchMode):
         for t in (t for t in tree_iter(out) if isinstance(t, Tensor) and t.device.type != "meta"):
             if (storage := t.untyped_storage())._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self._died, storage._cdata).atexit = False
+                ended = weakref.finalize(storage, lambda key: self.add(-self._sizes.pop(key)), storage._cdata)
+                ended.atexit = False
                 self.add(storage.nbytes())
         return out
-
-    def _died(self, address: int) -> None:
-        self.now -= self._sizes.pop(address)
 
     def add(self, n_bytes: int) -> None:
         self.now += n_bytes

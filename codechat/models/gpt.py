@@ -190,14 +190,19 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Without weights: to draw some on the meta device, `nn.Embedding` imports torch's compiler, a second or two."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class GPT(nn.Module):
     """The language model, initialised from `seed`; on the meta device call `to_empty` and `init_weights`."""
 
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.cfg = cfg
-        self.wte = nn.Embedding(cfg.padded_vocab, cfg.n_embd)
-        self.wpe = nn.Embedding(cfg.block_size, cfg.n_embd) if cfg.pos == "learned" else None
+        self.wte = _table(cfg.padded_vocab, cfg.n_embd)
+        self.wpe = _table(cfg.block_size, cfg.n_embd) if cfg.pos == "learned" else None
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.depth))
         self.norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         # no head module when tied: to_empty() would silently untie it and FSDP groups could not share it

@@ -51,6 +51,7 @@ def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | 
     shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)
-    model.to_empty(device=device)
+    # not `to_empty`, which imports sympy: half a second
+    model._apply(lambda x: torch.empty(x.shape, dtype=x.dtype, device=device))
     checkpoint.restore(ckpt, model)
     return LoadedModel(model.eval(), tok, tags or trained_with, ckpt.meta, ckpt.path)

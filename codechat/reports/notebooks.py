@@ -86,25 +86,25 @@ class CopiesConfig:
 
 def run_copies(cfg: CopiesConfig) -> None:
     """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there is printed, not raised."""
-    out, verdicts = paths.ROOT / cfg.out, []
+    out, verdicts, threads = paths.ROOT / cfg.out, [], str(max(1, len(os.sched_getaffinity(0)) // 2))
 
     def ran(name: str) -> tuple[str, float, str]:
         begin, verdict = time.perf_counter(), "held"
         try:
-            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source})
+            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, OMP_NUM_THREADS=threads)
         except NotebookError as error:
             verdict = f"FAILED: {error}"
         return name, time.perf_counter() - begin, verdict
 
-    with ThreadPoolExecutor(2) as pool:  # a kernel begins on one core
+    with ThreadPoolExecutor(2) as pool:
         for name, seconds, verdict in pool.map(ran, filter(reads_runs, names())):
             print(f"{seconds:6.1f} s  {name}: {html.title(source_of(name))}: {verdict}")
             verdicts.append(verdict)
     print(f"{verdicts.count('held')} of {len(verdicts)} claims held; copies in {out}")
 
 
-def execute_copy(name: str, path: Path, parameters: Mapping[str, object]) -> None:
-    """Execute a notebook or report template with `parameters` into `path`, in its folder. NotebookError if a cell fails; the outputs up to there are kept."""
+def execute_copy(name: str, path: Path, parameters: Mapping[str, object], **environment: str) -> None:
+    """Execute a notebook or report template with `parameters` into `path`, in its folder, in this environment. NotebookError if a cell fails; the outputs up to there are kept."""
     notebook = source_of(name)
     for cell in notebook.cells:
         tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
@@ -117,12 +117,12 @@ def execute_copy(name: str, path: Path, parameters: Mapping[str, object]) -> Non
             cell["id"] = "given" if "injected-parameters" in cell.metadata["tags"] else cell["id"]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        execute(notebook, cwd=path.parent)
+        execute(notebook, cwd=path.parent, **environment)
     finally:
         write_atomic(path, nbformat.writes(notebook) + "\n")
 
 
-def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600) -> None:
+def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600, **environment: str) -> None:
     """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
     package = str(Path(codechat.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
@@ -140,7 +140,7 @@ def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600) -> Non
         resources={"metadata": {"path": str(cwd)}},
     )
     try:
-        client.execute(env={**os.environ, "PYTHONPATH": path})
+        client.execute(env={**os.environ, "PYTHONPATH": path, **environment})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         cells = code_cells(notebook)
         number = 1 + cells.index(notebook.cells[begun[-1]])

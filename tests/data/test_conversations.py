@@ -75,9 +75,9 @@ def test_a_bad_line_is_named_with_its_file(tmp_path):
             list(conversations.read(path))
 
 
-@pytest.mark.parametrize("many", [1000, 2])  # 2: in processes, where there are several cores
-def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys, monkeypatch, many):
-    monkeypatch.setattr(conversations, "MANY", many)
+@pytest.mark.parametrize("chunk", [64, 5])  # 5: in processes, where there are several cores
+def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys, monkeypatch, chunk):
+    monkeypatch.setattr(conversations, "CHUNK", chunk)
     write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
     write(tmp_path / "funcall.train.jsonl", [{"id": "p", "messages": [], "gold": None, "split": "train"}])

@@ -6,6 +6,7 @@ A change is ["added", table, {column: value}] (without its id), ["removed", tabl
 """
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,14 +31,9 @@ def _create(table: str) -> str:
     return f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
 
 
-def _is_address(text: str) -> bool:
-    name, at, domain = text.partition("@")
-    return bool(name and at and domain) and " " not in text
-
-
 # What the tools' statements may call beside SQLite's functions.
 FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "is_address": (1, _is_address),
+    "is_address": (1, lambda text: bool(re.fullmatch("[^ @]+@[^ ]+", text, re.DOTALL))),
     "joined": (2, lambda text, more: f"{text} {more}".strip()),
     "plain": (1, lambda text: " ".join(text.casefold().split()).rstrip(".")),
 }

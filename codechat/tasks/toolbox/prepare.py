@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from codechat.core import processes
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
@@ -160,11 +161,13 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     for step in STEPS if cfg.lookups else ():
         drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
         domains[f"lookup_{step}"] = (cfg.lookups, drill)
-    files = {
-        f"{domain}.{split}": list(ledger.counted(draw(split, n, cfg.seed)))
+    parts = [
+        (f"{domain}.{split}", partial(draw, split, n, cfg.seed))
         for domain, (n_train, draw) in domains.items()
         for split, n in {"train": n_train, **held_out}.items()
-    }
+    ]
+    drawn = processes.on_all_cores(lambda part: list(part[1]()), parts)
+    files = {name: list(ledger.counted(rows)) for (name, _), rows in zip(parts, drawn)}
     counts = {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}
     shares = problems.SHARES | {"train": problems.training_shares(mix)}
     requests = _code_requests(
