@@ -1,4 +1,4 @@
-"""Processes: whether the writer of a file still lives, locks on files, and a signal that asks this process to stop.
+"""Processes: whether the writer of a file still lives, locks on files, a signal that asks this process to stop, and work on all cores.
 
 The lock is a POSIX record lock rather than `filelock`, which takes 0.2 s to import and offers nothing more here.
 """
@@ -98,7 +98,7 @@ def stoppable() -> Iterator[None]:
 
 
 def on_all_cores(one: Callable[[Any], Any], items: Sequence[Any], chunk: int = 1) -> Iterator[Any]:
-    """`one` of each item, in order: many in one process per core, `chunk` at a time."""
+    """`one` of each item, in order: many in one process per core, `chunk` at a time. Raises what `one` raises; only its results are pickled."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if cores < 2 or len(items) < 6 * chunk:
         return map(one, items)

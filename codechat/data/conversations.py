@@ -134,9 +134,8 @@ def encode_all(
 ) -> list[Example]:
     """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Many rows: one process per core."""
     one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
-    return list(
-        islice(ledger.counted(processes.on_all_cores(one, rows, CHUNK) if limit is None else map(one, rows)), limit)
-    )
+    encoded = processes.on_all_cores(one, rows, CHUNK) if limit is None else map(one, rows)
+    return list(islice(ledger.counted(encoded), limit))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:

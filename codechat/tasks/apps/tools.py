@@ -33,7 +33,7 @@ def _create(table: str) -> str:
 
 # What the tools' statements may call beside SQLite's functions.
 FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "is_address": (1, lambda text: bool(re.fullmatch("[^ @]+@[^ ]+", text, re.DOTALL))),
+    "is_address": (1, lambda text: bool(re.fullmatch("[^ @]+@[^ ]+", text))),
     "joined": (2, lambda text, more: f"{text} {more}".strip()),
     "plain": (1, lambda text: " ".join(text.casefold().split()).rstrip(".")),
 }
