@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist
-from codechat.models import gpt, head, optim
+from codechat.models import attention, gpt, head, optim
 
 if TYPE_CHECKING:
     from codechat.launch.planner import PlanConfig
@@ -81,8 +81,7 @@ class Peaks(NamedTuple):
 @cache
 def measure(cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: bool = False) -> Peaks:
     """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow ones, unless `whole`.
-
-    cpu: with the chunks and norms of a CPU."""
+    cpu: with the chunks, norms and last block of a CPU."""
     cfg, depth = replace(cfg, shard=cfg.over > 1, shard_over=cfg.over), cfg.model.depth  # also where it is shallow
     if whole or depth <= SHALLOW[1]:
         return _peaks(cfg, dtype, _run(cfg, dtype, cpu))
@@ -120,9 +119,9 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
 def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
     beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
-    gpu_bytes, written_out, numbers = 0 if cpu else cfg.usable_gib * 2**30, gpt.written_out, getattr(torch, dtype)
+    gpu_bytes, numbers = 0 if cpu else cfg.usable_gib * 2**30, getattr(torch, dtype)
     with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
-        mock.patch.object(gpt, "written_out", lambda x: cpu and written_out(x)),
+        mock.patch.object(attention, "dense", lambda device: cpu),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
         mock.patch.object(dist, "compute_dtype", lambda *_: numbers),

@@ -183,7 +183,7 @@ class Decoder(Rows):
         x = residual(model.cfg, x)
         rope = rope_table(model.cfg, 1, positions[:, None], x.device) if model.cfg.pos == "rope" else None
         for block, layer in zip(model.blocks, self.layers):
-            x = block(x, rope, mask, (layer, 0))
+            x = block(x, rope, mask, (layer, 0), None)
         self.hidden.copy_(model.norm(x)[:, 0])
         self.column.add_(1)
 

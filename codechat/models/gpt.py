@@ -165,6 +165,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
 
     def up_and_gate(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Both first products, which sampling takes as one."""
         return self.up(x), self.gate(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), this of `places` alone where they are given: (N, D)."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
@@ -185,8 +186,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached = None) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), rope, mask, cached)
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached, places: Tensor | None) -> Tensor:
+        y = self.attn(self.attn_norm(x), rope, mask, cached)
+        x = x + y if places is None else x.flatten(0, 1)[places] + y.flatten(0, 1)[places]
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -237,8 +239,9 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         cache: attention.KVCache | None = None,
         n_new: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) ids -> (B, T, D) after the last norm.
+        """(B, T) ids -> (B, T, D) after the last norm; with places (N,), indices into the B T tokens, of these (N, D).
 
         positions: (B, T), default 0..T-1 or continuing the cache. mask: of `attention.attend`, default causal.
         cache: tokens are appended to it; n_new (B,): how many of each right-padded row are real (default all)."""
@@ -247,9 +250,7 @@ class GPT(nn.Module):
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
         if cache is not None:
             if not self.cfg.causal:
-                raise ConfigError(
-                    "a cache with causal False; required is a causal model; see codechat.labs.chars_learning"
-                )
+                raise ConfigError("a cache with causal False; required is True, or codechat.labs.chars_learning")
             positions, mask = cache.positions(T), cache.mask(T)
         x = self.wte(ids)
         if self.wpe is not None:
@@ -257,14 +258,13 @@ class GPT(nn.Module):
         x = residual(self.cfg, x)
         rope = rope_table(self.cfg, T, positions, x.device) if self.cfg.pos == "rope" else None
         whole_blocks = self.cfg.recompute == "blocks" and self.training and torch.is_grad_enabled()
+        early = places is not None and attention.dense(x.device)  # elsewhere a compiled block wants one shape
         for layer, block in enumerate(self.blocks):
-            if whole_blocks:
-                x = checkpoint(block, x, rope, mask, use_reentrant=False)
-            else:
-                x = block(x, rope, mask, None if cache is None else (cache, layer))
+            where = rope, mask, cache and (cache, layer), places if early and block is self.blocks[-1] else None
+            x = checkpoint(block, x, *where, use_reentrant=False) if whole_blocks else block(x, *where)
         if cache is not None:
             cache.advance(T, n_new)
-        return self.norm(x)
+        return self.norm(x if early or places is None else x.flatten(0, 1)[places])
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
         """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Never sample padding rows, from cfg.n_ids on."""
@@ -283,10 +283,11 @@ class GPT(nn.Module):
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
 
         every: no target is -100; places: indices of those that are not, into (B T): a GPU waits to look them up."""
-        hidden, flat = self.hidden(ids, **where).flatten(0, 1), targets.flatten()
-        if not every or reduction == "none":  # the head skips tokens without a target
+        flat = targets.flatten()
+        if not every or reduction == "none":  # the last block and the head skip tokens without a target
             places = (flat >= 0).nonzero()[:, 0] if places is None else places
-            hidden, flat = hidden[places], flat[places]
+            flat = flat[places]
+        hidden = self.hidden(ids, places=places, **where).flatten(0, -2)
         if reduction == "none":
             nats = -head.logprobs(hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab)[0]
             return nats.new_zeros(targets.numel()).index_put((places,), nats).view_as(targets)
@@ -310,10 +311,11 @@ class GPT(nn.Module):
 
         The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states:
         return it too, (B, T, D): where the model is sharded, one method must compute both."""
-        wide = self.hidden(ids, **where) if hidden is None else hidden
-        hidden, flat = wide.flatten(0, 1), targets.flatten()
+        flat = targets.flatten()
         places = (flat >= 0).nonzero()[:, 0] if places is None else places
+        hidden = self.hidden(ids, places=None if states else places, **where) if hidden is None else hidden
+        some = hidden if hidden.ndim == 2 else hidden.flatten(0, 1)[places]
         how = dict(n_ids=self.cfg.n_ids, temperature=temperature, entropy_grad=entropy_grad)
-        values = head.logprobs(hidden[places], self.head_weight(), flat[places], **how)
+        values = head.logprobs(some, self.head_weight(), flat[places], **how)
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in values)
-        return (logprobs, entropy, wide) if states else (logprobs, entropy)
+        return (logprobs, entropy, hidden) if states else (logprobs, entropy)

@@ -79,7 +79,7 @@ def gradient_norms(
             (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
         hook.remove()
-    norms = gradient[0].float().norm(dim=-1)  # (T - 1,)
+    norms = gradient.float().flatten(0, -2).norm(dim=-1)  # (T - 1,)
     return torch.nn.functional.pad(norms, (1, 0) if at == "hidden" else (0, 1))
 
 
