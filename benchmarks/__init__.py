@@ -26,7 +26,7 @@ from codechat.core.errors import ConfigError
 KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
     "sft": ("SFTBench", "SFT steps, packed beside padded rows: tokens/s, MFU"),
-    "sample": ("SampleBench", "sampling: new tokens/s, and the cost of late tokens relative to early ones"),
+    "sample": ("SampleBench", "sampling: new tokens/s"),
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "curve": (
         "CurveBench",
@@ -35,6 +35,7 @@ KINDS = {
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
     "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
     "constrain": ("ConstrainBench", "token masks of constrained calls: microseconds a token, beside free sampling"),
+    "judge": ("JudgeBench", "the sandbox: programs/s, beside exec without isolation"),
     "quality": ("QualityBench", "bits per byte after some seconds of training"),
 }
 DEFAULT = ("train", "sample", "rl", "data")

@@ -31,7 +31,6 @@ from benchmarks import measure, peers
 from benchmarks.settings import CurveBench
 from codechat import grpo
 from codechat.core import config
-from codechat.distributed import dist
 from codechat.evaluation.intervals import bootstrap_interval
 from codechat.formats import exchange
 from codechat.models import loading
@@ -72,20 +71,19 @@ def train_trl(cfg: CurveBench, seed: int, folder: Path, start: loading.LoadedMod
             first.update(prompts=[ids[at] for at in which], completions=completion_ids, rewards=found)
         return found
 
-    how = trl.GRPOConfig(
-        output_dir=str(folder / "out"), seed=seed, max_steps=cfg.steps, num_generations=cfg.group_size,
+    how = peers.grpo_config(
+        folder / "out", seed=seed, max_steps=cfg.steps, num_generations=cfg.group_size,
         per_device_train_batch_size=cfg.problems * cfg.group_size, max_completion_length=TOY_RUN["max_new_tokens"],
-        learning_rate=cfg.lr, lr_scheduler_type="constant", optim="adamw_torch", adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0,
-        beta=0.0, epsilon=0.2, num_iterations=1, loss_type="grpo", scale_rewards="group", temperature=1.0, shuffle_dataset=False,
-        gradient_checkpointing=False, use_cpu=dist.device().type == "cpu", bf16=str(dist.compute_dtype()) == "torch.bfloat16",
-        report_to=[], save_strategy="no", logging_steps=1, disable_tqdm=True, dataloader_pin_memory=False,
+        learning_rate=cfg.lr, lr_scheduler_type="constant", optim="adamw_torch", adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0,
+        max_grad_norm=1.0, epsilon=0.2, num_iterations=1, loss_type="grpo", scale_rewards="group", temperature=1.0,
+        shuffle_dataset=False, logging_steps=1,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
         model=_read_export(folder, start.model.cfg.n_ids),
         reward_funcs=reward,
         args=how,
         train_dataset=datasets.Dataset.from_dict(rows),
-        processing_class=_word_per_id(start.model.cfg.n_ids),
+        processing_class=peers.word_per_id(start.model.cfg.n_ids),
     )
     trainer.remove_callback(transformers.PrinterCallback)  # a line for each step
     trainer.train()
@@ -100,15 +98,6 @@ def _read_export(folder: Path, n_ids: int) -> Any:
     model.resize_token_embeddings(n_ids)
     model.generation_config = transformers.GenerationConfig()
     return model
-
-
-def _word_per_id(n_ids: int) -> Any:
-    """A tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion ends at its full length; masked places hold 0."""
-    tokenizers, transformers = map(peers.require, ("tokenizers", "transformers"))
-    words = {f"<{i}>": i for i in range(n_ids)} | {"<none>": n_ids}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<0>", eos_token="<none>")
 
 
 def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, Any]) -> float:

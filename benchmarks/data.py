@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,7 @@ def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
         start = time.perf_counter()
         ids, targets = (x.to(device) for x in loader.next())
         waited += time.perf_counter() - start
-        with dist.autocast(device):
-            loss = model.loss(ids, targets)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        measure.step(model, optimizers, partial(model.loss, ids, targets))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return waited / (time.perf_counter() - began)

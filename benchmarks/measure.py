@@ -12,6 +12,7 @@ Left out: statistics beyond median and range, which a handful of rounds does not
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks import settings
 from codechat.core import config
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
@@ -150,6 +153,33 @@ class Peak:
         return dict(peak_flops=self.flops, peak_source=self.source)
 
 
+def dtype() -> str:
+    """The name of the compute dtype."""
+    return str(dist.compute_dtype()).removeprefix("torch.")
+
+
+def step(model: Any, optimizers: Iterable[torch.optim.Optimizer], loss: Callable[[], torch.Tensor]) -> None:
+    """A training step: the loss in the compute dtype, its gradient, clipping, the update."""
+    with dist.autocast():
+        value = loss()
+    value.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def entrants(
+    modes: Sequence[str], codechat: Callable[..., Contestant], peer: Callable[..., Contestant], kinds: Iterable[str]
+) -> dict[str, Callable[[], Contestant]]:
+    """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each kind of peer (name, kind, compile) in each mode."""
+    made = {"codechat": partial(codechat, "codechat", True)}
+    if dist.device().type == "cuda" and "eager" in modes:
+        made["codechat, eager"] = partial(codechat, "codechat, eager", False)
+    names = {f"{kind}, {mode}": (kind, mode == "compiled") for kind in kinds for mode in modes}
+    return made | {name: partial(peer, name, *how) for name, how in names.items()}
+
+
 def _seconds(contestant: Contestant) -> float:
     _wait()
     began = time.perf_counter()
@@ -165,9 +195,8 @@ def _wait() -> None:
 
 def memory_alone(module: str, cfg: Any, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """(`peak_memory` of each contestant, the column that shows it)."""
-    plain = config.plain(replace(cfg, memory=False, json=None))
     alone = tqdm(list(names), desc="peak memory, each alone", leave=False, delay=BAR_AFTER_S)
-    memory = {name: peak_memory(module, plain, name) for name in alone}
+    memory = {name: peak_memory(module, cfg, name) for name in alone}
     shown = {
         n: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
         for n, m in memory.items()
@@ -175,22 +204,21 @@ def memory_alone(module: str, cfg: Any, names: Iterable[str]) -> tuple[dict[str,
     return memory, {"peak memory": shown}
 
 
-def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
+def peak_memory(module: str, cfg: Any, name: str) -> dict[str, float]:
     """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it
     twice. On a GPU, of CUDA's allocator."""
-    words = [sys.executable, "-m", "benchmarks.measure", module, json.dumps(config), name]
+    plain = config.plain(replace(cfg, memory=False, json=None))
+    words = [sys.executable, "-m", "benchmarks.measure", module, type(cfg).__name__, json.dumps(plain), name]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise RunError(f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _measure_here(module: str, config: str, name: str) -> None:
-    import importlib
-
+def _measure_here(module: str, kind: str, plain: str, name: str) -> None:
     dist.keep_freed_memory(dist.device())
-    part = importlib.import_module(module)
-    contestant = part.builders(part.config_from(json.loads(config)))[name]()
+    cfg = config.from_dict(getattr(settings, kind), json.loads(plain))
+    contestant = importlib.import_module(module).builders(cfg)[name]()
     before = _peak_so_far()
     for _ in range(MEMORY_STEPS):
         contestant.run()

@@ -19,8 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codechat.core.errors import MissingFile
+from codechat.data.conversations import IGNORE, Batch
+from codechat.distributed import dist
 from codechat.formats import exchange
 from codechat.models.config import LORA_ALPHA, GPTConfig
+
+LENGTHS = 64  # padded rows are a multiple of it, so that a compiled peer meets few shapes
 
 
 def require(package: str) -> ModuleType:
@@ -111,3 +115,32 @@ def huggingface(kind: str, cfg: GPTConfig) -> Any:
         rope_theta=cfg.rope_theta,
     )
     return transformers.ArceeForCausalLM(shape)
+
+
+def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids, targets, attention mask), each (N, L): the conversations of packed rows, one in a row."""
+    rows = zip(batch.ids, batch.targets, batch.docs, strict=True)
+    talks = [(row[docs == n], into[docs == n]) for row, into, docs in rows for n in range(int(docs.max()) + 1)]
+    longest = -(-max(len(ids) for ids, _ in talks) // LENGTHS) * LENGTHS
+    ids, targets, mask = (torch.full((len(talks), longest), fill) for fill in (0, IGNORE, 0))
+    for i, (row, into) in enumerate(talks):
+        ids[i, : len(row)], targets[i, : len(row)], mask[i, : len(row)] = row, into, 1
+    return ids, targets, mask
+
+
+def word_per_id(n_ids: int) -> Any:
+    """transformers' tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion ends at its full length; masked
+    places hold 0."""
+    tokenizers, transformers = map(require, ("tokenizers", "transformers"))
+    words = {f"<{i}>": i for i in range(n_ids)} | {"<none>": n_ids}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<0>", eos_token="<none>")
+
+
+def grpo_config(folder: Path, **settings: Any) -> Any:
+    """trl's settings: no KL term, nothing saved or reported, on the CPU where there is no GPU, in the compute dtype."""
+    quiet = dict(report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)
+    here = dict(use_cpu=dist.device().type == "cpu", bf16=dist.compute_dtype() == torch.bfloat16)
+    how = dict(beta=0.0, gradient_checkpointing=False, output_dir=str(folder))
+    return require("trl").GRPOConfig(**how, **quiet, **here, **settings)

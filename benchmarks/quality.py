@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rich.table import Table
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks import data, peers
+from benchmarks import data, measure, peers
 from benchmarks.settings import QualityBench
 from codechat.core import config
 from codechat.data import corpus
@@ -81,13 +82,7 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         began, tick = time.perf_counter(), int(TICKS * min(1.0, spent / cfg.seconds))
         optim.set_lr(optimizers, optim.lr_scale(tick, final=how.final_lr_share, **schedule))
         ids, targets = (x.to(device) for x in loader.next())
-        with dist.autocast(device):
-            loss = model.loss(ids, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), how.grad_clip)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        measure.step(model, optimizers, partial(model.loss, ids, targets))
         if device.type == "cuda":
             torch.cuda.synchronize()
         spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks import measure, peers
@@ -19,8 +20,7 @@ from benchmarks.settings import RLBench
 from codechat import reinforce
 from codechat.distributed import dist, hardware
 from codechat.models.config import LORA_TARGETS
-from codechat.tasks.toy import CLASSES, ToyTask
-from codechat.text.tokenizer import load
+from codechat.tasks.toy import ToyTask
 
 RUN_NAME = "bench/rl"
 STEPS = 3  # of each training; the last one is timed
@@ -33,18 +33,15 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
 
 
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
-    seconds: list[float] = []
-    flops: list[float] = []
+    seconds, flops = list[float](), list[float]()
     peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())  # what the loop's own share is of
 
     def run() -> None:
-        rollout = dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
-        never = dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollouts_every"), 0)
-        model: dict[str, Any] = dict(task="toy", lora_rank=cfg.lora_rank, lora_targets=LORA_TARGETS)
-        model |= dict(init_from=cfg.ckpt) if cfg.ckpt else dict(model=cfg.model, tokenizer="gpt2")
-        settings = reinforce.ReinforceConfig(
-            run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, **model, **rollout, **never
-        )
+        how: dict[str, Any] = dict(run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, task="toy")
+        how |= dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
+        how |= dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollouts_every"), 0)
+        how |= dict(init_from=cfg.ckpt) if cfg.ckpt else dict(model=cfg.model, tokenizer="gpt2")
+        settings = reinforce.ReinforceConfig(**how, lora_rank=cfg.lora_rank, lora_targets=LORA_TARGETS)
         last = reinforce.train(settings).metrics().iloc[-1]
         seconds.append(last["step_s"])
         flops.append(last["mfu"] * peak * last["step_s"] / rollouts)
@@ -63,67 +60,31 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds.append(time.perf_counter() - began[0])
 
-    task, words = ToyTask(), list(CLASSES)
+    task = ToyTask()
     asked = task.problems("train", limit=cfg.problems * STEPS)
-    talks = [task.prompt(problem) for problem in asked]  # a checkpoint has a chat template
-    texts = [" ".join([words[i % len(words)]] * 8) for i in range(len(asked))]
-    prompts = datasets.Dataset.from_dict({"prompt": talks if cfg.ckpt else texts})
-    adapters = peers.lora(cfg.lora_rank) if cfg.lora_rank else None
+    # a checkpoint has a chat template; a random model reads eight numbers, which are ids
+    prompts = [task.prompt(problem) if cfg.ckpt else f"<{i}> " * 8 for i, problem in enumerate(asked)]
 
     def reward(completions: list[Any], **_: Any) -> list[float]:
-        return [
-            task.score(asked[0], said if isinstance(said, str) else said[-1]["content"]).reward for said in completions
-        ]
+        said = (x if isinstance(x, str) else x[-1]["content"] for x in completions)
+        return [task.score(asked[0], text).reward for text in said]
 
     def run() -> None:
+        at_once = cfg.peer_rows or rollouts
+        rows = dict(per_device_train_batch_size=at_once, gradient_accumulation_steps=rollouts // at_once)
+        length = dict(
+            max_completion_length=cfg.max_new_tokens, generation_kwargs={"min_new_tokens": cfg.max_new_tokens}
+        )
+        steps = dict(max_steps=STEPS, num_generations=cfg.group_size, learning_rate=1e-4, logging_steps=1000)
+        random = lambda: (peers.huggingface("arcee", cfg.model), peers.word_per_id(cfg.model.vocab_size))  # noqa: E731
+        model, tokenizer = peers.exported(cfg.ckpt) if cfg.ckpt else random()
         with tempfile.TemporaryDirectory() as folder:
-            how = trl.GRPOConfig(
-                output_dir=folder,
-                max_steps=STEPS,
-                per_device_train_batch_size=cfg.peer_rows or rollouts,
-                gradient_accumulation_steps=rollouts // (cfg.peer_rows or rollouts),
-                num_generations=cfg.group_size,
-                max_completion_length=cfg.max_new_tokens,
-                generation_kwargs={"min_new_tokens": cfg.max_new_tokens},
-                beta=0.0,
-                learning_rate=1e-4,
-                report_to=[],
-                save_strategy="no",
-                logging_steps=1000,
-                disable_tqdm=True,
-                gradient_checkpointing=False,
-                use_cpu=dist.device().type == "cpu",
-                bf16=str(dist.compute_dtype()) == "torch.bfloat16",
-                dataloader_pin_memory=False,
-            )
-            random = lambda: (peers.huggingface("arcee", cfg.model), _tokenizer(transformers))  # noqa: E731
-            model, tokenizer = peers.exported(cfg.ckpt) if cfg.ckpt else random()
-            trl.GRPOTrainer(
-                model=model,
-                peft_config=adapters,
-                reward_funcs=reward,
-                args=how,
-                train_dataset=prompts,
-                processing_class=tokenizer,
-                callbacks=[Clock()],
-            ).train()
+            how = dict(args=peers.grpo_config(Path(folder), **rows, **length, **steps), callbacks=[Clock()])
+            how |= dict(peft_config=peers.lora(cfg.lora_rank)) if cfg.lora_rank else {}
+            data = datasets.Dataset.from_dict({"prompt": prompts})
+            trl.GRPOTrainer(model, reward, train_dataset=data, processing_class=tokenizer, **how).train()
 
     return measure.Contestant("trl GRPOTrainer", run, rollouts, seconds=lambda: seconds[-1])
-
-
-def _tokenizer(transformers: Any) -> Any:
-    """GPT-2's token ids for transformers, whole words only: enough for the prompts, without a download."""
-    tokenizers, known = peers.require("tokenizers"), load("gpt2")
-    words = {f"<{i}>": i for i in range(known.n_vocab)}
-    for word in CLASSES:
-        at = known.encode(word)[0]
-        words = {word if i == at else text: i for text, i in words.items()}
-    words = {("<pad>" if i == known.eot_id else text): i for text, i in words.items()}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<pad>", unk_token="<0>"
-    )
 
 
 def bench(cfg: RLBench) -> dict[str, Any]:
@@ -132,10 +93,8 @@ def bench(cfg: RLBench) -> dict[str, Any]:
     timings = measure.race(contestants(cfg), cfg.rounds, peak)
     what = cfg.ckpt or f"{cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters"
     learned = f"adapters of rank {cfg.lora_rank}, " * (cfg.lora_rank > 0)
-    title = (
-        f"one RL step: {what}, {learned}{cfg.problems} problems x {cfg.group_size} "
-        f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}"
-    )
+    rollouts = f"{cfg.problems} problems x {cfg.group_size} completions of {cfg.max_new_tokens} tokens"
+    title = f"one RL step: {what}, {learned}{rollouts}, {measure.dtype()}"
     measure.show(title, "rollouts", timings)
     print(peak)
     return {"title": title, "timings": measure.rows(timings)} | peak.row()

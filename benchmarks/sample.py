@@ -81,32 +81,12 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
     return run
 
 
-def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
-    """Seconds of the second half of the new tokens over seconds of the first half, without prefill; 1 = equal."""
-    prompts = _prompts(cfg).tolist()
-
-    def part(tokens: int) -> measure.Contestant:
-        def run() -> None:
-            with dist.autocast():
-                generate.sample(model, prompts, max_new_tokens=tokens, top_k=cfg.top_k, seed=0)
-
-        return measure.Contestant(str(tokens), run, 1.0)
-
-    half = cfg.max_new_tokens // 2
-    parts = [part(1), part(1 + half), part(1 + 2 * half)]
-    first, middle, whole = (1 / t.rate for t in measure.race(parts, cfg.rounds, limit_s=measure.LIMIT_S / 4))
-    return (whole - middle) / (middle - first)
-
-
 def bench(cfg: SampleBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     cfg = replace(cfg, model=_model(cfg).cfg)
-    timings = measure.race(contestants(cfg), cfg.rounds, limit_s=measure.LIMIT_S / 2)
-    title = (
-        f"sampling: {cfg.ckpt and cfg.ckpt + ', '}{cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
-        f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}"
-    )
+    timings = measure.race(contestants(cfg), cfg.rounds)
+    shape = f"{cfg.ckpt and cfg.ckpt + ', '}{cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}"
+    tokens = f"{cfg.prompts} prompts of {cfg.prompt_tokens} tokens, {cfg.max_new_tokens} new, top-k {cfg.top_k}"
+    title = f"sampling: {shape}, {tokens}, {measure.dtype()}"
     measure.show(title, "tokens", timings)
-    late = cost_of_late_tokens(_model(cfg), cfg)
-    print(f"the second half of the new tokens costs {late:.2f} x the first half")
-    return {"title": title, "timings": measure.rows(timings), "late_over_early": late}
+    return {"title": title, "timings": measure.rows(timings)}

@@ -158,7 +158,7 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
     shape = loaded.model.cfg
     title = (
         f"serving: {shape.depth} x {shape.n_embd}, vocabulary {shape.vocab_size:,}, {cfg.clients} clients, prompts of {cfg.prompt_tokens} tokens, "
-        f"{cfg.max_new_tokens} new, {str(dist.compute_dtype()).removeprefix('torch.')}"
+        f"{cfg.max_new_tokens} new, {measure.dtype()}"
     )
     measure.show(title, "tokens", timings)
     print(

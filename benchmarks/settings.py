@@ -143,6 +143,15 @@ class ConstrainBench(Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeBench(Bench):
+    """What `python -m benchmarks judge` runs."""
+
+    programs: int = opt(24, "programs judged together", least=1)
+    tests: int = opt(764, "tests of each", least=1)
+    kilobytes: float = opt(50.0, "size of the tests' script", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QualityBench(config.Settings):
     """What `python -m benchmarks quality` runs."""
 

@@ -17,15 +17,9 @@ from torch import Tensor
 
 from benchmarks import measure, peers
 from benchmarks.settings import TrainBench
-from codechat.core import config
 from codechat.distributed import dist, hardware
 from codechat.models import optim
 from codechat.models.gpt import GPT
-
-
-def config_from(plain: dict[str, Any]) -> TrainBench:
-    """The settings from a json object."""
-    return config.from_dict(TrainBench, plain)
 
 
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
@@ -37,17 +31,13 @@ def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
         hardware.compile_blocks(model, compile)
         return _contestant(cfg, name, model, model.loss, optim.build(model, lr=1e-3))
 
-    def peer(name: str, kind: str, mode: str) -> measure.Contestant:
+    def peer(name: str, kind: str, compile: bool) -> measure.Contestant:
         model = peers.PlainGPT(cfg.model) if kind == "plain" else peers.huggingface(kind, cfg.model)
         model = model.to(device).train()
         adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        return _contestant(cfg, name, model, _loss_of(model, kind, mode), [adamw])
+        return _contestant(cfg, name, model, _loss_of(model, kind, compile), [adamw])
 
-    made = {"codechat": partial(codechat, "codechat", True)}
-    if device.type == "cuda" and "eager" in cfg.modes:
-        made["codechat, eager"] = partial(codechat, "codechat, eager", False)
-    names = {f"{kind}, {mode}": (kind, mode) for kind in cfg.vs for mode in cfg.modes}
-    return made | {name: partial(peer, name, *how) for name, how in names.items()}
+    return measure.entrants(cfg.modes, codechat, peer, cfg.vs)
 
 
 def _contestant(
@@ -61,23 +51,15 @@ def _contestant(
     tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def step() -> None:
-        with dist.autocast(device):
-            value = loss(ids, targets)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
+    step = partial(measure.step, model, optimizers, partial(loss, ids, targets))
     return measure.Contestant(name, step, ids.numel(), cfg.model.flops_per_token(cfg.seq_len))
 
 
-def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss_of(model: Any, peer: str, compile: bool) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(ids: Tensor, targets: Tensor) -> Tensor:
         return model.loss(ids, targets) if peer == "plain" else model(input_ids=ids, labels=ids, use_cache=False).loss
 
-    return torch.compile(loss) if mode == "compiled" else loss
+    return torch.compile(loss) if compile else loss
 
 
 def bench(cfg: TrainBench) -> dict[str, Any]:
@@ -87,11 +69,7 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
     left, peak = measure.LIMIT_S - (time.perf_counter() - began), measure.Peak()
     timings = measure.race([build() for build in made.values()], cfg.rounds, peak, left)
     params = cfg.model.n_params / 1e6
-    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(peak.dtype)}"
+    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {measure.dtype()}"
     measure.show(title, "tokens", timings, shown)
     print(peak)
     return {"title": title, "timings": measure.rows(timings), "memory": memory} | peak.row()
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
