@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CODECHAT_DTYPE", "float32")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED_ROWS = SHARED_DATA.with_name("rows")
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,14 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real samples: ../shared/data is absent beside {SHARED_DATA.parents[1].name}/")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def shared_rows() -> Path:
+    """Folder of a few rows of each public form, beside the repository; tests that need it skip without."""
+    if not SHARED_ROWS.is_dir():
+        pytest.skip(f"no sample rows: ../shared/rows is absent beside {SHARED_ROWS.parents[1].name}/")
+    return SHARED_ROWS
 
 
 def _own_files() -> dict[str, int]:

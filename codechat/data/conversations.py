@@ -102,6 +102,9 @@ def check_row(row: Row, default: str, where: str) -> Row:
         if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
             raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
         return row
+    if chat_formats.is_disliked(row):
+        written = "`codechat preference` reads it from preferences.SPLIT.jsonl"
+        raise DataError(f"{where} is an answer with the label {row['label']}, which SFT would imitate; {written}")
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
@@ -139,8 +142,10 @@ def encode_all(
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:
-    """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of problems and probes. MissingFile."""
+    """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of problems, probes and
+    preferences. MissingFile."""
     paths = sorted(path for name in (f"*.{split}.jsonl", f"{split}.jsonl") for path in Path(directory).glob(name))
+    paths = [path for path in paths if not path.name.startswith("preferences.")]
     files = [path for path in paths if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"

@@ -16,12 +16,8 @@ from codechat.data.synthetic import parsed, split_of
 from codechat.text import chat
 
 DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))
-_COLUMNS = json.loads(Path(__file__).with_name("columns.json").read_text("utf-8"))  # sets of columns that rows may have
-CALL_COLUMNS = tuple(map(tuple, _COLUMNS["calls"]))
-INSTRUCTION_COLUMNS = (*map(tuple, _COLUMNS["instructions"]), *CALL_COLUMNS)
-READ = {"history", "tools", "id", "domain", "source", "task_id", "test_list"}.union(
-    chat_formats.REQUESTS, chat_formats.ANSWERS, chat_formats.INPUTS, chat_formats.SYSTEM_COLUMNS, *CALL_COLUMNS
-)
+INSTRUCTION_COLUMNS = tuple(form.columns for form in chat_formats.FORMS)
+CALL_COLUMNS = tuple(form.columns for form in chat_formats.FORMS if form.calls)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
 MBPP_HELD_OUT = range(11, 601)
 BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
@@ -56,9 +52,14 @@ def evaluation_set(row: Row) -> str | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts of a row, at any depth."""
+    """All texts of a row, at any depth, also those in JSON text."""
     if isinstance(value, str):
         yield value
+        if value.lstrip().startswith(("[{", "{")):
+            try:
+                yield from _texts(json.loads(value))
+            except (ValueError, RecursionError):
+                return
     elif isinstance(value, (dict, list, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
@@ -133,10 +134,15 @@ def conversation_rows(
     """Conversations of rows in any form of `chat_formats`, each once. Their domain is `domain`, or what the row says, or
     "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose."""
     seen: set[str] = set()
+    named: set[str] = set()
     columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
     for number, row in enumerate(sources.require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
-        if number == 1 and (unread := sorted(map(str, row.keys() - READ))):
+        if unread := [name for name in chat_formats.unread_columns(row) if name not in named]:
+            named.update(unread)
             print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
+        if chat_formats.is_disliked(row):
+            ledger.skip("label_false")
+            continue
         converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
         if isinstance(converted, str):
             ledger.lose(converted, f"row {number}")

@@ -245,6 +245,22 @@ def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
             return _literal(text, start, tags[n + 1])
 
 
+def value_at(text: str, start: int) -> tuple[Any, int] | None:
+    """(value, its end) of the JSON or Python literal that begins at `start`: an object, a list, a string, a number, true
+    or None. None where there is no such value. A tag inside a string is part of the string."""
+    token = _TOKEN.match(text, start)
+    if not token or token[1] not in (None, "{", "["):
+        return None
+    if token[1]:
+        if strict := _strict(text, token.start(1)):
+            return strict
+        value, end, form = _literal(text, token.start(1), len(text))
+        return None if form == "bad_json" else (value, end)
+    listed = f"[{token[0]}]"
+    value, _, form = _literal(listed, 0, len(listed), quoted=False)
+    return None if form == "bad_json" else (value[0], token.end())
+
+
 def read_call(item: Any, form: str = "object") -> Call:
     """The call of an object, as data sets hold it in fields; parse_calls reads the same from text."""
     if not isinstance(item, Mapping):

@@ -7,10 +7,17 @@ import pytest
 from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, conversations, public_rows, synthetic
+from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
+# sets of ../shared/rows -> the function that their rows call
+SHARED_SETS = [
+    *((name, "get_weather") for name in ("APIGen-MT", "ToolACE", "Toucan", "hermes-v1", "minimind", "mobile-actions")),
+    *((name, "get_weather") for name in ("xlam-60k", "legacy_function_call", "functions_column")),
+    ("xlam-irrelevance", None),
+    ("nested_null", "search"),
+]
 BYTES = tokenizer.load("bytes")
 HERE = Path(__file__).parent
 FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))  # one conversation in five forms
@@ -76,6 +83,25 @@ def glaive(answer: str) -> dict:
 def test_rows_that_cannot_be_taught_give_a_reason():
     for line in rows_of(HERE / "unusable.jsonl"):
         assert chat_formats.messages_of(line["row"], "x") == line["reason"], line
+
+
+PUBLIC = rows_of(HERE / "public_forms.jsonl")
+
+
+@pytest.mark.parametrize("case", PUBLIC, ids=[case["form"] for case in PUBLIC])
+def test_rows_of_a_public_set_keep_their_calls_and_offer_their_tools(case):
+    assert chat_formats.messages_of(case["row"], "x") == case["messages"]
+
+
+@pytest.mark.parametrize("name, called", SHARED_SETS)
+def test_the_sample_of_a_public_set_is_kept_whole_with_its_call(name, called, shared_rows):
+    ledger = Ledger(name)
+    rows = [row | {"id": number} for number, row in enumerate(sources.local_rows(shared_rows / f"{name}.jsonl"))]
+    kept = list(public_rows.conversation_rows(rows, name, ledger))
+    assert ledger.kept + ledger.skipped["duplicate"] == len(rows) and not ledger.lost
+    assert all(row["meta"]["tools_present"] for row in kept)
+    golds = {(public_rows.call_problem(row)["gold"] or {}).get("name") for row in kept}
+    assert golds == {called}
 
 
 USER, BOT = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}

@@ -38,7 +38,7 @@ class CallsConfig(ColumnsConfig):
 
     source: str = opt(
         "embedded",
-        "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, glaive",
+        "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, ToolACE, xLAM, glaive",
     )
     domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
