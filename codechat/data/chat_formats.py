@@ -129,10 +129,7 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
 
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row in OpenAI's form, as it has them."""
-    turns = row["messages"]
-    if isinstance(turns, str) and turns.lstrip().startswith("["):
-        found = tool_calls.value_at(turns, 0)
-        turns = found[0] if found else turns
+    turns = turns_in(row["messages"])
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
     if not turns:
@@ -143,6 +140,19 @@ def _raw_turns(row: Row, where: str) -> list[Any]:
         if extra.lower() not in NO_INPUT and not any(extra in text for text in said):
             raise Unreadable(f"{name}_beside_messages")
     return list(turns)
+
+
+def turns_in(value: Any) -> Any:
+    """The messages that a JSON text holds; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    found = tool_calls.value_at(value, 0)
+    if found is None or value[found[1] :].strip():
+        return value
+    turns = found[0]
+    if not all(isinstance(turn, Mapping) and {"role", "from"} & turn.keys() for turn in turns):
+        return value
+    return turns
 
 
 def _strings(value: Any) -> Iterator[str]:

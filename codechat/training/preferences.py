@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import chat_formats
+from codechat.data import preference_rows
 from codechat.data.sources import read_jsonl
 from codechat.distributed import dist, sharding
 from codechat.models.generate import Completion
@@ -204,42 +204,14 @@ def read_preferences(
 
 def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> RolloutBatch | str:
     """The row as one group, or why it teaches nothing."""
-    has = {name for name, value in row.items() if value is not None}
-    if {"chosen", "rejected"} <= has:
-        answers, rewards = [row["chosen"], row["rejected"]], [1.0, 0.0]
-    elif "label" in has and has & {"completion", "messages"}:
-        if type(row["label"]) not in (bool, int) or row["label"] not in (0, 1):
-            raise DataError(f"{where} has the label {row['label']!r}; required is true, false, 0 or 1; correct it")
-        answers, rewards = [row["completion" if "completion" in has else "messages"]], [float(row["label"])]
-    else:
-        required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
-        raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
-    sides = [_conversation(row, answer, where) for answer in answers]
-    messages = sides[0][:-1]
-    if sides[-1][:-1] != messages:
-        raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
-    if len(sides) == 2 and sides[0] == sides[1]:
-        return "with equal answers"
-    prompt = chat.prompt(messages, tokenizer, tags)
-    completions = [chat.completion_ids(side[-1]["content"], tokenizer, tags) for side in sides]
+    preference = preference_rows.preference_of(row, where)
+    if isinstance(preference, str):
+        return preference
+    prompt = chat.prompt(preference.messages, tokenizer, tags)
+    completions = [chat.completion_ids(answer, tokenizer, tags) for answer in preference.answers]
     if len(prompt) + max(map(len, completions)) > block_size:
         return f"longer than {block_size} tokens"
-    return _group(messages, prompt, completions, rewards)
-
-
-def _conversation(row: dict[str, Any], answer: Any, where: str) -> list[dict[str, str]]:
-    """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
-    columns = ("prompt", "conversations", "messages")
-    prompt = next((row[c] for c in columns if row.get(c) is not None and row[c] is not answer), None)
-    if prompt is None and (request := chat_formats.request_text(row)):
-        prompt = [*chat_formats.turns_before(row, where), {"role": "user", "content": request}]
-    turns = chat_formats.continued(prompt, answer, where)
-    messages = chat_formats.messages_of(row | {"messages": turns}, where)
-    if isinstance(messages, str):
-        raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
-    if [m["role"] == "assistant" for m in messages[-2:]] != [False, True]:
-        raise DataError(f"{where}: an answer must end in one message of the assistant, after another role's")
-    return messages
+    return _group(preference.messages, prompt, completions, preference.rewards)
 
 
 def _group(messages: list[dict], prompt: list[int], completions: list[list[int]], rewards: list[float]) -> RolloutBatch:

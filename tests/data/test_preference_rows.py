@@ -52,6 +52,34 @@ def test_a_row_that_teaches_nothing_is_left_out_and_counted(tmp_path: Path, caps
         read(tmp_path, [same, long], block=64)
 
 
+PUBLIC = rows_of(Path(__file__).with_name("public_preferences.jsonl"))
+
+
+@pytest.mark.parametrize("case", PUBLIC, ids=[case["form"] for case in PUBLIC])
+def test_preferences_of_a_public_form_keep_their_calls_and_offer_their_tools(case: dict, tmp_path: Path) -> None:
+    batch = read(tmp_path, [case["row"]])
+    assert batch.problems[0].messages == case["messages"]
+    assert [c.ids for c in batch.completions] == [chat.completion_ids(answer, BYTES) for answer in case["answers"]]
+
+
+def test_a_liked_answer_whose_call_cannot_be_read_is_named(tmp_path: Path) -> None:
+    row = PUBLIC[1]["row"]
+    turned = row | {"chosen_response": row["rejected_response"], "rejected_response": row["chosen_response"]}
+    with pytest.raises(DataError, match="preferences.train.jsonl:1 .*unreadable_call"):
+        read(tmp_path, [turned])
+
+
+def test_context_that_a_prompt_of_messages_does_not_hold_is_named(tmp_path: Path) -> None:
+    row = {"prompt": [{"role": "user", "content": "Even?"}], "context": "7", "chosen": "no", "rejected": "yes"}
+    with pytest.raises(DataError, match="preferences.train.jsonl:1 .*context_beside_messages"):
+        read(tmp_path, [row])
+
+
+def test_the_sample_of_when2call_is_read_whole(shared_rows: Path, tmp_path: Path) -> None:
+    rows = rows_of(shared_rows / "When2Call.jsonl")
+    assert len(read(tmp_path, rows).problems) == len(rows)
+
+
 def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) -> None:
     for name, n in (("dpo_en_demo", 2), ("kto_prompt_completion_label", 1), ("raschka_instruction_preference", 2)):
         rows = rows_of(shared_data / "preference" / f"{name}.jsonl")[:100]
