@@ -21,7 +21,7 @@ from typing import Any
 
 from codechat import tasks
 from codechat.core.errors import UserError
-from codechat.data import corpus
+from codechat.data import conversations, corpus, preference_rows
 from codechat.data.sources import read_jsonl
 from codechat.data.synthetic import parsed
 from codechat.runs.paths import ROOT
@@ -35,7 +35,6 @@ MOST_BYTES = 1 << 29  # of text read from one source
 N = 13  # words
 SHARE = 0.5
 NODES = 28
-MESSAGES = ("messages", "conversations", "prompt", "chosen", "rejected", "completion")
 _STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
 _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
@@ -182,8 +181,10 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         raise UserError("its lineage names no data")
     elif entry.get("kind") == "pretrain":
         yield from _corpus_texts(_directory(data_dir), entry.get("data"))
+    elif preferences:
+        yield from _preference_texts(_directory(data_dir))
     else:
-        yield from _conversation_texts(_directory(data_dir), f"{'preferences.' if preferences else '*'}train.jsonl")
+        yield from _conversation_texts(_directory(data_dir))
 
 
 def _directory(name: str) -> Path:
@@ -201,20 +202,32 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, 
             yield known.decode(shard[at : at + PIECE + OVERLAP].tolist()), False
 
 
-def _conversation_texts(directory: Path, pattern: str) -> Iterator[tuple[str, bool]]:
-    """Messages as whole messages, without system prompts; a text alone is one."""
+def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
+    """Messages of the rows that SFT trains on, as whole messages, without system prompts."""
     tokenized = set[str]()
-    for file in sorted(directory.glob(pattern)):
-        for _, row in read_jsonl(file):
-            if {"input_ids", "labels"} <= row.keys():
+    for file in conversations.domain_files(directory, "train"):
+        for row in conversations.read(file):
+            if "input_ids" in row:
                 tokenized.add(file.name)
-            for name in MESSAGES if "gold" not in row else ():  # SFT does not read the problems of the directory
-                value = row.get(name) or ()
-                for m in [{"role": "", "content": value}] if isinstance(value, str) else value:
-                    if m["role"] != "system":
-                        yield m["content"], True
+            else:
+                yield from _said(row["messages"])
     if tokenized:  # the rows do not name their tokenizer
         raise UserError(f"{', '.join(sorted(tokenized))}: rows are token ids; search their texts (other rows were)")
+
+
+def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
+    """The same of preferences, with both answers of a pair."""
+    file = directory / "preferences.train.jsonl"
+    for number, row in read_jsonl(file):
+        preference = preference_rows.preference_of(row, f"{file}:{number}")
+        if isinstance(preference, str):  # it teaches nothing
+            continue
+        yield from _said(preference.messages)
+        yield from ((answer, True) for answer in preference.answers)
+
+
+def _said(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+    yield from ((message["content"], True) for message in messages if message["role"] != "system")
 
 
 def request(problem: Problem) -> str:

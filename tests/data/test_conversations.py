@@ -8,7 +8,7 @@ import pytest
 import torch
 from jsonl import write
 
-from codechat.core.errors import DataError
+from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
 from codechat.data.conversations import Example, PackedLoader, Prefetched
 from codechat.text import chat, tokenizer
@@ -96,6 +96,24 @@ def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(t
     assert counts(wanted={"code": 1.0, "long": 0.0}) == {"code": 3}
     with pytest.raises(DataError, match="(?=.*cdoe)(?=.*calls)(?=.*code)"):
         counts(wanted={"cdoe": 1.0, "code": 1.0})
+
+
+def test_preferences_in_the_folder_are_no_conversations(tmp_path):
+    write(tmp_path / "chat.train.jsonl", [{"prompt": "Two?", "completion": "2"}])
+    write(tmp_path / "preferences.train.jsonl", [{"prompt": "Two?", "completion": "3", "label": False}])
+    domains = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
+    assert {name: len(rows) for name, rows in domains.items()} == {"chat": 1}
+    (tmp_path / "chat.train.jsonl").unlink()
+    with pytest.raises(MissingFile, match="no conversations"):
+        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
+
+
+@pytest.mark.parametrize("label", [False, 0])
+def test_an_answer_with_the_label_false_is_named_wherever_it_lies(tmp_path, label):
+    row = {"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "3"}]}
+    write(tmp_path / "chat.train.jsonl", [row | {"label": True}, row | {"label": label}])
+    with pytest.raises(DataError, match="chat.train.jsonl:2 .*label"):
+        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
 
 
 def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets():

@@ -285,3 +285,11 @@ def test_real_samples_are_read(shared_data, tmp_path):
     assert manifest["train_bytes"] + manifest["val_bytes"] == 1_115_394
     windows = corpus.val_windows(tmp_path / "shake", 256, batch=64)
     assert sum(int((targets >= 0).sum()) for _, targets, _ in windows) == manifest["val_tokens"] - 1
+
+
+def test_answers_with_the_label_false_are_skipped_and_counted(tmp_path, capsys):
+    rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": n % 3 > 0} for n in range(30)]
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "kto.jsonl", rows), "--neutral-share", 0)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["sources"]["kto.jsonl"] == {"kept": 20, "dropped": {}, "skipped": {"label_false": 10}}
+    assert "label_false" in capsys.readouterr().out

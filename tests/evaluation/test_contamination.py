@@ -145,6 +145,47 @@ def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path
     assert not searched([lower], **entry).how
 
 
+USER, TOOL = {"role": "user", "content": REQUEST}, {"name": "f", "description": "d", "parameters": {"type": "object"}}
+CALL = {"name": "f", "arguments": {}}
+LAYOUTS = {
+    "a call without content": {
+        "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": CALL}]}],
+        "tools": [TOOL],
+    },
+    "a call without the key": {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": REQUEST}]}, {"role": "gpt", "content": "a"}]},
+    "ShareGPT": {"conversations": [{"from": "human", "value": REQUEST}, {"from": "gpt", "value": "a"}]},
+    "ChatML": {"text": f"<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"},
+    "glaive": {"system": "SYSTEM: Be brief.", "chat": f"USER: {REQUEST}\n\n\nASSISTANT: a <|endoftext|>"},
+    "a tool set": {"question": [USER], "functions": [TOOL], "ground_truth": [CALL]},
+    "xLAM": {"query": REQUEST, "answers": json.dumps([CALL]), "tools": json.dumps([TOOL])},
+    "instruction": {"instruction": REQUEST, "input": 7, "output": "a"},
+    "question": {"question": REQUEST, "answer": "a"},
+    "prompt": {"prompt": REQUEST, "completion": "a"},
+    "prompt of messages": {"prompt": [USER], "completion": [{"role": "assistant", "content": "a"}]},
+    "JSON text": {"messages": json.dumps([USER, {"role": "assistant", "content": "a"}])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_every_layout_that_sft_accepts_are_searched(layout: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS[layout]])
+    report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
+    assert report.how == {"leaked": ("prompt",)} and not report.missing
+
+
+def test_a_row_that_sft_refuses_is_named_and_not_a_traceback(tmp_path: Path) -> None:
+    write_rows(tmp_path / "mine.train.jsonl", [{"messages": [USER, {"role": "assistant", "content": None}]}])
+    report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
+    assert not report.read and "mine.train.jsonl:1" in report.missing[0]
+
+
+def test_preferences_of_an_sft_folder_were_not_trained_on(tmp_path: Path) -> None:
+    write_rows(tmp_path / "preferences.train.jsonl", [dict(prompt=REQUEST, completion="a", label=False)])
+    write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS["question"] | {"question": "Else?"}])
+    assert not searched([PROBLEM], kind="sft", data_dir=str(tmp_path)).how
+
+
 def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
     ids = tokenizer.load("bytes").encode(REQUEST)
     write_rows(tmp_path / "ids.train.jsonl", [dict(input_ids=ids, labels=ids)])
