@@ -542,7 +542,7 @@ def _the_same(calls: list[str], again: list[str]) -> list[str]:
 
 def _call(function: Any, tools: Sequence[Row]) -> str:
     """The canonical call of a field. A null argument that the tool does not have comes from an Arrow table, whose objects
-    are padded to one set of keys (`sources.unpadded`); then the other nulls of the call do, too."""
+    are padded to one set of keys (`sources.arrow_row`); then the other nulls of the call do, too."""
     call = tool_calls.read_call(function)
     known = next((tool["parameters"]["properties"] for tool in tools if tool["name"] == call.name), None)
     if known is not None and call.form in ("object", "parameters"):

@@ -95,11 +95,11 @@ def reject_benchmark(benchmark: str | None, where: str) -> None:
 
 
 def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
-    """Documents of a parquet or jsonl file, a .py or .txt file, or a directory of either kind."""
+    """Documents of a file of rows, a .py or .txt file, or a directory of either kind."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; --source takes embedded, hub, or a file or directory")
     root = path if path.is_dir() else path.parent
-    if sources.row_format(path) or (path.is_dir() and any(map(sources.row_format, path.iterdir()))):
+    if path.suffix in sources.ROW_ENDINGS or (path.is_dir() and _holds_rows(path)):
         yield from row_documents(sources.local_rows(path), path.name, ledger)
         return
     if path.is_dir():
@@ -111,6 +111,14 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
         if document := sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger):
             reject_benchmark(evaluation_set({"text": document.text}), str(file))
             yield document
+
+
+def _holds_rows(directory: Path) -> bool:
+    """Whether a directory is one of rows: json and csv files also lie beside programs and texts."""
+    if any(map(sources.row_format, directory.iterdir())):
+        return True
+    rows = any(path.suffix in sources.ROW_ENDINGS for path in directory.iterdir())
+    return rows and not any(path.suffix in (".py", ".txt") for path in directory.rglob("*"))
 
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:

@@ -4,6 +4,7 @@ A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, 
 should have been usable. Too many losses are an error: a reader that drops most of its input leaves only the easy part."""
 
 import csv
+import datetime
 import hashlib
 import json
 import os
@@ -163,6 +164,9 @@ def text_rule(text: str) -> str | None:
 
 
 ENDINGS = ".parquet, .json or .jsonl"
+ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+# Files beside rows that describe them: those of `datasets`, and our own.
+ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "manifest.json")
 MMLU_COLUMNS = ["question", *"ABCD", "answer"]
 
 
@@ -206,13 +210,28 @@ def row_format(path: Path) -> str | None:
     return path.suffix[1:] if path.suffix in (".parquet", ".jsonl") else None
 
 
+def row_files(directory: Path) -> list[Path]:
+    """The files of rows in a directory, sorted. DataError where there is none, or one that is compressed."""
+    files = sorted(path for path in directory.iterdir() if path.suffix in ROW_ENDINGS and path.name not in ABOUT)
+    if packed := [path.name for path in directory.iterdir() if path.suffix in (".gz", ".zst", ".bz2", ".xz", ".zip")]:
+        raise DataError(f"{directory} holds {packed[0]}, which is compressed; unpack it, or move it elsewhere")
+    if not files:
+        raise DataError(f"{directory} holds no file ending in .csv, {ENDINGS}; check the path")
+    name_unread(directory, files)
+    return files
+
+
+def name_unread(directory: Path, read: Collection[Path]) -> None:
+    """Name on stderr what else a directory holds, but files that only describe a data set."""
+    others = [path.name for path in directory.iterdir() if path not in read and path.name not in ABOUT]
+    if others := sorted(name for name in others if not name.startswith((".", "README", "LICENSE"))):
+        print(f"{directory}: not read: {', '.join(others)}", file=sys.stderr)
+
+
 def local_rows(path: Path) -> Iterator[Row]:
-    """Rows of a csv file or one with one of `ENDINGS`, or of the parquet and jsonl files of a directory. MissingFile, DataError."""
+    """Rows of a csv file or one with one of `ENDINGS`, or of all such files of a directory. MissingFile, DataError."""
     if path.is_dir():
-        files = sorted(filter(row_format, path.iterdir()))
-        if not files:
-            raise DataError(f"{path} holds no file ending in {ENDINGS}; check the path")
-        yield from chain.from_iterable(map(local_rows, files))
+        yield from chain.from_iterable(map(local_rows, row_files(path)))
     elif path.suffix == ".parquet" and path.exists():
         yield from _parquet_rows(path)
     elif path.suffix == ".csv":
@@ -232,22 +251,69 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
-            yield from map(unpadded, batch.to_pylist(maps_as_pydicts="lossy"))
+            rows = batch.to_pylist(maps_as_pydicts="lossy")
+            yield from (arrow_row(row, batch.schema, json_text=True, padded=True) for row in rows)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 
+def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
+    """A row of a table with this pyarrow schema, as JSON would have it. json_text: whether cells of the type arrow.json,
+    in which `datasets` 5 writes objects whose keys differ, are still text. padded: whether structs have null fields that
+    only others of their column have; these are left out. The nulls of a JSON cell or of a map were meant."""
+    types = {field.name: field.type for field in schema}
+
+    def plain(value: Any, kind: Any) -> Any:
+        if getattr(kind, "extension_name", "") == "arrow.json":
+            return _decoded(value, "a cell of JSON") if json_text and isinstance(value, str) else value
+        kind = getattr(kind, "storage_type", kind)
+        if isinstance(value, list):
+            return [plain(each, getattr(kind, "value_type", None)) for each in value]
+        if not isinstance(value, Mapping):
+            return as_text(value)
+        if hasattr(kind, "item_type"):  # a map
+            return {name: plain(each, kind.item_type) for name, each in value.items()}
+        fields = {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
+        kept = {name: each for name, each in value.items() if each is not None or not padded}
+        return {name: plain(each, fields.get(name)) for name, each in kept.items()}
+
+    return {name: plain(value, types.get(name)) for name, value in row.items()}
+
+
+def as_text(value: Any) -> Any:
+    """A date or a time as ISO text; any other value as it is. `datasets` turns texts that look like dates into timestamps:
+    "2024-05-01" comes back as midnight, and therefore without a time."""
+    if isinstance(value, datetime.datetime):
+        midnight = value.time() == datetime.time() and value.tzinfo is None
+        return value.date().isoformat() if midnight else value.isoformat()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return value
+
+
 def _csv_rows(path: Path) -> Iterator[Row]:
-    """By the names in the first line; MMLU's own files have no such line."""
-    first, *lines = [line for line in csv.reader(open_text(path)) if line] or [[]]
-    if len(first) == len(MMLU_COLUMNS) and first[-1] in ("A", "B", "C", "D"):
-        first, lines = MMLU_COLUMNS, [first, *lines]
-    yield from _objects([dict(zip(first, line)) for line in lines], str(path))
-
-
-def unpadded(row: Row) -> Row:
-    """The row of an Arrow table as it was written: there, objects have null fields that others of their column have."""
-    return {name: without_nulls(value) for name, value in row.items()}
+    """By the names in the first line; MMLU's own files have no such line. DataError for a line with more or fewer fields,
+    which an unquoted comma makes, and for a quotation mark that is not closed."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the module's own limit is 131,072 characters
+    reader, rows, names = csv.reader(open_text(path), strict=True), list[Row](), list[str]()
+    try:
+        for line in reader:
+            if not line:
+                continue
+            if not names:
+                names = line
+                if len(line) != len(MMLU_COLUMNS) or line[-1] not in ("A", "B", "C", "D"):
+                    continue
+                names = MMLU_COLUMNS
+            if len(line) != len(names):
+                fault = f"has {len(line)} fields and the first line {len(names)} ({', '.join(names)[:80]})"
+                raise DataError(f"{path}:{reader.line_num} {fault}; put a text with a comma in quotation marks")
+            rows.append(dict(zip(names, line)))
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num} is not csv ({error}); put each text in quotation marks") from None
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} has two columns of one name ({', '.join(names)[:80]}); rename one")
+    yield from _objects(rows, str(path))
 
 
 def without_nulls(value: Any) -> Any:
@@ -299,9 +365,21 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
         kind = "json" if files.endswith((".json", ".jsonl")) else "parquet"
         what = {"path": kind, "data_files": f"hf://datasets/{name}/{files}"} | ({"columns": columns} if columns else {})
     try:
-        yield from map(unpadded, datasets.load_dataset(**what, split="train", streaming=True))
+        stream = datasets.load_dataset(**what, split="train", streaming=True)
+        yield from _stream_rows(stream)
     except (OSError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
+
+
+def _stream_rows(stream: Any) -> Iterator[Row]:
+    """Rows of a stream of `datasets`, which has decoded cells of the type Json. Where it reads JSON files and knows this
+    type, objects whose keys differ have it, so that no object is padded."""
+    import datasets
+
+    schema = stream.features.arrow_schema if stream.features else ()
+    padded = getattr(stream.info, "builder_name", None) != "json" or not hasattr(datasets, "Json")
+    for row in stream:
+        yield arrow_row(row, schema, json_text=False, padded=padded)
 
 
 class NoHub(UserError):

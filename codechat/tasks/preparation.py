@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import Ledger, hub_rows, names_hub_set, read_jsonl, require_columns, row_format, rows_of
+from codechat.data.sources import (
+    Ledger,
+    hub_rows,
+    name_unread,
+    names_hub_set,
+    read_jsonl,
+    require_columns,
+    row_format,
+    rows_of,
+)
 from codechat.tasks.base import SPLITS, BaseTask, Problem, check_reference_solutions, check_split, problem_of, row_of
 
 Row = dict[str, Any]
@@ -110,7 +119,10 @@ class PublicTask(BaseTask):
             raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
         else:
             written = sorted(path.glob(f"{self.name}.*.jsonl"))
-            found = [f for f in path.iterdir() if row_format(f)] or path.rglob("*.csv") if path.is_dir() else [path]
+            found = [f for f in path.iterdir() if row_format(f)] if path.is_dir() else [path]
+            if path.is_dir() and found and not written:
+                name_unread(path, found)
+            found = found or list(path.rglob("*.csv"))
             for file in written or sorted(found):
                 stem = f"{file.stem.lower()}_".replace("_val_", "_validation_")
                 part = next((part for part in PARTS if part in stem), self.other)

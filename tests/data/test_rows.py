@@ -10,7 +10,7 @@ import pytest
 from jsonl import prepare, write
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, sources
+from codechat.data import chat_formats, public_rows, sources
 from codechat.tasks.base import SPLITS
 from codechat.tasks.custom import RowsTask
 from codechat.tasks.funcall import FuncallTask
@@ -70,6 +70,86 @@ def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pyte
         list(sources.rows_of(str(tmp_path / "absent.jsonl")))
 
 
+def said(rows: Any) -> list[Any]:
+    return [chat_formats.messages_of(row, "x") for row in rows]
+
+
+FIND = {
+    "name": "find",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"filter": {"type": "object"}}},
+}
+CONVERT = {
+    "name": "convert",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"amount": {"type": "number"}}},
+}
+
+
+def asked(tool: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"id": "a", "type": "function", "function": {"name": tool["name"], "arguments": arguments}}
+    return {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": [tool]}
+
+
+# rows of which `datasets` makes cells of JSON, timestamps, or structs with a field of nothing but nulls
+WRITTEN = {
+    "objects whose keys differ": [asked(FIND, {"filter": {"owner": None}}), asked(CONVERT, {"amount": 3})] * 3,
+    "xLAM as objects": [
+        {"query": f"Q{n}", "answers": [{"name": "find", "arguments": {"filter": {"n": n} if n % 2 else {"x": None}}}]}
+        | {"tools": [FIND]}
+        for n in range(6)
+    ],
+    "dates": [{"question": f"Day {n}?", "answer": f"2024-05-0{n + 1}"} for n in range(6)],
+    "days with times": [{"question": f"Day {n}?", "answer": f"2024-05-01T10:00:0{n}"} for n in range(6)],
+    "numbers": [{"question": f"{n} + 1?", "input": n / 2, "answer": n + 1} for n in range(6)],
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_what_datasets_writes_or_streams_reads_as_the_jsonl_that_it_was_given(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    file = write(tmp_path / "a.jsonl", WRITTEN[form])
+    expected = said(sources.local_rows(file))
+    assert all(isinstance(messages, list) for messages in expected)
+    load = datasets.load_dataset
+    table = load("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
+    table.to_parquet(str(tmp_path / "b.parquet"))
+    assert said(sources.local_rows(tmp_path / "b.parquet")) == expected
+    monkeypatch.setattr(sources, "probe_hub", lambda name: None)
+    for kind, path in (("json", file), ("parquet", tmp_path / "b.parquet")):
+
+        def from_files(path: str, kind: str = kind, files: str = str(path), **how: Any) -> Any:
+            return load(kind, data_files=files, **how)
+
+        monkeypatch.setattr(datasets, "load_dataset", from_files)
+        assert said(sources.rows_of("owner/name")) == expected
+
+
+def test_nulls_that_no_padding_made_stay_where_the_hub_has_json_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of one set of keys become structs, in which no field is padding."""
+    import datasets
+
+    rows = [{"query": "Q", "answers": [{"name": "find", "arguments": {"filter": {"owner": None, "n": 1}}}]}] * 3
+    file = write(tmp_path / "a.jsonl", [row | {"tools": [FIND]} for row in rows])
+    load = datasets.load_dataset
+    monkeypatch.setattr(sources, "probe_hub", lambda name: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **how: load("json", data_files=str(file), **how))
+    assert said(sources.rows_of("owner/name")) == said(sources.local_rows(file))
+    assert '"owner": null' in said(sources.local_rows(file))[0][-1]["content"]
+
+
+def test_the_entries_of_a_map_are_not_padded(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    table = pyarrow.table({"a": pyarrow.array([[("x", None), ("y", "1")]], type=kind)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert list(sources.local_rows(tmp_path / "a.parquet")) == [{"a": {"x": None, "y": "1"}}]
+
+
 NULL_SCHEMAS = [
     (None, "f()"),
     ({"type": "object", "properties": None, "required": None}, "f()"),
@@ -110,6 +190,58 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
         assert list(sources.local_rows(file)) == rows, file.name
     (tmp_path / "list.json").unlink(), (tmp_path / "lines.json").unlink()
     assert list(sources.local_rows(tmp_path)) == rows * 4
+
+
+def test_a_directory_with_files_of_several_kinds_is_read_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": name, "answer": "1"} for name in "abcd"]
+    (tmp_path / "a.csv").write_text("question,answer\na,1\n")
+    (tmp_path / "b.json").write_text(json.dumps(rows[1:2]))
+    write(tmp_path / "c.jsonl", rows[2:3])
+    parquet(tmp_path / "d", rows[3:])
+    for beside in ("dataset_info.json", "README.md", ".cache", "notes.txt"):
+        (tmp_path / beside).write_text("{}")
+    assert list(sources.local_rows(tmp_path)) == rows
+    assert capsys.readouterr().err == f"{tmp_path}: not read: notes.txt\n"
+    (tmp_path / "e.jsonl.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"e\.jsonl\.gz, which is compressed"):
+        list(sources.local_rows(tmp_path))
+
+
+def test_a_corpus_is_read_from_a_directory_of_json_and_csv_files_but_not_beside_programs(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "print(1)\n"}]))
+    (tmp_path / "b.csv").write_text('text\n"print(2, 3)"\n')
+
+    def texts() -> list[str]:
+        return [document.text for document in public_rows.path_documents(tmp_path, sources.Ledger("x"))]
+
+    assert texts() == ["print(1)\n", "print(2, 3)"]
+    (tmp_path / "main.py").write_text("print(4)\n")
+    assert texts() == ["print(4)\n"]
+
+
+def test_a_csv_field_may_be_as_long_as_a_book(tmp_path: Path) -> None:
+    text = "word, " * 40_000
+    (tmp_path / "a.csv").write_text(f'question,answer\nQ,"{text}"\n')
+    assert list(sources.local_rows(tmp_path / "a.csv")) == [{"question": "Q", "answer": text}]
+
+
+CSV = {
+    "a comma without quotation marks": ("q,a\n1,2\nGreet,Hello, you\n", ":3 has 3 fields and the first line 2"),
+    "a field too few": ("q,a\n1\n", ":2 has 1 fields"),
+    "a quotation mark that is not closed": ('q,a\n1,"2\n3,4\n', "not csv"),
+    "text behind a quotation mark": ('q,a\n1,"2" and\n', ":2 is not csv"),
+    "two columns of one name": ("q,q\n1,2\n", "two columns of one name"),
+}
+
+
+@pytest.mark.parametrize("fault", CSV)
+def test_a_csv_line_that_lost_its_form_is_named(fault: str, tmp_path: Path) -> None:
+    text, message = CSV[fault]
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"\A.*a\.csv.*{message}.*\Z"):
+        list(sources.local_rows(tmp_path / "a.csv"))
 
 
 DAMAGED = {
