@@ -21,7 +21,7 @@ _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
-_KEY = re.compile(r"\s*([^\s()\[\]{}\"'=,][^()\[\]{}\"'=,\n]*?)\s*=(?!=)\s*")
+_KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
 # Marks of call forms that are not read. The first never stand in prose; the others only where tools are offered.
 _FOREIGN = re.compile(

@@ -66,6 +66,7 @@ _WORDING = re.compile(
     r"|NO other text MUST be included\.",
     re.IGNORECASE,
 )
+_WRAPS = re.compile(r"(?:<(\w+)>|```(?:json)?)\s*\Z")  # what stands around a list of schemas
 _OFFERS = re.compile("list of functions in JSON format", re.IGNORECASE)
 
 
@@ -203,7 +204,11 @@ def _without_list(text: str) -> tuple[str, Any]:
             return text, ""
         if "{" in text:
             raise Unreadable("unreadable_tools")
-    rest = f"{text[:begin].rstrip()}\n{text[end:].lstrip(' .')}"
+    before, after = text[:begin].rstrip(), text[end:].lstrip()
+    around = _WRAPS.search(before)
+    if around and after.startswith(closing := f"</{around[1]}>" if around[1] else "```"):
+        before, after = before[: around.start()].rstrip(), after.removeprefix(closing)
+    rest = f"{before}\n{after.lstrip(' .')}"
     kept = [" ".join(line.split()) for line in _WORDING.sub("", rest).splitlines()]
     return "\n".join(kept).strip(), items
 
