@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, sources
+from codechat.data import chat_formats, preference_rows, sources
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.synthetic import parsed, split_of
@@ -171,7 +171,8 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
         return messages
     answers = [m for m in messages if m["role"] == "assistant"]
     if not any(m["content"].strip() and m.get("weight") != 0 for m in answers):
-        return "no_answer"
+        pair = any(row.get(name) is not None for names in preference_rows.PAIRS for name in names)
+        return "preference_pair" if pair else "no_answer"  # `codechat preference` reads pairs
     if not domain:
         named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
         domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))

@@ -293,3 +293,10 @@ def test_answers_with_the_label_false_are_skipped_and_counted(tmp_path, capsys):
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["sources"]["kto.jsonl"] == {"kept": 20, "dropped": {}, "skipped": {"label_false": 10}}
     assert "label_false" in capsys.readouterr().out
+
+
+def test_pairs_of_preferences_are_counted_by_their_name(tmp_path):
+    pair = {"messages": [{"role": "user", "content": "Two?"}], "chosen_response": {"role": "assistant", "content": "2"}}
+    rows = [pair | {"rejected_response": {"role": "assistant", "content": "3"}}] * 3
+    with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair'"):
+        run("calls", tmp_path / "out", "--source", write(tmp_path / "pairs.jsonl", rows))
