@@ -34,6 +34,8 @@ Message = dict[str, Any]
 REQUESTS = ("instruction", "prompt", "question", "query", "text")
 ANSWERS = ("output", "completion", "code", "answer", "response")
 INPUTS = ("input", "context")
+# Columns that the text of a row refers to, of which nothing can be read.
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 CALL_ROLES = ("function_call", "tool_call")  # turns that hold nothing but calls
@@ -114,6 +116,8 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
         form = form_of(row)
         if form is None:
             raise Unreadable(f"unknown_form ({', '.join(sorted(map(str, row)))[:80]})")
+        if any(row.get(name) for name in MEDIA):
+            raise Unreadable("not_text")
         row = form.turns(row, where)
         raw = _raw_turns(row, where)
         system, tools = _system_and_tools(row, raw, where)
@@ -131,6 +135,8 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row in OpenAI's form, as it has them."""
     turns = turns_in(row["messages"])
+    if isinstance(turns, str) and turns.lstrip().startswith("["):
+        raise Unreadable("unreadable_messages")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
     if not turns:

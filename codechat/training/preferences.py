@@ -1,12 +1,7 @@
 """What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's log-probabilities, and what is logged.
 
-Rows of `preferences.SPLIT.jsonl`, in either form:
-
-    {"prompt": "..." or [messages], "chosen": "...", "rejected": "..."}
-    {"prompt": "..." or [messages], "completion": "...", "label": true}
-
-chosen, rejected and completion may also be messages that end with the assistant's and begin after the prompt, or with
-it. Pairs are groups of a `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring.
+Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of a `rollout.RolloutBatch`,
+so that rollouts and preferences share packing and scoring.
 """
 
 import sys
