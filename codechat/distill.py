@@ -61,7 +61,8 @@ def train(cfg: DistillConfig) -> Run:
             advantage = r.score(teacher, batch) - sampled if cfg.samples == "student" else torch.ones_like(sampled)
             for update in r.updates(batch, live=torch.ones_like(batch.rewards, dtype=torch.bool)):
                 for mb in update.microbatches():
-                    logprobs, _ = mb.logprobs()  # (B, C)
+                    # the teacher's text is learned by likelihood; the student's, as it was drawn
+                    logprobs, _ = mb.logprobs(whole=cfg.samples == "teacher")  # (B, C)
                     mb.backward(policy_gradient_loss(logprobs, mb.of(advantage), mb.mask, update.n_tokens))
                 update.apply()
             kl = {"teacher_kl": -masked_sum(advantage, mask)} if cfg.samples == "student" else {}

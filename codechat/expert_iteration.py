@@ -50,7 +50,7 @@ def train(cfg: ExpertConfig) -> Run:
             kept = kept_completions(batch, cfg.keep)  # (P, G)
             for update in r.updates(batch, kept, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches(keep=kept):
-                    logprobs, _ = mb.logprobs()  # (B, C)
+                    logprobs, _ = mb.logprobs(whole=True)  # (B, C)
                     loss = -masked_mean(logprobs, mb.mask, update.n_live_tokens)
                     mb.backward(loss, train_loss=-masked_sum(logprobs, mb.mask))
                 update.apply()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from codechat.models.attention import SharedCache, attend_shared, group_members
 from codechat.models.config import GPTConfig
-from codechat.models.draws import Batch, Ended, Rows, draw, uniform
+from codechat.models.draws import Batch, Ended, Rows, draw, draw_and_note, uniform
 from codechat.models.gpt import GPT, residual, rope_table
 
 CHUNK = 16  # tokens between two questions to the device
@@ -56,19 +56,21 @@ def weight_bytes(cfg: GPTConfig, size: int) -> int:
     return size * (cfg.depth * cfg.block_matmul_params + cfg.padded_vocab * cfg.n_embd)
 
 
-def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
-    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of one block and its states."""
+def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int, kept: int = 0) -> float:
+    """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of
+    one block and its states, and `kept` ids that are noted of each new token."""
     columns = room_for(new_tokens)
     scores = cfg.n_head * (columns + prompt_tokens) * (8 + 2 * size)
     cache = size * cfg.depth * cfg.cache_width * (columns + prompt_tokens / samples)
-    return cache + 16 * cfg.padded_vocab + scores + 12 * (cfg.n_embd + cfg.hidden_width)
+    noted = 4 * kept * new_tokens
+    return cache + 16 * cfg.padded_vocab + scores + 12 * (cfg.n_embd + cfg.hidden_width) + noted
 
 
 def rows_in_memory(
     cfg: GPTConfig, free: float, size: int, *, copies: bool = True, samples: int = 1, **tokens: int
 ) -> int:
     """Rows that fit into `free` bytes, a full bucket or 1. samples: per prompt; copies: weights are copied first;
-    tokens: prompt_tokens and new_tokens of `row_bytes`."""
+    tokens: prompt_tokens, new_tokens and kept of `row_bytes`."""
     # the states of one prefill pass at the widest moment of a block
     prefill = PREFILL_TOKENS * (4 * 4 * cfg.n_embd + size * (cfg.n_embd + 3 * cfg.hidden_width))
     left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill
@@ -123,6 +125,7 @@ class Decoder(Rows):
 
     def __init__(self, reader: Reader, cache: SharedCache, last: Tensor, batch: Batch) -> None:
         count, prompts, self.reader, self.how = len(batch.budgets), cache.prefix, reader, batch.how
+        self.noted = batch.kept
         super().__init__(batch, bucket(count), last.device)
         B, self.most, self.extent = len(self.row), max(batch.budgets), cache.extent
         self.room = room_for(self.extent + self.most)
@@ -176,8 +179,12 @@ class Decoder(Rows):
         logits[:, model.cfg.n_ids :] = -math.inf
         # a finished row may stand behind the model's block, where there is no position
         positions = (self.base + self.t).clamp(max=model.cfg.block_size - 1)
-        ids, logprobs = draw(logits, how, uniform(self.keys, self.t))
-        self.add(ids, logprobs)
+        if self.noted:
+            ids, logprobs, kept = draw_and_note(logits, how, uniform(self.keys, self.t), self.noted)
+            self.add(ids, logprobs, kept=kept)
+        else:
+            ids, logprobs = draw(logits, how, uniform(self.keys, self.t))
+            self.add(ids, logprobs)
         mask = self.real & (torch.arange(self.real.shape[3], device=ids.device) <= self.column)  # (B, 1, 1, O)
         x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
         x = residual(model.cfg, x)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,19 @@ from codechat.core.errors import ConfigError
 from codechat.text.call_grammar import GrammarState
 
 States = Sequence[GrammarState | None]  # none: the row follows no grammar
-Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a stop sequence ended it
 
 BLOCK = 64  # our padded vocabulary is a multiple of it
 ANY, NEVER = -2, -3  # in place of a stop sequence's id: every token matches; none does
 COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
+
+
+class Ended(NamedTuple):
+    """One row at its end."""
+
+    ids: list[int]
+    logprobs: list[float]
+    stopped: bool  # by a stop sequence
+    kept: Tensor | None = None  # (n, K) int32: of each token, see `draw_and_note`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,12 @@ class Truncation:
         k, p = (1 if x is None else x for x in (self.top_k, self.top_p))
         if not (0 <= self.temperature < math.inf and k >= 1 and 0 < p <= 1):
             raise ConfigError(f"{self}; required are a temperature from 0, a top_k from 1, a top_p above 0 and up to 1")
+
+    def width(self, n_ids: int) -> int:
+        """How many of `n_ids` ids a draw can keep at most; 0 = it may be any of them."""
+        if self.temperature == 0 or ((self.top_k or n_ids) >= n_ids and (self.top_p or 1) == 1):
+            return 0
+        return min(self.top_k or n_ids, n_ids)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids; none: K = V."""
@@ -59,7 +73,23 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    return _draw_among(*how.candidates(logits), u)
+
+
+def draw_and_note(logits: Tensor, how: Truncation, u: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are fewer.
+
+    width: of `how.width`, above 0. Who trains on the draws needs these ids: their log-probabilities are of the
+    distribution over them."""
     logits, known = how.candidates(logits)
+    assert known is not None
+    # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest come first
+    kept = known.masked_fill(logits == -math.inf, -1)[:, :width].int()
+    return *_draw_among(logits, known, u), kept
+
+
+def _draw_among(logits: Tensor, known: Tensor | None, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw` from logits (B, K), overwritten, of the ids `known` (B, K); none: of all."""
     # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
     mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
     if known is not None:
@@ -148,6 +178,7 @@ class Batch:
     how: Truncation
     stops: list[list[int]]
     states: States | None = None  # none = no row has a grammar
+    kept: int = 0  # how many ids to note of each draw, `Truncation.width`; 0 = none
 
 
 class Rows:
@@ -155,7 +186,7 @@ class Rows:
 
     `size` rows: those of the batch, then padding, which is done from the start."""
 
-    KEPT = ["row", "keys", "budget", "tail", "done", "stopped", "ends", "ids", "logprobs"]  # one value per row
+    KEPT = ["row", "keys", "budget", "tail", "done", "stopped", "ends", "ids", "logprobs", "kept"]  # one value per row
 
     def __init__(self, batch: Batch, size: int, device: Any) -> None:
         most, longest = max(batch.budgets), max(map(len, batch.stops), default=1)
@@ -171,10 +202,12 @@ class Rows:
         self.ends = self.budget.clone()  # tokens of the completion
         self.ids = torch.zeros(size, most, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(size, most, device=device)
-        self.out: list[Ended] = [([], [], False)] * len(batch.budgets)
+        self.kept = torch.zeros(size, most, batch.kept, dtype=torch.int32, device=device)
+        self.out: list[Ended] = [Ended([], [], False)] * len(batch.budgets)
 
-    def add(self, ids: Tensor, logprobs: Tensor, states: States | None = None) -> None:
-        """Append a token to every row (B,), and note which end with it. What is done stays as it is."""
+    def add(self, ids: Tensor, logprobs: Tensor, states: States | None = None, kept: Tensor | None = None) -> None:
+        """Append a token to every row (B,), and note which end with it. What is done stays as it is. kept (B, K): the
+        ids that could have been drawn, where the batch notes them."""
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
         hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
         if states is not None:  # a stop sequence inside a call is part of it, and the end of a grammar is an end
@@ -183,6 +216,8 @@ class Rows:
         first = hit & ~self.done
         self.ids.index_copy_(1, self.t, ids[:, None])
         self.logprobs.index_copy_(1, self.t, logprobs[:, None])
+        if kept is not None:
+            self.kept.index_copy_(1, self.t, kept[:, None])
         self.t.add_(1)
         self.stopped.logical_or_(first)
         self.ends.copy_(torch.where(first, self.t, self.ends))
@@ -201,6 +236,9 @@ class Rows:
 
     def _read(self, rows: Tensor | slice) -> None:
         columns = (self.row, self.ends, self.stopped, self.ids, self.logprobs)
-        for row, n, hit, ids, logprobs in zip(*(x[rows].tolist() for x in columns)):
+        noted = self.kept[rows].cpu() if self.kept.shape[2] else None
+        for i, (row, n, hit, ids, logprobs) in enumerate(zip(*(x[rows].tolist() for x in columns))):
             if row < len(self.out):
-                self.out[row] = ids[:n], logprobs[:n], hit
+                # a copy: a view would hold the buffer of all rows
+                kept = None if noted is None else noted[i, :n].clone()
+                self.out[row] = Ended(ids[:n], logprobs[:n], hit, kept)

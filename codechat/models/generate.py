@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
@@ -26,7 +26,17 @@ from codechat.distributed import sharding
 from codechat.models import attention, decode_graph, lora
 from codechat.models.attention import KVCache, SharedCache
 from codechat.models.decode_graph import Reader
-from codechat.models.draws import Batch, Rows, Truncation, apply_grammars, draw, row_key, take_allowed, uniform
+from codechat.models.draws import (
+    Batch,
+    Rows,
+    Truncation,
+    apply_grammars,
+    draw,
+    draw_and_note,
+    row_key,
+    take_allowed,
+    uniform,
+)
 from codechat.models.gpt import GPT, MLP
 from codechat.models.head import compute_dtype
 from codechat.text.call_grammar import CallGrammar
@@ -45,12 +55,15 @@ StopReason = Literal["stop", "length", "context", "turns"]
 class Completion:
     """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
 
-    In an episode (`rl.episodes`) ids also hold the environment's text: mask is False there, the log-probability 0."""
+    In an episode (`rl.episodes`) ids also hold the environment's text: mask is False there, the log-probability 0.
+    kept (n, K) int32: of each token the ids that it could have been, -1 where there are fewer than K and where an
+    environment spoke; none = any id, or `sample` was not told to note them."""
 
     ids: list[int]
     logprobs: list[float]
     stop: StopReason
     mask: list[bool] | None = None  # none = the policy sampled all of it
+    kept: Tensor | None = field(default=None, compare=False)
 
     @property
     def written(self) -> list[bool]:
@@ -61,6 +74,21 @@ class Completion:
     def cut_off(self) -> bool:
         """Whether it ended in the middle of an answer."""
         return self.stop in ("length", "context")
+
+
+def joined_kept(parts: Sequence[tuple[int, Tensor | None]]) -> Tensor | None:
+    """(N, K) int32: `Completion.kept` of consecutive parts of n tokens each, -1 for a part that has none; none if no
+    part has any."""
+    noted = [kept for _, kept in parts if kept is not None]
+    if not noted:
+        return None
+    table = noted[0].new_full((sum(n for n, _ in parts), max(kept.shape[1] for kept in noted)), -1)
+    at = 0
+    for n, kept in parts:
+        if kept is not None:
+            table[at : at + n, : kept.shape[1]] = kept
+        at += n
+    return table
 
 
 @torch.inference_mode()
@@ -80,6 +108,7 @@ def sample(
     on_overflow: Literal["raise", "stop", "empty"] = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
+    note_kept: bool = False,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
@@ -93,7 +122,8 @@ def sample(
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context"; "empty":
     the same, and a prompt that is longer itself has an empty completion.
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
-    grammars: one per prompt, which its completions follow, or none."""
+    grammars: one per prompt, which its completions follow, or none.
+    note_kept: where top_k or top_p cut, each completion says which ids it could have drawn from; no grammars then."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), [list(s) for s in stop]
     budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
@@ -101,26 +131,30 @@ def sample(
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
     done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
+    kept = how.width(model.cfg.n_ids) if note_kept else 0
+    assert not (kept and grammars), (
+        "a grammar decides some tokens; the ids that were kept do not tell their probability"
+    )
     if len(done) == len(rows):
         return [*done.values()]
     # similar lengths together need little padding
     order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
-    width = _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
+    width = _rows_in_memory(model, prompts, max(budgets), samples_per_prompt, kept)
     with reading(model, graph if grammars is None else False) as reader:
         for start in range(0, len(order), width):
             some = order[start : start + width]
             texts, starts, most = ([values[i] for i, _ in some] for values in (prompts, cuts, budgets))
             draws = [row_key(seed, names[i], n) for i, n in some]
             states = grammars and [(grammar := grammars[i]) and grammar.begin() for i, _ in some]
-            batch = Batch(texts, starts, most, draws, how, stops, states)
+            batch = Batch(texts, starts, most, draws, how, stops, states, kept)
             if reader.graph:
                 ended = decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
             else:
                 *_, last = _steps(reader, batch)
                 ended = last.completions()
-            for row, (ids, lp, hit) in zip(some, ended):
-                reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
-                done[row] = Completion(ids, lp, reason)
+            for row, end in zip(some, ended):
+                reason = "stop" if end.stopped else "length" if len(end.ids) == max_new_tokens else "context"
+                done[row] = Completion(end.ids, end.logprobs, reason, kept=end.kept)
     return [done[row] for row in rows]
 
 
@@ -235,10 +269,14 @@ def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = 
         if states is not None:
             room = (rows.budget - t).tolist()
             apply_grammars(logits, states, room)
-        ids, logprobs = draw(logits, batch.how, uniform(rows.keys, rows.t))
+        noted = None
+        if batch.kept:
+            ids, logprobs, noted = draw_and_note(logits, batch.how, uniform(rows.keys, rows.t), batch.kept)
+        else:
+            ids, logprobs = draw(logits, batch.how, uniform(rows.keys, rows.t))
         if states is not None:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
-        rows.add(ids, logprobs, states)
+        rows.add(ids, logprobs, states, noted)
         yield rows
         live = (~rows.done).nonzero()[:, 0]  # the one wait for the device per token
         if not len(live):
@@ -317,15 +355,16 @@ def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow:
     return max(0, min(room, max_new_tokens))
 
 
-def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int) -> int:
-    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory."""
+def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int, noted: int) -> int:
+    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
+    noted: ids that are kept of each new token."""
     cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
     if device.type == "cuda":
         dtype = compute_dtype(model.wte.weight)
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
         # what nobody uses, and what torch keeps for itself
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies)
+        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies, kept=noted)
         return decode_graph.rows_in_memory(cfg, torch.cuda.mem_get_info(device)[0] + kept, dtype.itemsize, **how)
     cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
-    return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))
+    return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab + 4 * noted * room)))

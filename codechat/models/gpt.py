@@ -304,10 +304,12 @@ class GPT(nn.Module):
         hidden: Tensor | None = None,
         states: bool = False,
         places: Tensor | None = None,
+        kept: Tensor | None = None,
         **where: Any,
     ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B, T), in nats, of what
-        `generate.sample` draws from without truncation; 0 where the target is -100. places: as of `loss`.
+        `generate.sample` draws from without truncation; 0 where the target is -100. places: as of `loss`. kept
+        (targets, K): the ids among which each target was drawn, -1 = none; then both are of the distribution over them.
 
         The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states:
         return it too, (B, T, D): where the model is sharded, one method must compute both."""
@@ -315,7 +317,14 @@ class GPT(nn.Module):
         places = (flat >= 0).nonzero()[:, 0] if places is None else places
         hidden = self.hidden(ids, places=None if states else places, **where) if hidden is None else hidden
         some = hidden if hidden.ndim == 2 else hidden.flatten(0, 1)[places]
-        how = dict(n_ids=self.cfg.n_ids, temperature=temperature, entropy_grad=entropy_grad)
-        values = head.logprobs(some, self.head_weight(), flat[places], **how)
+        values = head.logprobs(
+            some,
+            self.head_weight(),
+            flat[places],
+            n_ids=self.cfg.n_ids,
+            temperature=temperature,
+            entropy_grad=entropy_grad,
+            kept=kept,
+        )
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in values)
         return (logprobs, entropy, hidden) if states else (logprobs, entropy)

@@ -20,6 +20,7 @@ from codechat.models import attention
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
+CUT = -1e20  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
 BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
 
 
@@ -39,12 +40,20 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, n_ids: int, temperature: float = 1.0, entropy_grad: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    n_ids: int,
+    temperature: float = 1.0,
+    entropy_grad: bool = False,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
 
-    Of softmax(logits / temperature) over the first `n_ids` rows. The entropy has a gradient with entropy_grad."""
-    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden))
+    Of softmax(logits / temperature) over the first `n_ids` rows, or in each row over the ids `kept` (N, K), -1 = none,
+    which hold the target. The entropy has a gradient with entropy_grad."""
+    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden), kept)
     return chosen, entropy if entropy_grad else entropy.detach()
 
 
@@ -147,6 +156,28 @@ def _slope(logits: Tensor, targets: Tensor, temperature: float, *rows: Tensor | 
     return torch.softmax(x, -1).mul_(factor).scatter_add_(1, targets[:, None], up)
 
 
+def _kept_logits(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits (N, V) those of the ids kept (N, K), float32 at this temperature, and each target's column (N,)."""
+    some = _scaled(logits.gather(1, kept.long().clamp(min=0)), temperature).masked_fill(kept < 0, CUT)
+    return some, (kept == targets[:, None]).int().argmax(1)
+
+
+def _chosen_and_entropy_of_kept(
+    logits: Tensor, targets: Tensor, temperature: float, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_chosen_and_entropy` of the distribution over the ids that were kept."""
+    some, columns = _kept_logits(logits, targets, temperature, kept)
+    return _chosen_and_entropy(some, columns, 1.0)
+
+
+def _slope_of_kept(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor, *rows: Tensor | None) -> Tensor:
+    """`_slope` of the distribution over the ids that were kept: 0 elsewhere."""
+    some, columns = _kept_logits(logits, targets, temperature, kept)
+    slope = _slope(some, columns, 1.0, *rows) / temperature
+    # -1 stands where there are fewer ids than columns; its slope is 0
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, kept.long().clamp(min=0), slope)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
@@ -181,7 +212,13 @@ class _CrossEntropy(torch.autograd.Function):
 class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        dtype: torch.dtype,
+        among: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         h, w = hidden.to(dtype), weight.to(dtype)
         chosen, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
@@ -189,32 +226,34 @@ class _Logprobs(torch.autograd.Function):
         budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
         keep = len(h) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
         kept = w.new_empty(len(h), len(w)) if keep else None
-        body = _body(_chosen_and_entropy, hidden.device)
+        body = _body(_chosen_and_entropy if among is None else _chosen_and_entropy_of_kept, hidden.device)
         for rows, logits in _chunks(h, w, kept):
             for block in _blocks(logits):
-                values = body(logits[block], targets[rows][block], temperature)
+                more = () if among is None else (among[rows][block],)
+                values = body(logits[block], targets[rows][block], temperature, *more)
                 chosen[rows][block], entropy[rows][block], lses[rows][block] = values
-        ctx.save_for_backward(hidden, weight, targets, lses, entropy)
+        ctx.save_for_backward(hidden, weight, targets, lses, entropy, among)
         ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, lses, entropy = ctx.saved_tensors
+        hidden, weight, targets, lses, entropy, among = ctx.saved_tensors
         h, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         d_hidden, d_weight = torch.empty_like(h), None
         d_chosen = torch.zeros_like(lses) if d_chosen is None else d_chosen
-        slopes, body = w.new_empty(0), _body(_slope, hidden.device)
+        slopes, body = w.new_empty(0), _body(_slope if among is None else _slope_of_kept, hidden.device)
         for rows, logits in _chunks(h, w, ctx.kept, ctx.kept is not None):
             slopes = torch.empty_like(logits) if len(slopes) < len(logits) else slopes
             slope = slopes[: len(logits)]
             for block in _blocks(logits):
                 values = [x if x is None else x[rows][block] for x in (lses, entropy, d_chosen, d_entropy)]
-                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values)
+                more = () if among is None else (among[rows][block],)
+                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *more, *values)
             torch.mm(slope, w, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
                 d_weight = _add_product(d_weight, slope, h[rows])
         if ctx.needs_input_grad[1]:
             d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
-        return d_hidden.to(hidden.dtype), d_weight, None, None, None
+        return d_hidden.to(hidden.dtype), d_weight, None, None, None, None

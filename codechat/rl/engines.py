@@ -264,6 +264,8 @@ class RolloutSampler:
         cfg = self.cfg
         how = {name: getattr(cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
         how |= dict(group_size=group_size or cfg.group_size, sampler=self.engine.sample)
+        if cfg.top_k is not None:
+            how["note_kept"] = True  # the trainer's log-probabilities are of the distribution over the tokens kept
         part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
 
         def sample(numbers: range) -> RolloutBatch:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from torch import Tensor
+
 from codechat.models import generate
 from codechat.models.gpt import GPT
 from codechat.tasks.base import Environment, Message, Problem, Score, Task
@@ -50,18 +52,20 @@ class Episode:
         self.problem, self.name, self.format = problem, name, (tokenizer, tags)
         self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
         self.ids, self.logprobs, self.mask = list[int](), list[float](), list[bool]()
+        self.kept: list[tuple[int, Tensor | None]] = []  # tokens of each part, and their `Completion.kept`
         self.turns: list[Turn] = []
         self.stop = ""
 
-    def _append(self, ids: list[int], logprobs: list[float], written: bool) -> None:
+    def _append(self, ids: list[int], logprobs: list[float], written: bool, kept: Tensor | None = None) -> None:
         self.ids += ids
+        self.kept.append((len(ids), kept))
         self.logprobs += logprobs
         self.mask += [written] * len(ids)
 
     def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
         """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
         start = len(self.ids)
-        self._append(answer.ids, answer.logprobs, True)
+        self._append(answer.ids, answer.logprobs, True, answer.kept)
         text = chat.completion_text(answer.ids, *self.format)
         told, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
@@ -75,7 +79,8 @@ class Episode:
         self._append(reply, [0.0] * len(reply), False)
 
     def finished(self) -> Self:
-        self.completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
+        kept = generate.joined_kept(self.kept)
+        self.completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask, kept)
         self.text = chat.completion_text(self.ids, *self.format)
         self.score = self.world.score()
         return self

@@ -71,6 +71,18 @@ class RolloutBatch:
         """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy wrote nothing."""
         return pad_sequence([torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True)
 
+    @cached_property
+    def kept(self) -> Tensor | None:
+        """(tokens of all completions, K) int32: the ids that each token could have been, `Completion.kept`; none where
+        the sampler drew from the whole distribution."""
+        table = generate.joined_kept([(len(c.ids), c.kept) for c in self.completions])
+        if table is not None:
+            drawn = torch.tensor([token for c in self.completions for token in c.ids], dtype=table.dtype)
+            written = torch.tensor([mine for c in self.completions for mine in c.written], dtype=torch.bool)
+            among = (table == drawn[:, None]).any(1)
+            assert bool((among | ~written).all()), "a sampled token is not among the ids that its sampler kept"
+        return table
+
     def cut_off(self) -> Tensor:
         """(P, G) bool: completions that ended before their stop sequence."""
         return torch.tensor([c.cut_off for c in self.completions]).view(-1, self.group_size)
@@ -146,8 +158,8 @@ def draw(
     """`group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has
     environments.
 
-    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, seed and keys, one per problem
-    (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
+    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, note_kept, seed and keys, one per
+    problem (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
     if episodes.has_environment(task):
         how = sampling | dict(group_size=group_size, sampler=sampler)
         played = episodes.play(policy, task, problems, tokenizer, tags, **how)
@@ -162,7 +174,8 @@ def draw(
         if stops and (
             cut := chat.cut_after(c.ids, stops, tokenizer)
         ):  # the end was sampled last: the rest keeps its probability
-            completions[i] = Completion(c.ids[: cut[0]], c.logprobs[: cut[0]], "stop")
+            n = cut[0]
+            completions[i] = Completion(c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n])
         texts.append(cut[1] if stops and cut else chat.completion_text(c.ids, tokenizer, tags))
     return RolloutBatch(list(problems), prompts, completions, texts, [], group_size)
 
@@ -206,6 +219,7 @@ class Packed:
     numbers: Tensor  # (B,) the completions' indices in the batch, ascending
     longest: int  # C of these completions, at least 1
     n_tokens: int  # without padding
+    kept: Tensor | None = None  # (K, k) int32: the ids that each target could have been; none = any
 
     def unpack(self, x: Tensor) -> Tensor:
         """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end; differentiable."""
@@ -216,10 +230,11 @@ class Packed:
         return self.unpack(torch.ones_like(self.targets, dtype=torch.bool))
 
     def where(self) -> dict[str, Any]:
-        """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier
-        tokens of its group's prompt and of its branch."""
+        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them: a token
+        sees earlier tokens of its group's prompt and of its branch."""
         kind = attention.Documents if attention.dense(self.ids.device) else attention.flex_mask
-        return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
+        at = dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
+        return at if self.kept is None else at | dict(kept=self.kept)
 
     def to(self, device: torch.device) -> Self:
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -247,8 +262,12 @@ def pack(
             row[name] += chunk[name]
     bins.sort(key=_tokens, reverse=True)
     length = -(-_tokens(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
+    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) token of each completion in `batch.kept`
     for at in range(0, len(bins), rows):
-        yield _pad(bins[at : at + rows], length, rows if fixed else 0)
+        packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
+        if batch.kept is not None:
+            packed = replace(packed, kept=batch.kept[first[packed.numbers[packed.row]] + packed.offset])
+        yield packed
 
 
 def _tokens(row: dict[str, list]) -> int:

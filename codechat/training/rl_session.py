@@ -148,7 +148,10 @@ class RLSession(Session):
         return self.drawn - self.world.size * self.cfg.problems_per_rank
 
     def score(self, model: GPT, batch: RolloutBatch) -> Tensor:
-        """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is sharded."""
+        """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is sharded.
+
+        Under --top-k of the distribution over the tokens that the sampler kept, also for a reference model or a teacher: both sides of a
+        difference are then distributions over one set, equal models differ by 0, and the expected difference is a KL divergence."""
         how = dict(temperature=self.cfg.temperature, row_tokens=self.cfg.row_tokens, rows=self.cfg.rows)
         with sharding.whole(model) as reader, dist.autocast():
             return rollout.score_logprobs(reader, batch, **how)
@@ -250,17 +253,27 @@ class Microbatch:
         table = table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
         return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
 
-    def logprobs(self, states: bool = False) -> tuple[Tensor, ...]:
-        """(B, C) log-probabilities at the sampling temperature and entropies, which carry gradient where --entropy-coef asks for it; with
-        states=True also what `ValueHead` reads, as `unpack` takes it."""
+    def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
+        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its temperature, under --top-k over the tokens that
+        the sampler kept. The entropy carries gradient where --entropy-coef asks for it.
+
+        states=True: also what `ValueHead` reads, as `unpack` takes it. whole=True: over all tokens also under --top-k, for a loss that is a
+        likelihood: it must take probability from the tokens that were cut."""
         session, cfg, packed = self.update.session, self.update.session.cfg, self.packed
         how = dict(temperature=cfg.temperature, entropy_grad=getattr(cfg, "entropy_coef", 0) != 0, **packed.where())
         how |= dict(states=True) if states else {}
+        comparable = None
+        if whole and cfg.top_k is not None:
+            if self.update.first:
+                with torch.no_grad(), dist.autocast():
+                    comparable, *_ = session.model.token_logprobs(packed.ids, packed.targets, **how)
+            how["kept"] = None
         with dist.autocast():
             logprobs, entropy, *hidden = session.model.token_logprobs(packed.ids, packed.targets, **how)
+        comparable = packed.unpack(logprobs.detach() if comparable is None else comparable)
         logprobs, entropy = packed.unpack(logprobs), packed.unpack(entropy)
         if self.update.first:  # the largest difference between the trainer's and the sampler's log-probabilities
-            gap = torch.where(self.mask, logprobs.detach() - self.of(session.sampled_logprobs), 0.0)
+            gap = torch.where(self.mask, comparable - self.of(session.sampled_logprobs), 0.0)
             session.meter.add(logprob_mismatch=gap.abs().max())
         return logprobs, entropy, *hidden
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import Settings, flag_of, opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 from codechat.tasks import NAMES, name_of
@@ -105,7 +105,7 @@ class SamplingSettings(ChatSettings):
 
     group_size: int = opt(16, "completions per problem", least=1)
     temperature: float = opt(1.0, "sampling temperature; RL trains at the same, preference at 1", least=0)
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens, RL also trains among them; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     eval_examples: int = opt(128, "validation problems (and pairs) per evaluation", least=1)
@@ -139,6 +139,11 @@ class RLSettings(SamplingSettings, LearningSettings):
         if self.engine != "local" and self.engine_dir is None:
             raise ConfigError(
                 f"--engine {self.engine} needs --engine-dir: its --reload-from, or the parent of vLLM's hf"
+            )
+        if self.engine != "local" and self.top_k is not None:
+            why = "the server does not say which tokens it kept, and training needs their probabilities"
+            raise ConfigError(
+                f"--top-k {self.top_k} with --engine {self.engine}: {why}; leave out --top-k, or set --engine local"
             )
 
     @property
@@ -201,10 +206,10 @@ class RatioSettings(MinibatchSettings):
         super().__post_init__()
         if (self.clip_eps_low or 0) >= 1:
             raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
-        for name in ("top_k", "importance_cap") if getattr(self, "old_logprobs", "sampler") == "sampler" else ():
-            if value := getattr(self, name, None):
-                remedy = f"set {flag_of(name)} to its default, or in grpo --old-logprobs trainer"
-                raise ConfigError(f"{name} {value}: the ratio starts from the sampler's full distribution; {remedy}")
+        cap = getattr(self, "importance_cap", 0.0)
+        if cap and getattr(self, "old_logprobs", "sampler") == "sampler":
+            why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"
+            raise ConfigError(f"importance_cap {cap}: {why}; set --importance-cap 0 or --old-logprobs trainer")
 
 
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

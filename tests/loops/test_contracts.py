@@ -16,6 +16,7 @@ from raising import raising
 
 from codechat.core import registry
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.models.gpt import GPT
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
@@ -26,7 +27,7 @@ RL = ("reinforce", "grpo", "ppo", "expert_iteration")
 EPOCHS = dict(minibatches=2, inner_epochs=2)
 # what a loop does beside its defaults
 MORE: dict[str, dict[str, Any]] = {
-    "reinforce": dict(entropy_coef=0.01, importance_cap=2.0),
+    "reinforce": dict(entropy_coef=0.01, importance_cap=2.0, top_k=20),
     "grpo": dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer", **EPOCHS),
     "ppo": dict(kl_coef=0.05, **EPOCHS),
     "expert_iteration": EPOCHS,
@@ -37,6 +38,7 @@ OTHERS = {
     "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
     "preference on rollouts": ("preference", dict(data_dir=None, task="toy", sample_groups=8, loss="dpo")),
     "distill from the teacher's samples": ("distill", dict(samples="teacher")),
+    "grpo under top-k": ("grpo", dict(top_k=20, kl_coef=0.05, kl_in="loss", **EPOCHS)),
     "chars by PPO": ("chars", dict(objective="ppo", minibatches=2)),
     "chars fed by itself": ("chars", dict(feed="own", max_tokens=8 * 4 * 4 * 4)),
     "chars denoised": ("chars", dict(objective="denoise")),
@@ -77,6 +79,45 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
     for loop, (one, two) in zip(LOOPS, contracts.train_one_and_two(home, *cfgs), strict=True):
         assert two.status["status"] == "finished"
         assert_close_curves(one, two, *COLUMNS[loop])
+
+
+UNDER_TOP_K = {
+    "reinforce": dict(importance_cap=2.0),
+    "grpo": dict(kl_coef=0.05, kl_in="loss"),
+    "grpo with the trainer's": dict(old_logprobs="trainer", importance_cap=2.0, kl_coef=0.05, kl_in="reward"),
+    "ppo": dict(kl_coef=0.05, minibatches=1, inner_epochs=1),
+    "expert_iteration": {},
+    "distill": {},
+}
+ZERO = ("logprob_mismatch", "mismatch_kl", "importance_capped", "approx_kl", "clip_frac", "kl_ref", "teacher_kl")
+
+
+@pytest.mark.parametrize("name", UNDER_TOP_K)
+def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> None:
+    """At the first step policy, sampler, reference and teacher are one model; every measure of their difference is 0."""
+    loop = name.split()[0]
+    train(small("reinforce", home, run_name="start", max_steps=1, lr=0.01))
+    more = dict(teacher="start") if loop == "distill" else {}
+    how = dict(init_from="start", top_k=5, max_steps=1, max_new_tokens=6, allow_dead=True)
+    row = train(small(loop, home, **how, **more, **UNDER_TOP_K[name])).metrics().iloc[0]
+    measured = [column for column in ZERO if column in row]
+    assert "logprob_mismatch" in measured
+    assert row[measured].abs().max() < 1e-5, row[measured]
+    assert row["entropy"] < math.log(5), "the distribution was cut"
+
+
+@pytest.mark.parametrize(("loop", "whole"), [("expert_iteration", True), ("distill", True), ("reinforce", False)])
+def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_one_sampled(
+    loop: str, whole: bool, home: Path, monkeypatch: Any
+) -> None:
+    """Under --top-k, where the two differ."""
+    more = dict(samples="teacher", teacher=str(contracts.write_teacher())) if loop == "distill" else {}
+    how = dict(max_steps=2, top_k=5, **more)
+    cut, own = train(small(loop, home, run_name="cut", **how)), GPT.token_logprobs
+    monkeypatch.setattr(GPT, "token_logprobs", lambda *a, **k: own(*a, **k | dict(kept=None)))
+    forced = train(small(loop, home, run_name="forced", **how))
+    same = [torch.equal(a, b) for a, b in zip(weights(cut).values(), weights(forced).values(), strict=True)]
+    assert all(same) == whole
 
 
 @pytest.mark.parametrize("loop", RL)

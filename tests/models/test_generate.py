@@ -163,6 +163,41 @@ def test_truncation_restricts_the_support_and_renormalises() -> None:
         assert len(met) == len(kept) or len(kept) > 20, "every kept token of a small support is met in 400 draws"
 
 
+CUTS = [dict(top_k=5), dict(top_k=20, temperature=0.6), dict(top_k=20, top_p=0.7), dict(top_p=0.5)]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_completion_names_the_tokens_that_were_kept(cut: dict[str, Any], graph: bool) -> None:
+    """Also of rows that end early, in small batches, and with static shapes; noting them changes no draw."""
+    model, how = random_model(), dict(max_new_tokens=12, seed=0, samples_per_prompt=3, stop=STOPS, graph=graph, **cut)
+    plain, noted = sample(model, PROMPTS, **how), sample(model, PROMPTS, note_kept=True, **how)
+    assert plain == noted and all(c.kept is None for c in plain)
+    assert len({len(c.ids) for c in noted}) > 1
+    for i, c in enumerate(noted):
+        ids = torch.tensor([PROMPTS[i // 3] + c.ids])
+        with torch.no_grad():
+            rows = model(ids)[0, len(PROMPTS[i // 3]) - 1 : -1, : model.cfg.n_ids] / cut.get("temperature", 1.0)
+        assert c.kept is not None and c.kept.dtype == torch.int32 and len(c.kept) == len(c.ids)
+        for logits, kept in zip(rows, c.kept.tolist(), strict=True):
+            assert {x for x in kept if x >= 0} == {*kept_tokens(logits, cut.get("top_k"), cut.get("top_p"))}
+
+
+@pytest.mark.parametrize("how", [dict(), dict(top_k=500), dict(top_p=1.0), dict(top_k=5, temperature=0.0)], ids=str)
+def test_nothing_is_noted_where_nothing_was_cut(how: dict[str, Any]) -> None:
+    (c,) = sample(random_model(), [[1]], max_new_tokens=3, seed=0, note_kept=True, **how)
+    assert c.kept is None
+
+
+def test_ids_behind_the_vocabulary_are_never_kept() -> None:
+    """The rows that pad the vocabulary to a multiple of 64."""
+    model = random_model(vocab_size=70, n_tags=0)
+    (c,) = sample(model, [[1]], max_new_tokens=3, seed=0, note_kept=True, top_k=69)
+    assert c.kept.shape == (3, 69) and c.kept.max() < 70
+    (c,) = sample(model, [[1]], max_new_tokens=3, seed=0, note_kept=True, top_p=0.999999)
+    assert c.kept.shape[1] == 70 and c.kept.max() < 70
+
+
 def test_draws_follow_the_distribution() -> None:
     model, n = random_model(0.1, vocab_size=8, n_tags=0), 4000
     out = sample(model, [[2, 5, 1]], max_new_tokens=1, seed=7, samples_per_prompt=n)

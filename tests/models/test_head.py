@@ -70,6 +70,33 @@ def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperatur
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(chunked: int, temperature: float) -> None:
+    """Of a row whose ids are fewer than the columns, too."""
+    hidden, weight, targets = inputs(torch.float32)
+    rng = torch.Generator().manual_seed(2)
+    up = torch.randn(2, N, generator=rng)
+    others = torch.stack([torch.randperm(OWNED, generator=rng)[:6] for _ in range(N)])
+    kept = torch.where(others == targets[:, None], -1, others)
+    kept[torch.arange(N), torch.arange(N) % 6] = targets
+    kept[3, 4:] = -1
+    found = head.logprobs(
+        hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=True, kept=kept.int()
+    )
+    among = torch.zeros(N, OWNED, dtype=torch.bool)
+    for row, ids in enumerate(kept.tolist()):
+        among[row, [i for i in ids if i >= 0]] = True
+    logits = ((hidden @ weight.T)[:, :OWNED] / temperature).masked_fill(~among, -torch.inf)
+    every = logits.log_softmax(-1)
+    entropy = -(every.exp() * every.masked_fill(~among, 0.0)).sum(-1)
+    written_out = every.gather(1, targets[:, None])[:, 0], entropy
+    for a, b in zip(found, written_out):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    mine, theirs = ((u * x).sum() for u, x in zip(up, found)), ((u * x).sum() for u, x in zip(up, written_out))
+    for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
 def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: int) -> None:
     """Only the logits and the last products are bfloat16: the expected logit was summed in it, 0.03 nats off."""
     rng = torch.Generator().manual_seed(0)

@@ -148,6 +148,28 @@ def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batc
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
 
+def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(policy: GPT, monkeypatch: Any) -> None:
+    """A fifth of the draws becomes <|end|> where it was kept; no reply of an environment has kept tokens."""
+
+    def draw(logits: Any, how: Any, u: Any, width: int) -> Any:
+        table = logits.clone()
+        ids, logprobs, kept = plain(logits, how, u, width)
+        table = table.gather(1, kept.long()).log_softmax(-1)
+        place = (kept == END).float().argmax(1)
+        ends = (kept == END).any(1) & (u < 0.2)
+        return torch.where(ends, END, ids), torch.where(ends, table[range(len(u)), place], logprobs), kept
+
+    plain = generate.draw_and_note
+    monkeypatch.setattr(generate, "draw_and_note", draw)
+    batch = collect(policy, Talk(), top_k=120, note_kept=True)
+    assert any(len(turns) == 3 for turns in batch.turns)
+    for c in batch.completions:
+        on = torch.tensor(c.written)
+        assert c.kept is not None and (c.kept[on] >= 0).all() and (c.kept[~on] == -1).all()
+    scored = rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2)
+    torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
+
+
 def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
     """-sum over written tokens of advantage x log pi / written tokens; what was said is context only."""
     advantage = advantages.group_advantages(batch.rewards)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import perturbed
+from random_models import perturbed, randomise
 
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
-from codechat.models import attention
+from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
@@ -119,6 +119,30 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: Rollo
             assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [batch.completions[i].ids for i in at]
         scored = rollout.score_logprobs(policy, batch, temperature=1.0, **how)
         torch.testing.assert_close(scored, batch.logprobs(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "cut", [dict(top_k=20), dict(top_k=5), dict(top_p=0.5), dict(top_k=9, temperature=1.7)], ids=str
+)
+def test_equal_weights_have_importance_weights_of_one_under_truncation(cut: dict[str, Any]) -> None:
+    """Of 64 ids; the mean was 0.83 at top-k 20 and 0.50 at 5. In any packing, of parts and of joined batches."""
+    policy = randomise(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=64, n_tags=0)), 0.25)
+    prompts, problems = [[1, 2, 3], [4, 5], [6]], [Problem(str(i), [], None, "train") for i in range(3)]
+
+    def drawn(seed: int) -> RolloutBatch:
+        found = generate.sample(
+            policy, prompts, max_new_tokens=20, samples_per_prompt=8, stop=[[7], [9]], seed=seed, note_kept=True, **cut
+        )
+        return RolloutBatch(problems, prompts, found, [""] * 24, [Score(0.0, "x", {}, False)] * 24, 8)
+
+    whole = rollout.join([drawn(0), drawn(1)]).take([5, 0, 3, 1])
+    for row_tokens, rows in ((512, 8), (40, 2)):
+        scored = rollout.score_logprobs(
+            policy, whole, temperature=cut.get("temperature", 1.0), row_tokens=row_tokens, rows=rows
+        )
+        torch.testing.assert_close(scored, whole.logprobs(), atol=1e-5, rtol=0)
+        weights, stats = losses.importance_weights(scored, whole.logprobs(), whole.mask(), 2.0)
+        assert weights[whole.mask()].mean() == pytest.approx(1, abs=1e-6) and stats["mismatch_kl"] < 1e-6
 
 
 def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
