@@ -85,10 +85,13 @@ def train(cfg: PreferenceConfig) -> Run:
                 # the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
                 meter = Meter()
                 meter.begin_learning(model)
+                micros = []  # the rows of each
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
-                    rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
-                    total, sums = loss_of(pairs, rows)
+                    micros.append([place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)])
+                point = loss_of.reference_point(pairs, sum(micros, []))  # of the whole step
+                for rows in micros:
+                    total, sums = loss_of(pairs, rows, point)
                     (total / count).backward()
                     meter.add(**sums)
                 session.apply_gradients()

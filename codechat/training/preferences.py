@@ -38,9 +38,9 @@ class PreferenceLoss:
 
     The reference model is the policy before its first step. It is asked once about everything that it will ever be asked."""
 
-    def __init__(self, cfg: Any, model: GPT, *batches: RolloutBatch | None) -> None:
+    def __init__(self, cfg: Any, model: GPT, pairs: RolloutBatch, held_out: RolloutBatch | None) -> None:
         self.cfg, self.model = cfg, model
-        known = [batch for batch in batches if batch is not None]
+        known = [batch for batch in (pairs, held_out) if batch is not None]
         self.rows = max(map(self.rows_of, known))
         self.refs = {id(batch): self.totals(batch) for batch in known if cfg.loss in preference_losses.NEEDS_REFERENCE}
         self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
@@ -62,8 +62,20 @@ class PreferenceLoss:
         (packed,) = rollout.pack(longest, **shapes | dict(fixed=False))
         return len(packed.ids)
 
-    def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
-        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads."""
+    def reference_point(self, batch: RolloutBatch, rows: list[int]) -> float:
+        """KTO's z_0 for these rows of `batch` and those of the other ranks: the mean log-ratio of completions of other prompts, at least 0
+        (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation and ranks change nothing. 0 for other losses. A collective."""
+        if self.cfg.loss != "kto":
+            return 0.0
+        drift = self.totals(self.others[id(batch)].take(rows)) - picked(self.other_refs[id(batch)], rows)
+        ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
+        return max(0.0, total / max(1.0, count))
+
+    def __call__(
+        self, batch: RolloutBatch, rows: list[int], point: float, learns: bool = True
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads. point: of `reference_point`,
+        for the rows of the whole step."""
         part, device = batch.take(rows), dist.device()
         with torch.set_grad_enabled(learns):
             how = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
@@ -75,7 +87,7 @@ class PreferenceLoss:
             summed = rollout.table_of(part, logprobs, device, how).sum(1).view(part.rewards.shape)  # (B, G)
         refs = picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
         if self.cfg.loss == "kto":
-            losses, sums = self.kto(batch, rows, part, summed, refs)
+            losses, sums = self.kto(part, summed, refs, point)
         else:
             lengths = dist.send(part.lengths(), device).view(part.rewards.shape)
             how = dict(zip(("chosen_lengths", "rejected_lengths"), lengths.T))
@@ -86,14 +98,12 @@ class PreferenceLoss:
         total = losses.sum() / (part.group_size if self.cfg.loss == "kto" else 1)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
-    def kto(self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, refs: Tensor) -> Any:
+    def kto(self, part: RolloutBatch, summed: Tensor, refs: Tensor, point: float) -> tuple[Tensor, dict[str, Tensor]]:
         """KTO's losses of the completions, and sums of what is logged. `where`: a selection by a mask would have to be waited for."""
-        other = self.others[id(batch)].take(rows)
-        drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
-        ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
-        how = dict(kl=max(0.0, total / max(1.0, count)), beta=self.cfg.beta)
-        losses, reward = preference_losses.kto_loss(summed.flatten(), refs.flatten(), liked, **how)
+        losses, reward = preference_losses.kto_loss(
+            summed.flatten(), refs.flatten(), liked, kl=point, beta=self.cfg.beta
+        )
         return losses, dict(
             chosen_rewards=torch.where(liked, reward, 0.0).sum(),
             rejected_rewards=torch.where(liked, 0.0, reward).sum(),
@@ -111,8 +121,9 @@ def picked(table: Tensor, rows: list[int]) -> Tensor:
 def held_out_means(cfg: Any, loss_of: PreferenceLoss, held_out: RolloutBatch) -> dict[str, float]:
     """Metrics of the held-out pairs, all of which every rank judges."""
     at, meter = list(range(len(held_out.prompts))), Meter()
+    point = loss_of.reference_point(held_out, at)
     for i in range(0, len(at), cfg.device_batch_size):
-        meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], learns=False)[1])
+        meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], point, learns=False)[1])
     meter.read()
     return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.group_size).items()}
 
@@ -238,9 +249,35 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
 
 
 def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
-    """Every prompt with the completions of the next prompt, cut to fit the block: samples for KTO's reference point."""
-    N, G = len(batch.completions), batch.group_size
-    moved = [batch.completions[(i + G) % N] for i in range(N)]
-    room = [block_size - len(batch.prompts[i // G]) for i in range(N)]
-    cut = [Completion(c.ids[:n], c.logprobs[:n], c.stop) for c, n in zip(moved, room)]
+    """Every prompt with the completions of another prompt, cut to fit the block: samples for KTO's reference point.
+    DataError if all prompts are equal."""
+    others = batch.numbers(groups_of_other_prompts(batch.prompts))
+    cut = []
+    for number, other in enumerate(others):
+        room = block_size - len(batch.prompts[number // batch.group_size])
+        completion = batch.completions[other]
+        cut.append(Completion(completion.ids[:room], completion.logprobs[:room], completion.stop))
     return with_longest_row(replace(batch, completions=cut))
+
+
+def groups_of_other_prompts(prompts: list[list[int]]) -> list[int]:
+    """For each group the number of one with another prompt: the next one, or in a run of equal prompts as far on as the
+    run is long, so that files whose rows stand together by prompt use all completions."""
+    count = len(prompts)
+    ends = [count] * count  # where the run of each group ends
+    for i in reversed(range(count - 1)):
+        ends[i] = ends[i + 1] if prompts[i] == prompts[i + 1] else i + 1
+    if ends[0] == count:
+        got = f"--loss kto: all {count} rows of a split have one prompt"
+        raise DataError(
+            f"{got}; its reference point needs answers to another prompt; add rows, or raise --eval-examples"
+        )
+    others, start = list[int](), 0
+    for i in range(count):
+        if i == ends[start]:
+            start = i
+        other = (i + ends[start] - start) % count
+        while prompts[other] == prompts[i]:
+            other = ends[other] % count
+        others.append(other)
+    return others

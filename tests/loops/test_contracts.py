@@ -63,11 +63,10 @@ def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, hom
     contracts.resume_contract(small(loop, home, **more), 2)
 
 
-@pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
+@pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "chars"), "preference by DPO"])
 def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
-    how = dict(max_steps=3, save_every=0) | MORE.get(loop, {})
-    if loop == "preference":
-        how["loss"] = "dpo"  # the reference point of KTO is that of a microbatch
+    loop, more = ("preference", dict(loss="dpo")) if loop == "preference by DPO" else (loop, MORE.get(loop, {}))
+    how = dict(max_steps=3, save_every=0) | more
     one = train(small(loop, home, run_name="one", device_batch_size=4, **how))
     four = train(small(loop, home, run_name="four", device_batch_size=1, grad_accum=4, **how))
     assert_close_curves(one, four, *COLUMNS[loop])

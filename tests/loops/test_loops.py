@@ -21,7 +21,7 @@ from raising import raising
 from codechat import cli, grpo, sft, tasks
 from codechat.core import registry
 from codechat.core.config import parse
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import evaluate
 from codechat.inference import protocol, terminal
 from codechat.models import loading
@@ -309,6 +309,37 @@ def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     assert [c.ids for c in other.completions] == [c.ids for c in shifted] and other.prompts == batch.prompts
     tight = preferences.mismatched(batch, len(batch.prompts[0]) + 1)
     assert all(len(c.ids) <= 1 for c in tight.completions)
+
+
+@pytest.mark.parametrize("prompts", ["aaabbbcccddd", "abababab", "abcabca", "aaaaaab", "baaaaaa", "aabbbbaa", "ab"])
+def test_kto_mismatches_never_take_the_prompts_own_completions(prompts: str, home: Path) -> None:
+    rows = [dict(prompt=x * 3, completion=f"answer {i} to {x}", label=i % 2 == 0) for i, x in enumerate(prompts)]
+    batch = read(home, rows)
+    whose = {tuple(c.ids): p for c, p in zip(batch.completions, prompts, strict=True)}
+    taken = [tuple(c.ids) for c in preferences.mismatched(batch, 64).completions]
+    assert all(whose[ids] != p for ids, p in zip(taken, prompts, strict=True))
+    if prompts == "aaabbbcccddd":
+        assert len({*taken}) == len(prompts)
+
+
+def test_kto_needs_two_prompts(home: Path) -> None:
+    """In the training rows and in the held-out ones."""
+    one = [row | dict(prompt="say") for row in SINGLES]
+    for train_rows, held_out in ((one, SINGLES), (SINGLES, one)):
+        cfg = small("preference", home, loss="kto")
+        write_rows(home / "pairs" / "preferences.train.jsonl", train_rows)
+        write_rows(home / "pairs" / "preferences.select.jsonl", held_out)
+        with raising(DataError, "kto", "rows", "one prompt"):
+            train(cfg)
+        assert not paths.exists("preference")
+
+
+def test_the_held_out_loss_of_kto_does_not_depend_on_the_batch_size(home: Path) -> None:
+    found = []
+    for size in (1, 4):
+        how = dict(device_batch_size=size, grad_accum=4 // size, max_steps=2, lr=1e-2, eval_every=0)
+        found.append(train(small("preference", home, run_name=f"of-{size}", loss="kto", **how)).evals().iloc[-1])
+    assert found[0]["heldout_preference_loss"] == pytest.approx(found[1]["heldout_preference_loss"], rel=1e-4)
 
 
 def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
