@@ -13,7 +13,9 @@ from torch import Tensor
 
 KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence", "token", "constant"]
-LARGEST_LOG_RATIO = 60.0  # beyond it k3 grows no more: exp overflows float32 at 88, and sums of many tokens before that
+# Of log ratios that are exponentiated. exp overflows float32 at 88, and the squares of its gradient, which a gradient norm
+# adds up, at 44; below -87 the reciprocal overflows, which the gradient of a ratio's logarithm needs.
+SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO = -60.0, 30.0
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -24,6 +26,13 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) -> Tensor:
     """Masked sum divided by `count` tokens (default: those of the mask; an empty mask gives 0)."""
     return masked_sum(x, mask) / (mask.sum().clamp(min=1) if count is None else count)
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """Log ratios cut at SMALLEST_LOG_RATIO and LARGEST_LOG_RATIO, in front of exp. The cut changes values alone: the
+    gradient passes through it, so that a ratio beyond a bound is pushed as one at the bound is."""
+    cut = log_ratio.detach().clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return torch.where(cut == log_ratio, log_ratio, cut + (log_ratio - log_ratio.detach()))
 
 
 def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
@@ -52,11 +61,12 @@ def policy_gradient_loss(
 def policy_ratio(
     logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"] = "token"
 ) -> Tensor:
-    """(B, T) new / old policy of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
+    """(B, T) new / old policy of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7); see
+    `bounded` for ratios above 1e13."""
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, torch.zeros_like(logprobs))
     if level == "sequence":
         log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
-    return log_ratio.exp()
+    return bounded(log_ratio).exp()
 
 
 def importance_weights(
@@ -69,9 +79,9 @@ def importance_weights(
     brings you off-policy RL training"). The cap bounds the variance and biases towards the sampler. Statistics are sums
     over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, the number of capped weights."""
     log_ratio = torch.where(mask.bool(), logprobs.detach() - sampler_logprobs, torch.zeros_like(sampler_logprobs))
-    ratio = log_ratio.exp()
+    ratio = bounded(log_ratio).exp()
     stats = dict(
-        mismatch_kl=(log_ratio.expm1() - log_ratio).sum(),
+        mismatch_kl=(bounded(log_ratio).expm1() - log_ratio).sum(),
         importance_capped=(ratio > cap).sum() if cap else ratio.new_zeros(()),
     )
     return ratio.clamp(max=cap) if cap else torch.ones_like(ratio), stats
@@ -134,4 +144,4 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
         return -log_r
     if kind == "k2":
         return log_r.square() / 2
-    return log_r.clamp(max=LARGEST_LOG_RATIO).expm1() - log_r
+    return bounded(log_r).expm1() - log_r

@@ -104,6 +104,85 @@ def test_weighted_loss_by_hand_keeps_every_gradient() -> None:
     assert (logprobs.grad != 0).all()
 
 
+FAR = [-1e4, -300.0, -100.0, -90.0, -61.0, 31.0, 61.0, 89.0, 100.0, 300.0, 1e4]  # float32's exp ends at -104 and 88
+
+
+def every_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
+    """Per token, as functions of log ratios (1, T) to the old policy; the last are to a reference."""
+    old, mask = torch.zeros_like(log_ratio), torch.ones_like(log_ratio)
+    ratio = policy_ratio(log_ratio, old, mask, level)
+    return {
+        "clipped": losses.clipped_policy_loss(ratio, advantages, 0.2, 0.28),
+        "clipped as in gspo": losses.clipped_policy_loss(ratio, advantages, 3e-4, 4e-4),
+        "weighted": losses.weighted_policy_loss(ratio, advantages, 0.99, 4.0),
+        "k1": kl_estimate(log_ratio, old, "k1"),
+        "k2": kl_estimate(log_ratio, old, "k2"),
+        "k3": kl_estimate(log_ratio, old, "k3"),
+    }
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("advantage", [-2.0, 1.0])
+@pytest.mark.parametrize("far", FAR)
+def test_log_ratios_that_overflow_leave_gradients_finite(far: float, advantage: float, level: str) -> None:
+    """Beside a token in the normal range, and the norm of the gradient too, which adds up squares."""
+    for name in every_loss(torch.zeros(1, 2), torch.zeros(1, 1), level):
+        log_ratio = torch.tensor([[far, far if level == "sequence" else 0.1]], requires_grad=True)
+        loss = every_loss(log_ratio, torch.full((1, 1), advantage), level)[name]
+        loss.sum().backward()
+        assert loss.isfinite().all() and log_ratio.grad.isfinite().all() and log_ratio.grad.norm().isfinite(), name
+        assert loss.sum().abs() < 1e30
+    sampler = torch.tensor([[-far, 0.0]])
+    weights, stats = losses.importance_weights(torch.zeros(1, 2), sampler, torch.ones(1, 2), 3.0)
+    assert weights.isfinite().all() and weights.max() <= 3 and stats["mismatch_kl"].isfinite()
+
+
+def test_beyond_the_bound_a_token_is_pushed_back() -> None:
+    """Not left alone, and not pushed further: at a ratio of e^100 a bad token, and one that left the reference."""
+    for far in (40.0, 100.0):
+        log_ratio = torch.tensor([[far]], requires_grad=True)
+        losses.clipped_policy_loss(
+            policy_ratio(log_ratio, torch.zeros(1, 1), torch.ones(1, 1)), torch.tensor([[-1.0]])
+        ).backward()
+        assert log_ratio.grad > 1e12
+        log_ratio = torch.tensor([[-far]], requires_grad=True)
+        kl_estimate(log_ratio, torch.zeros(1, 1), "k3").backward()
+        assert log_ratio.grad < -1e12
+        log_ratio = torch.tensor([[-far - 30]], requires_grad=True)
+        ratio = policy_ratio(log_ratio, torch.zeros(1, 1), torch.ones(1, 1))
+        losses.weighted_policy_loss(ratio, torch.tensor([[2.0]]), 0.75, 4.0).backward()
+        assert log_ratio.grad.item() == pytest.approx(-0.25 * 2)
+
+
+def test_in_the_normal_range_ratios_and_their_gradients_are_exp_bit_for_bit() -> None:
+    far = torch.linspace(-59.9, 29.9, 3001)
+    for of, closed in (
+        (lambda x: policy_ratio(x, torch.zeros_like(x), torch.ones_like(x)), lambda x: x.exp()),
+        (lambda x: kl_estimate(torch.zeros_like(x), x, "k3"), lambda x: x.expm1() - x),
+    ):
+        mine, plain = far[None].clone().requires_grad_(), far[None].clone().requires_grad_()
+        found, expected = of(mine), closed(plain)
+        assert torch.equal(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        assert torch.equal(mine.grad, plain.grad)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "cpo", "simpo", "orpo"])
+@pytest.mark.parametrize("far", [-1e4, -100.0, 0.0])
+def test_preference_losses_of_extreme_log_ratios_have_finite_gradients(kind: str, far: float) -> None:
+    chosen, rejected = leaf(torch.tensor([far, -50.0])), leaf(torch.tensor([-50.0, far]))
+    at = torch.tensor([-50.0, -50.0])
+    judged = preference_losses.pair_loss(
+        kind, chosen, rejected, ref_chosen=at, ref_rejected=at, beta=2.0, chosen_lengths=ONE, rejected_lengths=ONE
+    )
+    judged.losses.sum().backward()
+    assert judged.losses.isfinite().all() and chosen.grad.isfinite().all() and rejected.grad.isfinite().all()
+    kto, _ = preference_losses.kto_loss(chosen, at, torch.tensor([True, False]), 0.5, 2.0)
+    kto.sum().backward()
+    assert kto.isfinite().all() and chosen.grad.isfinite().all()
+
+
 def test_importance_weights_by_hand() -> None:
     new = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.6, 0.1]]).log().requires_grad_()
     old = torch.tensor([[0.25, 0.4, 1e-9], [0.3, 0.2, 0.1]]).log()
@@ -214,7 +293,7 @@ def test_gae_by_hand_and_as_the_monte_carlo_return() -> None:
 CHOSEN = torch.tensor([[-0.5, -1.0, -0.5], [-0.1, -0.2, -0.3]]).sum(1)  # -2.0, -0.6
 REJECTED = torch.tensor([[-1.0, -1.0, -1.0], [-0.2, -0.1, -0.0]]).sum(1)  # -3.0, -0.3
 STARTED = dict(ref_chosen=torch.tensor([-2.5, -0.6]), ref_rejected=torch.tensor([-2.5, -0.6]))
-THREE = torch.tensor([3, 3])
+ONE, THREE = torch.tensor([1, 1]), torch.tensor([3, 3])
 LENGTHS = dict(chosen_lengths=THREE, rejected_lengths=THREE)
 
 
