@@ -12,17 +12,19 @@ the starting policy (--kl-coef), in the loss or in the reward. --variant selects
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
     dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
     gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
-    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no number)
+    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no number), not below
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards, the KL penalty alone
 would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0 makes no update. Two
 ranks give the same update as one with the whole batch.
 """
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from codechat.core.config import opt
+from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
 
@@ -32,10 +34,16 @@ PAPERS = {
     "dr_grpo": ("mean", "constant", "token", 0.2, 0.2, 0),
     "dapo": ("zscore", "token", "token", 0.2, 0.28, 4),
     "gspo": ("zscore", "sequence", "sequence", 3e-4, 4e-4, 0),
-    "cispo": ("zscore", "token", "token", 0.99, 4.0, 0),
+    "cispo": ("zscore", "token", "token", 1.0, 4.0, 0),
 }
 SET_BY_PAPER = ("baseline", "loss_aggregation", "ratio", "clip_eps_low", "clip_eps_high", "resample_rounds")
 VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for name, row in PAPERS.items()}
+
+# TRL's --loss_type sets the aggregation alone. What our variant of this name sets beside it, as it is in TRL
+TRL_KEEPS: dict[str, dict[str, Any]] = {
+    "dapo": dict(clip_eps_high=0.2, resample_rounds=0),
+    "dr_grpo": dict(baseline="zscore"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,32 @@ class GRPOConfig(RatioSettings, GroupSettings):
     old_logprobs: Literal["sampler", "trainer"] = opt(
         "sampler", "source of the ratio's old log-probabilities; trainer: one more pass, but no mismatch"
     )
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at --epsilon_high, not at 1 + it."""
+        given, variant = dict(super().as_spelled(given, spelled)), given.get("variant")
+        if "loss_type" in spelled:
+            given = TRL_KEEPS.get(variant, {}) | given
+        if variant != "cispo":
+            return given
+        if "epsilon_low" in spelled:
+            raise ConfigError(
+                "--epsilon_low with cispo: TRL has no lower bound there; leave it out, or set --clip-eps-low"
+            )
+        if "epsilon_high" in spelled:
+            try:
+                given["clip_eps_high"] = float(given["clip_eps_high"]) - 1
+            except (TypeError, ValueError):
+                return given  # no number, which is refused where it is read
+            if given["clip_eps_high"] < 0:
+                got = f"--epsilon_high {given['clip_eps_high'] + 1:g} with cispo"
+                raise ConfigError(f"{got}: TRL cuts the ratio itself there; required at least 1, usual is 5")
+        elif "loss_type" in spelled and given.get("clip_eps_high") is None:
+            raise ConfigError(
+                "--loss_type cispo needs TRL's cut of the ratio; set --epsilon_high 5 (its own default is 0.2)"
+            )
+        return given
 
     def resolved(self) -> Self:
         """With what is none filled in from the variant."""

@@ -10,6 +10,7 @@ the first step, and then it is freed. With --task, evaluations also measure the 
 because the loss sees only differences.
 """
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,6 +19,13 @@ from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.tasks import NAMES
 from codechat.training.settings import TOY_RUN, LearningSettings, SamplingSettings, run_presets
+
+# what TRL's --loss_type of this name, or its script, does otherwise
+TRL_DIFFERS = {
+    "ipo": "TRL divides each log ratio by its answer's tokens; --loss ipo takes the paper's sums",
+    "orpo": "TRL's likelihood term covers the prompt too; --loss orpo has the answer's, as the paper",
+    "simpo": "TRL adds the chosen answer's likelihood (cpo_alpha 1) and takes the margin 0.5; --loss simpo has none and 1, as the paper",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,13 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     eval_every: int = 25
     save_every: int = 50
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """ConfigError for a word of TRL that means another loss there."""
+        if "loss_type" in spelled and given.get("loss") in TRL_DIFFERS:
+            raise ConfigError(f"--loss_type {given['loss']}: {TRL_DIFFERS[given['loss']]}; write --loss for that")
+        return super().as_spelled(given, spelled)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -57,6 +57,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_bounds(type(self), vars(self))
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """What is given by our dotted fields, where `spelled` has the words that were written for it: another tool's word may mean another value
+        here, or more settings than one. ConfigError where it means what this project does not have."""
+        return given
 
 
 def flag_of(name: str) -> str:
@@ -176,6 +182,12 @@ def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     return out
 
 
+def _as_spelled(cls: type, given: dict[str, Any], mappings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """`Settings.as_spelled` of settings that were read from these mappings."""
+    spelled = {key.replace("-", "_") for mapping in mappings for key in mapping}
+    return cls.as_spelled(given, spelled) if issubclass(cls, Settings) else given
+
+
 def _meant(key: str, names: Iterable[str]) -> str:
     """The end of an error message about an unknown key: what to write in its place."""
     known = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
@@ -206,7 +218,7 @@ def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: st
 
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
     """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong types."""
-    return _build(cls, _flat(cls, d, where or cls.__name__))
+    return _build(cls, _as_spelled(cls, _flat(cls, d, where or cls.__name__), [d]))
 
 
 def resolve(
@@ -216,15 +228,16 @@ def resolve(
     overrides: Mapping[str, Any] | None = None,
     *,
     presets: Presets = {},
+    spelled: Iterable[str] = (),
 ) -> T:
-    """defaults < preset < file < overrides."""
+    """defaults < preset < file < overrides. spelled: what a command line wrote for the overrides."""
     if preset:
         check_choice("preset", preset, presets)
     sources = {f"preset {preset}": presets[preset] if preset else {}, str(file): read_json(Path(file)) if file else {}}
     given: dict[str, Any] = {}
     for where, mapping in (sources | {cls.__name__: overrides or {}}).items():
         given |= _flat(cls, mapping, where)
-    return _build(cls, given)
+    return _build(cls, _as_spelled(cls, given, [*sources.values(), overrides or {}, dict.fromkeys(spelled)]))
 
 
 # ---- to mappings
@@ -351,4 +364,5 @@ def parse(
             got = f"{flag} --preset {preset}" if preset else flag
             raise ConfigError(f"{got}; required: a number from 1 to 999, and no --preset beside it")
         return dials[name](int(number), lambda chosen: resolve(cls, flag, file, values, presets={flag: chosen}))
-    return resolve(cls, preset, file, values, presets=presets)
+    spelled = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
+    return resolve(cls, preset, file, values, presets=presets, spelled=spelled)

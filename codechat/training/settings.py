@@ -193,7 +193,7 @@ class RatioSettings(MinibatchSettings):
     """What GRPO and PPO have: clipped ratios to the policy that sampled, and a pull towards the one that began."""
 
     clip_eps_low: float | None = opt(
-        0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0
+        0.2, "a ratio below 1 - this has no gradient where the advantage is negative; 1 = no bound", least=0
     )
     clip_eps_high: float | None = opt(
         0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0
@@ -204,8 +204,8 @@ class RatioSettings(MinibatchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.clip_eps_low or 0) >= 1:
-            raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
+        if (self.clip_eps_low or 0) > 1:
+            raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be at most 1")
         cap = getattr(self, "importance_cap", 0.0)
         if cap and getattr(self, "old_logprobs", "sampler") == "sampler":
             why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"

@@ -6,7 +6,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from raising import raising
@@ -161,6 +161,59 @@ def test_every_flag_of_trl_is_accepted_or_named() -> None:
     for flag, (word, ours) in json.loads(Path(__file__).with_name("trl_flags.json").read_text()).items():
         value = getattr(parse(GRPOConfig, [f"--{flag}", word]), ours)
         assert value == ((word,) if ours == "lora_targets" else type(value)(word)), flag
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--loss_type cispo --epsilon_high 5", dict(variant="cispo", clip_eps_low=1.0, clip_eps_high=4.0)),
+        ("--epsilon-high=5 --variant cispo", dict(clip_eps_low=1.0, clip_eps_high=4.0)),
+        ("--variant cispo --clip-eps-high 5", dict(clip_eps_high=5.0)),
+        ("--loss_type cispo --clip_eps_high 3", dict(clip_eps_low=1.0, clip_eps_high=3.0)),
+        ("--loss_type dapo", dict(loss_aggregation="token", clip_eps_low=0.2, clip_eps_high=0.2, resample_rounds=0)),
+        ("--loss_type dapo --epsilon_high 0.28", dict(clip_eps_high=0.28, resample_rounds=0)),
+        ("--variant dapo", dict(clip_eps_high=0.28, resample_rounds=4)),
+        ("--loss_type dr_grpo", dict(loss_aggregation="constant", baseline="zscore")),
+        ("--loss_type dr_grpo --baseline mean", dict(baseline="mean")),
+        ("--loss_type grpo --epsilon_low 0.1", dict(loss_aggregation="sequence", clip_eps_low=0.1, clip_eps_high=0.2)),
+    ],
+)
+def test_a_word_of_trl_means_what_it_means_there(words: str, expected: dict[str, Any]) -> None:
+    """grpo_trainer.py of TRL 1.16; from json too, where the same words are keys."""
+    flags = words.replace("=", " ").split()
+    as_json = {flag.removeprefix("--"): word for flag, word in zip(flags[::2], flags[1::2])}
+    for cfg in (parse(GRPOConfig, words.split()), config.resolve(GRPOConfig, overrides=as_json)):
+        found = cfg.resolved()
+        assert {name: getattr(found, name) for name in expected} == expected
+        assert from_dict(GRPOConfig, config.plain(found)) == found, "the run's own file is in our words"
+
+
+@pytest.mark.parametrize(
+    ("loop", "words", "named"),
+    [
+        ("grpo", "--loss_type cispo", ["--epsilon_high"]),
+        ("grpo", "--loss_type cispo --epsilon_high 0.28", ["0.28", "at least 1"]),
+        ("grpo", "--loss_type cispo --epsilon_high 5 --epsilon_low 0.2", ["--epsilon_low", "--clip-eps-low"]),
+        ("grpo", "--loss_type cispo --epsilon_high five", ["'five'"]),
+        ("grpo", "--steps_per_generation 4", ["--minibatches", "--grad-accum"]),
+        ("grpo", "--vllm_importance_sampling_clip_max 3", ["--importance-cap"]),
+        ("grpo", "--top_p 0.9", ["--top-k", "rank"]),
+        ("preference", "--data-dir d --loss_type ipo", ["--loss ipo", "divides"]),
+        ("preference", "--data-dir d --loss-type=orpo", ["--loss orpo", "prompt"]),
+        ("preference", "--data-dir d --loss_type simpo", ["--loss simpo", "margin"]),
+    ],
+)
+def test_a_word_of_trl_that_means_something_else_is_refused_with_the_difference(
+    loop: str, words: str, named: list[str]
+) -> None:
+    with raising(ConfigError, *named):
+        LOOPS[loop].parse(words.split())
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "cpo", "orpo", "simpo"])
+def test_our_word_of_a_preference_loss_is_always_taken(loss: str) -> None:
+    cfg = LOOPS["preference"].parse(["--data-dir", "d", "--loss", loss])
+    assert cfg.loss == loss and LOOPS["preference"].parse(["--data-dir", "d", "--loss_type", "dpo"]).loss == "dpo"
 
 
 def test_the_hash_is_of_what_decides_the_result() -> None:
