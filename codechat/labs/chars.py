@@ -6,8 +6,9 @@
     torchrun --standalone --nproc-per-node 2 -m codechat chars --objective denoise
 
 GRPO and PPO pretrain: the policy samples symbols, and each that matches the text earns a reward. GRPO compares the
-samples at one position with each other, PPO with a learned value. The weight of the KL divergence from a bigram model
-of the text rises from 0 to --kl-coef over --kl-warmup-tokens. All four objectives read the same windows.
+samples at one position with each other, PPO with a learned value. The weight of the KL divergence from a frozen
+--reference, a bigram model of the text or the random policy of the start, rises from 0 to --kl-coef over
+--kl-warmup-tokens. All four objectives read the same windows.
 
 `tokens` counts positions in backward passes, over all ranks and epochs; --max-tokens ends every objective at the same
 count. `epoch` counts passes over the text: a policy that reads its own samples spends --group-size positions per symbol.
@@ -15,6 +16,7 @@ count. `epoch` counts passes over the text: a policy that reads its own samples 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,8 +47,12 @@ class CharsConfig(MinibatchSettings, RunSettings):
     max_tokens: int = opt(1_000_000, "positions in backward passes over the whole run, all ranks and epochs", least=1)
     feed: Literal["own", "text"] = opt("own", "what the policy reads while it samples: its own symbols, or the text's")
     group_size: int = opt(8, "samples per position", least=1)
+    reward_mode: Literal["+1", "±1"] = opt("+1", "reward of a right and a wrong symbol: 1 and 0, or 1 and -1 (or +-1)")
     partial_logprob: float = opt(0.0, "weight of partial credit: a log-probability under the policy, added to rewards")
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
+    reference: Literal["bigram", "random"] = opt(
+        "bigram", "what the divergence is from: the text's bigram counts, or the untrained policy, frozen"
+    )
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
     lr: float = 3e-3
     muon_lr: float = 0.02
@@ -55,6 +61,15 @@ class CharsConfig(MinibatchSettings, RunSettings):
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = 200
     log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """±1 may be written without the sign that keyboards lack."""
+        modes = {"+-1": "±1", "+/-1": "±1", "1": "+1"}
+        given = dict(super().as_spelled(given, spelled))
+        if (mode := str(given.get("reward_mode"))) in modes:
+            given["reward_mode"] = modes[mode]
+        return given
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,6 +46,10 @@ class Learner:
         self.model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
         self.head = advantages.ValueHead(cfg.model.n_embd).to(world.device)
         self.bigram = chars.Bigram(text.train, cfg.model.n_ids).to(world.device)
+        self.untrained: GPT | None = None  # the model as it was built, also where the run is resumed
+        if cfg.kl_coef and cfg.reference == "random":
+            self.untrained = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
+            self.untrained.requires_grad_(False).eval()
         self.total = cfg.device_batch_size * world.size  # windows of all ranks
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
 
@@ -78,7 +82,13 @@ class Learner:
         cfg, G = self.cfg, self.cfg.group_size
         batch = self._draw(step, windows, rng)
         credit = batch.truth_logprobs
-        rewards = chars.dense_rewards(batch.drawn, batch.truth, partial=cfg.partial_logprob, credit=credit)  # (R, S, T)
+        rewards = chars.dense_rewards(
+            batch.drawn,
+            batch.truth,
+            wrong=-1.0 if cfg.reward_mode == "±1" else 0.0,
+            partial=cfg.partial_logprob,
+            credit=credit,
+        )  # (R, S, T)
         if cfg.objective == "grpo":
             advantage = place_advantages(rewards, G)
             moves = advantage != 0
@@ -114,8 +124,7 @@ class Learner:
             clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
             shown = dict(policy_loss=loss.detach(), entropy=entropy.mean(), clip_frac=clipped)
             if cfg.kl_coef:
-                before = part.inputs[:, None, -cfg.horizon :].expand_as(part.drawn)
-                kl = losses.kl_estimate(logprobs, self.bigram.logprobs(before, part.drawn)).mean()
+                kl = losses.kl_estimate(logprobs, self._reference_logprobs(part)).mean()
                 loss = loss + row["kl_weight"] * kl
                 shown["kl_ref"] = kl.detach()
             if cfg.objective == "ppo":
@@ -140,6 +149,16 @@ class Learner:
                 batch = draw_fed_by_text(self.model, windows, T, G, uniforms.to(windows.device))
         self.model.train()
         return batch
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Draws) -> Tensor:
+        """(R, S, T) log-probabilities of the draws under the reference policy."""
+        if self.untrained is None:
+            before = batch.inputs[:, None, -self.cfg.horizon :].expand_as(batch.drawn)
+            return self.bigram.logprobs(before, batch.drawn)
+        with dist.autocast():
+            hidden = self.untrained.hidden(batch.inputs)
+            return symbol_logprobs(self.untrained, batch.inputs, hidden, batch.drawn)[0]
 
     def _values(self, hidden: Tensor, batch: Draws) -> Tensor:
         """(R, S, T): the value of the state before each draw."""

@@ -82,11 +82,13 @@ def read_text(source: str) -> str:
     return "\n\n".join(row["text"] for row in sources.require_columns(rows, [("text",)], source))
 
 
-def dense_rewards(drawn: Tensor, truth: Tensor, *, partial: float = 0.0, credit: Tensor | None = None) -> Tensor:
-    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0, plus `partial` x credit.
+def dense_rewards(
+    drawn: Tensor, truth: Tensor, *, wrong: float = 0.0, partial: float = 0.0, credit: Tensor | None = None
+) -> Tensor:
+    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else `wrong`, plus `partial` x credit.
 
     credit: log-probabilities in nats, broadcast to the shape of `drawn`."""
-    reward = (drawn == truth).float()
+    reward = torch.where(drawn == truth, 1.0, wrong)
     return reward + partial * credit if partial and credit is not None else reward
 
 

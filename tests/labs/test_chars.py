@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts import assert_close_curves, assert_same_weights, train_one_and_two
+from contracts import assert_close_curves, assert_same_weights, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
 from random_models import randomise
 
@@ -75,6 +75,7 @@ def test_dense_rewards_and_the_advantages_of_the_draws_of_one_place_by_hand() ->
     assert chars.dense_rewards(drawn, truth).tolist() == [[1, 0, 1]]
     partial = chars.dense_rewards(drawn, truth, partial=0.05, credit=torch.tensor([[-1.0, -2.0, -4.0]]))
     torch.testing.assert_close(partial, torch.tensor([[0.95, -0.1, 0.8]]))
+    assert chars.dense_rewards(drawn, truth, wrong=-1.0).tolist() == [[1, -1, 1]]
     # advantages: two windows, two draws, three places; place (0, 0) has one hit, (0, 1) two, (0, 2) none
     rewards = torch.tensor([[[1.0, 1, 0], [0, 1, 0]], [[0, 0, 1], [1, 0, 0]]])  # fed by the text: (W, G, T)
     want = torch.tensor([[[0.5, 0, 0], [-0.5, 0, 0]], [[-0.5, 0, 0.5], [0.5, 0, -0.5]]])
@@ -245,6 +246,45 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
         found = loop.train(settings(home, objective, kl_coef=1.0, kl_warmup_tokens=0, run_name=f"{objective}-dead"))
         assert found.metrics()["grad_norm"].eq(0).all()
         assert_same_weights(start, found)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "ppo"])
+@pytest.mark.parametrize("feed", ["own", "text"])
+def test_a_random_reference_is_the_untrained_policy_and_stays_it(objective: str, feed: str, home: Path) -> None:
+    """The divergence starts at 0 and grows; from the bigram it does not start there. A resumed run keeps it."""
+    how = dict(feed=feed, kl_warmup_tokens=0, kl_coef=0.01, lr=1e-2, max_tokens=4 * 8 * 4 * 6)
+    random = loop.train(settings(home, objective, reference="random", run_name="random", **how)).metrics()
+    bigram = loop.train(settings(home, objective, run_name="bigram", **how)).metrics()
+    assert random["kl_ref"].iloc[0] == pytest.approx(0, abs=1e-6) and random["kl_ref"].iloc[-1] > 1e-4
+    assert bigram["kl_ref"].iloc[0] > 0.01
+    resume_contract(settings(home, objective, reference="random", run_name=objective, save_every=2, **how), 2)
+
+
+def test_a_wrong_symbol_may_cost_one(home: Path) -> None:
+    """Advantages of GRPO are doubled: 2 r - 1 in place of r, less the mean."""
+    found = {}
+    for mode in ("+1", "±1", "+-1"):
+        cfg = settings(home, "grpo", reward_mode=mode, run_name=f"mode{len(found)}", kl_coef=0.0)
+        found[mode] = loop.train(cfg).metrics().iloc[0]
+    plain, signed = found["+1"], found["±1"]
+    assert signed["reward_mean"] == pytest.approx(2 * plain["symbol_accuracy"] - 1, abs=1e-6)
+    assert plain["reward_mean"] == pytest.approx(plain["symbol_accuracy"], abs=1e-6)
+    assert signed["adv_abs_mean"] == pytest.approx(2 * plain["adv_abs_mean"], rel=1e-5)
+    assert found["+-1"]["reward_mean"] == signed["reward_mean"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "mode"),
+    [
+        ("", "bigram", "+1"),
+        ("--reference random --reward_mode ±1", "random", "±1"),
+        ("--reference=bigram --reward-mode=+1", "bigram", "+1"),
+        ("--ref_type random --reward_mode +-1", "random", "±1"),
+    ],
+)
+def test_the_flags_of_the_character_project_have_their_names(words: str, reference: str, mode: str) -> None:
+    cfg = COMMANDS["chars"].parse(words.split())
+    assert (cfg.reference, cfg.reward_mode) == (reference, mode)
 
 
 def test_the_command(home: Path) -> None:
