@@ -19,7 +19,9 @@ What a row has in another form is a reason to lose the row: nothing of it is gue
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
@@ -27,6 +29,7 @@ from codechat.data import call_forms
 from codechat.data.sources import without_nulls
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
+from codechat.text.tool_schemas import listed_tools, tool_schema, whole_object
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -578,10 +581,11 @@ def _joined(turns: list[Turn]) -> list[Turn]:
 def schemas(value: Any) -> list[dict[str, Any]]:
     """Tool schemas of a column or of a text that holds them, without the object around a function."""
     if isinstance(value, str):
-        items = _objects(value)
+        items = listed_tools(_objects(value))
+    elif isinstance(value, Sequence):
+        items = listed_tools([item for each in value for item in _items(each)])
     else:
-        listed = list(value) if isinstance(value, Sequence) else [value]
-        items = [item for each in listed for item in _items(each)]
+        items = listed_tools(value)
     return [_schema(item) for item in items if item is not None]
 
 
@@ -609,15 +613,18 @@ def _objects(text: str) -> list[Any]:
 
 
 def _schema(item: Any) -> dict[str, Any]:
-    """A schema with name, description and an object of parameters, without null fields."""
-    inner = without_nulls(item.get("function") or item) if isinstance(item, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-        raise Unreadable("unreadable_tools")
-    parameters = inner.get("parameters") or {}
-    whole = isinstance(parameters, Mapping) and isinstance(parameters.get("required") or [], (list, tuple))
-    if not whole or not isinstance(parameters.get("properties") or {}, Mapping):
-        raise Unreadable("unreadable_tools")
-    if not {"properties", "type"} & parameters.keys():
-        parameters = {"properties": dict(parameters)}  # names and types without the object around them
-    parameters = {"type": "object", "properties": {}} | dict(parameters)
-    return {"name": inner["name"], "description": "", **inner, "parameters": parameters}
+    """A schema with name, description and an object of parameters, without null fields. A type that is not known is
+    offered as any, and named on stderr."""
+    unknown: list[str] = []
+    try:
+        schema = tool_schema(without_nulls(item), unknown)
+    except DataError as error:
+        raise Unreadable("unreadable_tools", None, str(error)) from None
+    for message in unknown:
+        _say(message)
+    return schema | {"parameters": whole_object(schema["parameters"])}
+
+
+@lru_cache(maxsize=1000)
+def _say(message: str) -> None:
+    print(f"{message}; it is offered as any", file=sys.stderr)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, F
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.engine import Detokenizer, Job, Request
 from codechat.models import generate, loading
-from codechat.text import call_grammar, chat, tool_calls
+from codechat.text import call_grammar, chat, tool_calls, tool_schemas
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
 Json = dict[str, Any]
@@ -111,7 +111,9 @@ class Message(Lenient):
         return Turn(role, self.text, written, [call.id for call in calls], result_of)
 
 
-class Function(Lenient):
+class Function(Lenient, extra="allow"):
+    """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`, Anthropic's `input_schema`."""
+
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(encodable)] | None = None
@@ -119,7 +121,12 @@ class Function(Lenient):
 
     @property
     def schema_(self) -> dict[str, Any]:
-        return {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
+        """Name, description and parameters in JSON Schema. ApiError where these cannot be read."""
+        try:
+            tool = tool_schemas.tool_schema(self.model_dump(exclude={"strict"}))
+        except DataError as error:
+            raise ApiError(400, str(error), "tools") from None
+        return {key: tool[key] for key in ("name", "description", "parameters")}
 
 
 class Tool(Lenient):

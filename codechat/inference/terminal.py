@@ -31,7 +31,7 @@ from codechat.inference import engine
 from codechat.models import generate, loading
 from codechat.runs import paths
 from codechat.tasks.toolbox.catalogue import TOOLS, family
-from codechat.text import call_grammar, chat, token_view, tool_calls, tool_functions
+from codechat.text import call_grammar, chat, token_view, tool_calls, tool_functions, tool_schemas
 
 Message = dict[str, str]
 Schema = dict[str, Any]
@@ -256,21 +256,22 @@ def gather(
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema of a json list of {name, description, parameters} or {"type": "function", "function": {...}}."""
+    """name -> schema of a json list of tools in any form of `tool_schemas`. DataError names the file and the tool."""
     import jsonschema
 
-    schemas = {}
+    schemas: dict[str, Schema] = {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        for row in content if isinstance(content, list) else [content]:
-            row = row.get("function", row)
-            parameters = {"type": "object", "required": [], "properties": {}, **row.get("parameters", {})}
+        for row in tool_schemas.listed_tools(content):
+            tool = tool_schemas.tool_schema(row)
+            parameters = {"type": "object", "required": [], "properties": {}, **tool["parameters"]}
             jsonschema.Draft202012Validator.check_schema(parameters)
-            name, description = row["name"], str(row.get("description", ""))
-            schemas[name] = dict(name=name, description=description, parameters=parameters)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, jsonschema.SchemaError) as error:
+            description = str(tool["description"])
+            schemas[tool["name"]] = {"name": tool["name"], "description": description, "parameters": parameters}
+    except (OSError, ValueError, jsonschema.SchemaError) as error:
         needed = '[{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}]'
-        raise DataError(f"{path} item {len(schemas)}: {type(error).__name__}: {error}; required: {needed}") from None
+        message = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
+        raise DataError(f"{path} item {len(schemas)}: {message}; required: {needed}") from None
     return schemas
 
 

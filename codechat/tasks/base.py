@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from codechat.core.errors import DataError, check_choice
-from codechat.text.tool_calls import CALL_TAG, TAGS, described
+from codechat.text.tool_calls import CALL_TAG, TAGS
+from codechat.text.tool_lists import described
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")

@@ -15,34 +15,68 @@ by that way. (Where the tag is spelled in ordinary tokens, a call that is not re
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat
+from codechat.text import chat, tool_lists, tool_schemas
 from codechat.text.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
 LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
-CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
-# of numbers without bounds in the schema: json readers reject 1e999 and very long digits
-BOUNDS = {"minimum": -(10**15), "maximum": 10**15}
-# where a schema says nothing; llguidance's own "any" has numbers that no reader takes
-ANY: Schema = {"type": ["string", "number", "boolean", "null"], **BOUNDS}
-NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
+# of `format_call`; lenient: keywords that llguidance lacks are left out, with a warning each
+CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
+# Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits. No range of llguidance is larger.
+LARGEST = 9 * 10**18
+# Where a schema says nothing: any value whose numbers every reader takes.
+ANY: Schema = {"$ref": "#/$defs/any"}
+ANY_VALUE: Schema = {
+    "anyOf": [
+        {"type": ["string", "boolean", "null"]},
+        {"type": "number", "minimum": -LARGEST, "maximum": LARGEST},
+        {"type": "array", "items": ANY},
+        {"type": "object", "additionalProperties": ANY},
+    ]
+}
+NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# Keywords without which a schema says nothing.
+SAYING = ("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "patternProperties", "required")
+SAYING += ("items", "prefixItems", "additionalProperties", "pattern", "format", "minLength", "maxLength", *NUMERIC)
+# Keywords that are read elsewhere or belong to a whole document.
+DOCUMENT = (
+    "$id",
+    "id",
+    "$schema",
+    "$anchor",
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveRef",
+    "x-guidance",
+    "$comment",
+)
 # what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever
 CLOSERS = (b'"', b"}", b"]", b",", b"1", b"0")
 
 
 def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
-    """The CallGrammar of these arguments; the last ones are kept, since reading schemas takes tens of milliseconds."""
-    return _kept(tokenizer, tags, json.dumps(list(tools)), **how)
+    """The CallGrammar of these arguments; the last ones are kept, since reading schemas takes tens of milliseconds. What
+    of a schema does not hold is said on stderr, once."""
+    grammar = _kept(tokenizer, tags, json.dumps(list(tools)), **how)
+    for message in grammar.relaxed:
+        _say(message)
+    return grammar
+
+
+@lru_cache(maxsize=1000)
+def _say(message: str) -> None:
+    print(f"constrained calls do not enforce all of a schema: {message}", file=sys.stderr)
 
 
 def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
@@ -61,8 +95,8 @@ class CallGrammar:
     """The calls that `tools` ({"name", "description", "parameters"} each) allow.
 
     required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, where no
-    call is required. strict: a schema that has no grammar raises ConfigError instead of allowing any object as
-    arguments."""
+    call is required. strict: a type that is not known raises ConfigError instead of allowing any value. A keyword that
+    llguidance lacks is left out: more is allowed, never less, and `relaxed` names it."""
 
     def __init__(
         self,
@@ -81,11 +115,16 @@ class CallGrammar:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
         nothing = [{"name": chat.NOTHING}] if declines and not required else []
-        each = [_call_schema(tool, strict, f"#/anyOf/{i}") for i, tool in enumerate([*tools, *nothing])]
-        calls = {"anyOf": each, "x-guidance": CANONICAL}
-        grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), required, one_call)
-        self._start = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
-        if problem := self._start.get_error():
+        self.relaxed: list[str] = []  # what of the schemas does not hold, with the tool's name
+        problem = ""
+        for level in range(len(LEVELS)):  # where all of them together have no grammar, with less of each
+            calls = _calls_schema([*tools, *nothing], strict, level, relaxed := [])
+            grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), required, one_call)
+            self._start = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
+            if not (problem := self._start.get_error()):
+                self.relaxed = relaxed
+                break
+        if problem:
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
             needed = f"no call of these functions fits into {LONGEST_CLOSING} tokens of this vocabulary"
@@ -171,49 +210,305 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
     return f"start: TEXT | first call {more} {end}\n{rules}{first}\n{text}"
 
 
-def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
-    """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which
-    pointers within it begin with."""
+# ---- the schemas of the tools as llguidance takes them
+
+
+def _calls_schema(tools: Sequence[Mapping[str, Any]], strict: bool, level: int, relaxed: list[str]) -> Schema:
+    """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: a type that
+    is not known raises ConfigError."""
+    definitions: Schema = {"any": ANY_VALUE}
+    calls = []
+    for i, tool in enumerate(tools):
+        name, parameters = _read(tool, strict, relaxed)
+        place = f"tool{i}"
+        definitions[place] = _arguments_schema(name, parameters, place, level, relaxed)
+        properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        calls.append(_closed_object(properties, list(properties)))
+    return {"anyOf": calls, "$defs": definitions, "x-guidance": CANONICAL}
+
+
+def _read(tool: Mapping[str, Any], strict: bool, relaxed: list[str]) -> tuple[str, Schema]:
+    """The name and the parameters of a tool. ConfigError for what is none."""
+    try:
+        unknown: list[str] | None = None if strict else []
+        read = tool_schemas.tool_schema(tool, unknown)
+    except DataError as error:
+        raise ConfigError(f"{error}; the schema has no grammar") from None
+    relaxed += unknown or []
+    return read["name"], tool_schemas.whole_object(read["parameters"])
+
+
+def _closed_object(properties: Mapping[str, Any], required: Sequence[str]) -> Schema:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _of_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
+    """The schema itself."""
+    return _Translated(parameters, place, relaxed).schema(parameters, "")
+
+
+def _of_list(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
+    """What a list of tools would say of it: names, types and enumerations."""
+    relaxed.append("only its names, types, enumerations and required arguments hold")
+    return _of_document(tool_lists.listed_parameters(parameters), place, [])
+
+
+def _of_names(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
+    """Its names, with any values."""
+    relaxed.append("only its names and required arguments hold")
+    listed = tool_lists.listed_parameters(parameters)
+    return _closed_object(dict.fromkeys(listed["properties"], ANY), listed["required"])
+
+
+LEVELS = (_of_document, _of_list, _of_names)
+
+
+def _arguments_schema(name: str, parameters: Schema, place: str, level: int, relaxed: list[str]) -> Schema:
+    """The schema of a tool's arguments at `#/$defs/place`: the first of LEVELS, from `level` on, that has a grammar."""
+    problems: list[str] = []
+    for build in LEVELS[level:]:
+        notes: list[str] = []
+        schema = build(parameters, place, notes)
+        definitions = {"any": ANY_VALUE, place: schema}
+        wrong, messages = _checked(
+            json.dumps({"$ref": f"#/$defs/{place}", "$defs": definitions, "x-guidance": CANONICAL})
+        )
+        if not wrong:
+            relaxed += [f"tool {name!r}: {note}" for note in (*problems, *notes, *messages)]
+            return schema
+        problems += messages
+    raise ConfigError(f"the schema of {name!r} has no grammar ({' '.join(problems)[:200]}); simplify it")
+
+
+@lru_cache(maxsize=4096)
+def _checked(schema: str) -> tuple[bool, tuple[str, ...]]:
+    """(whether llguidance has no grammar for a schema, its messages)."""
     from llguidance import LLMatcher
 
-    parameters = {"type": "object", "properties": {}, **(tool.get("parameters") or {})}
     try:
-        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(_bounded(parameters))), None)
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema), None)
     except (TypeError, ValueError) as error:
-        problem = str(error)
-    if problem and strict:
-        raise ConfigError(f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it")
-    arguments = _bounded({"type": "object"} if problem else parameters, f"{place}/properties/arguments")
-    properties = {"name": {"const": tool["name"]}, "arguments": arguments}
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        return True, (str(error),)
+    return wrong, tuple(" ".join(message.split())[:200] for message in messages)
 
 
-def _bounded(schema: Any, place: str = "#") -> Any:
-    """The schema with bounds for numbers, without further keys in objects whose keys are listed, and with its pointers
-    ("#/$defs/Item") as they are where it stands at `place` of a larger one."""
-    if isinstance(schema, list):
-        return [_bounded(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return ANY if schema is True else schema
-    if not {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", *NAMED} & schema.keys():
-        return ANY
-    out = {key: _bounded(value, place) if key in NESTED else value for key, value in schema.items()}
-    for key in NAMED:
-        if isinstance(schema.get(key), dict):
-            out[key] = {name: _bounded(value, place) for name, value in schema[key].items()}
-    if isinstance(pointer := schema.get("$ref"), str) and pointer.startswith("#"):
-        out["$ref"] = place + pointer[1:]
-    kinds = schema.get("type")
-    kinds = set(map(str, kinds if isinstance(kinds, list) else [kinds]))
-    if "object" in kinds or "properties" in schema:
-        out.setdefault("additionalProperties", False if "properties" in schema else ANY)
-    if "array" in kinds and "prefixItems" not in schema:
-        out.setdefault("items", ANY)
-    if {"integer", "number"} & kinds and "enum" not in schema:
-        out = BOUNDS | out
-    if {"pattern", "format"} & schema.keys():
-        out.setdefault("maxLength", max(LONGEST_TEXT, schema.get("minLength", 0)))
-    return out
+def _has_grammar(schema: Schema) -> bool:
+    return not _checked(json.dumps(schema))[0]
+
+
+class _Translated:
+    """A tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further ones, what
+    may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
+
+    What an object's keys are is known only where all its parts are put together (allOf, $ref, anyOf). So a part stays open
+    (`whole` false), and the object around it is closed."""
+
+    def __init__(self, root: Schema, place: str, relaxed: list[str]) -> None:
+        self.root, self.place, self.relaxed = root, place, relaxed
+
+    def _relax(self, where: str, what: str) -> None:
+        message = f"{where.replace('.properties.', '.').strip('.') or 'arguments'}: {what}"
+        if message not in self.relaxed:
+            self.relaxed.append(message)
+
+    def schema(self, node: Any, where: str, whole: bool = True, within: tuple[str, ...] = ()) -> Any:
+        """where: path to the node, for messages. within: references that were put in place of themselves around it."""
+        if not isinstance(node, Mapping) or not set(SAYING) & node.keys():
+            part = dict(node) if isinstance(node, Mapping) else {}
+            return node if node is False else self._definitions(node, where, dict(ANY) if whole else part)
+        out = {key: value for key, value in node.items() if key not in (*DOCUMENT, "$defs", "definitions")}
+        out = self._definitions(node, where, out)
+        out = self._values(out, where)
+        self._numbers(out, where)
+        self._texts(out, where)
+        union = whole and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
+        for key in ("anyOf", "oneOf"):
+            if isinstance(out.get(key), list):
+                out[key] = [self.schema(one, where, union, within) for one in out[key]]
+        if isinstance(out.get("allOf"), list):
+            out["allOf"] = [self.schema(one, where, False, within) for one in out["allOf"]]
+        self._reference(out, where, whole, within)
+        self._array(out, where)
+        self._object(out, node, where, whole)
+        return out
+
+    def _definitions(self, node: Any, where: str, out: Schema) -> Schema:
+        """With the definitions of the node, which references within it point to."""
+        for key in ("$defs", "definitions"):
+            if isinstance(node, Mapping) and isinstance(node.get(key), Mapping):
+                out[key] = {name: self.schema(one, f"{where}.{name}") for name, one in node[key].items()}
+        return out
+
+    def _values(self, out: Schema, where: str) -> Schema:
+        """An enumeration alone, of the values that have the schema's type."""
+        values = [out["const"]] if "const" in out else out.get("enum")
+        if values is None:
+            return out
+        kinds = out.get("type")
+        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds else []
+        fitting = [value for value in values if not kinds or _has_kind(value, kinds)]
+        if not fitting:
+            self._relax(where, f"the type {kinds} of none of its values {str(values)[:60]}")
+        rest = {key: out[key] for key in ("$ref", "anyOf", "oneOf", "allOf", "$defs", "definitions") if key in out}
+        if not values:
+            return rest | ({"type": out["type"]} if "type" in out else dict(ANY) if not rest else {})
+        return {"enum": fitting or values} | rest
+
+    def _numbers(self, out: Schema, where: str) -> None:
+        kinds = out.get("type")
+        kind = next((k for k in ("number", "integer") if k in (kinds if isinstance(kinds, list) else [kinds])), None)
+        if kind is None:
+            return
+        given = {key: out.pop(key) for key in NUMERIC if key in out}
+        kept = {key: value for key, value in given.items() if _in_range(value)}  # llguidance cuts others, silently
+        for key in sorted(kept, key=lambda key: key != "multipleOf"):
+            if _has_grammar({"type": kind} | _bounded(kept)):
+                break
+            del kept[key]
+        for key in given.keys() - kept.keys():
+            self._relax(where, f"{key} {given[key]}")
+        # the usual bounds must not exclude what the schema's own ones allow
+        beyond = any(key != "multipleOf" and not _in_range(given[key]) for key in given)
+        out |= kept if kind == "integer" and beyond else _bounded(kept)
+
+    def _texts(self, out: Schema, where: str) -> None:
+        pattern = out.get("pattern")
+        if pattern is not None and not _has_grammar({"type": "string", "pattern": pattern}):
+            self._relax(where, f"pattern {str(pattern)[:80]!r}")
+            del out["pattern"]
+        known = "format" in out and _has_grammar({"type": "string", "format": out["format"]})
+        if "pattern" in out or known:
+            out.setdefault("maxLength", max(LONGEST_TEXT, out.get("minLength", 0)))
+
+    def _reference(self, out: Schema, where: str, whole: bool, within: tuple[str, ...]) -> None:
+        """A reference as llguidance takes it. Beside other keywords, and in a part, what it points to stands itself."""
+        if "$ref" not in out:
+            return
+        pointer = out.pop("$ref")
+        path = tool_lists.path_of(self.root, pointer)
+        target = None if path is None else tool_lists.at_path(self.root, path)
+        if path is None or target is None:
+            self._relax(where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema")
+            if not set(SAYING) & out.keys():
+                out |= ANY
+        elif whole and not set(SAYING) & out.keys():
+            steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
+            out["$ref"] = "/".join(["#", "$defs", self.place, *steps])
+        elif pointer in within:
+            self._relax(where, f"the reference {pointer!r} to itself")
+        else:
+            part = self.schema(target, where, False, (*within, pointer))
+            parts = out.pop("allOf", [])
+            first = {"allOf": [part, *parts]}
+            rest = dict(out)
+            out.clear()
+            out |= first | rest
+
+    def _array(self, out: Schema, where: str) -> None:
+        if isinstance(out.get("prefixItems"), list):
+            out["prefixItems"] = [self.schema(one, f"{where}[{i}]") for i, one in enumerate(out["prefixItems"])]
+        kinds = out.get("type")
+        if "array" in (kinds if isinstance(kinds, list) else [kinds]) or {"items", "prefixItems"} & out.keys():
+            out["items"] = self.schema(out.get("items", {}), f"{where}[]")
+
+    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool) -> None:
+        kinds = out.get("type")
+        typed = "object" in (kinds if isinstance(kinds, list) else [kinds])
+        for key in ("properties", "patternProperties"):
+            if isinstance(out.get(key), Mapping):
+                out[key] = {name: self.schema(one, f"{where}.{name}") for name, one in out[key].items()}
+        further = out.get("additionalProperties")
+        if further is not None and further is not False:
+            out["additionalProperties"] = self.schema(further, f"{where}.*")
+        if whole:
+            self._close(out, node, typed)
+        for key in ("minProperties", "maxProperties"):
+            # of listed keys llguidance counts one: any more and it counts further ones only
+            counted = "properties" not in out or (out.get("additionalProperties") is False and out.get(key) in (0, 1))
+            if key in out and not counted:
+                self._relax(where, f"{key} {out.pop(key)}")
+
+    def _close(self, out: Schema, node: Mapping[str, Any], typed: bool) -> None:
+        """Add what keys the object has, and that it has no others."""
+        names = dict(self._names(node, ()))
+        if not names:
+            if typed and not {"anyOf", "oneOf", "allOf", "$ref"} & out.keys():
+                out.setdefault("additionalProperties", False if "properties" in out else dict(ANY))
+            return
+        if {"properties", "required", "allOf"} & out.keys():
+            listed = out.get("properties", {})
+            everywhere = {name: listed.get(name, True if certain else ANY) for name, certain in names.items()}
+            rest = {key: value for key, value in out.items() if key != "properties"}
+            out.clear()
+            out |= {"type": "object"} | {"properties": everywhere} | rest
+            if "additionalProperties" not in out and not self._open(node, ()):
+                out["additionalProperties"] = False
+
+    def _names(self, node: Any, within: tuple[str, ...], certain: bool = True) -> Iterator[tuple[str, bool]]:
+        """The keys that an object may have, and whether each is said to be more than one of its keys: (name, whether its
+        schema stands in a part that always holds)."""
+        if not isinstance(node, Mapping):
+            return
+        found: dict[str, bool] = {}
+        for key, value in node.items():
+            more: list[tuple[str, bool]] = []
+            if key == "properties" and isinstance(value, Mapping):
+                more = [(name, certain) for name in value]
+            elif key == "required" and isinstance(value, list):
+                more = [(name, False) for name in value if isinstance(name, str)]
+            elif key == "$ref" and isinstance(value, str) and value not in within:
+                more = list(self._names(tool_lists.pointed_at(self.root, value), (*within, value), certain))
+            elif key == "allOf" and isinstance(value, list):
+                more = [pair for one in value for pair in self._names(one, within, certain)]
+            elif key in ("anyOf", "oneOf") and isinstance(value, list):
+                more = [pair for one in value for pair in self._names(one, within, False)]
+            elif key in ("if", "then", "else"):
+                more = list(self._names(value, within, False))
+            elif key == "dependentSchemas" and isinstance(value, Mapping):
+                more = [pair for one in value.values() for pair in self._names(one, within, False)]
+            for name, sure in more:
+                found[name] = found.get(name, False) or sure
+        yield from found.items()
+
+    def _open(self, node: Any, within: tuple[str, ...]) -> bool:
+        """Whether a part of the schema says that further keys are possible."""
+        if not isinstance(node, Mapping):
+            return False
+        further = node.get("additionalProperties", node.get("unevaluatedProperties"))
+        if (further is not None and further is not False) or node.get("patternProperties"):
+            return True
+        reference = node.get("$ref")
+        parts = [one for key in ("allOf", "anyOf", "oneOf") if isinstance(node.get(key), list) for one in node[key]]
+        if isinstance(reference, str) and reference not in within:
+            parts.append(tool_lists.pointed_at(self.root, reference))
+            within = (*within, reference)
+        return any(self._open(one, within) for one in parts)
+
+
+def _bounded(numeric: Mapping[str, Any]) -> Schema:
+    """The keywords with a lower and an upper bound."""
+    out: Schema = {} if "exclusiveMinimum" in numeric else {"minimum": -LARGEST}
+    return out | ({} if "exclusiveMaximum" in numeric else {"maximum": LARGEST}) | dict(numeric)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _in_range(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= LARGEST
+
+
+def _has_kind(value: Any, kinds: Sequence[str]) -> bool:
+    """Whether a JSON value has one of the types."""
+    if isinstance(value, list | Mapping):
+        return ("array" if isinstance(value, list) else "object") in kinds
+    return tool_lists.is_of(value, kinds)
 
 
 class _Vocabulary:

@@ -1,4 +1,4 @@
-"""Tool calls as text: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
+"""Tool calls as text: `<functioncall> {"name": "f", "arguments": {...}}`. `tool_lists` has how tools are listed.
 
 Calls are written in one form (`format_call`) and read in all that real data and half-trained models write
 (`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time linear in the text, since a model is
@@ -11,11 +11,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from codechat.core.errors import DataError, check_choice
+from codechat.core.errors import DataError
+from codechat.text.tool_lists import NOTHING, split_offer, tools_prompt
 
 CALL_TAG = "<functioncall>"
 # The tags of a conversation; here because the canonical text of a call spells none of them but its own.
@@ -31,20 +31,10 @@ READABLE = (
     "object",  # canonical
 )
 FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
-NO_TOOLS = "You are a helpful assistant, with no access to external functions."
-WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
-
-STYLES = ("compact", "described", "json")  # of `tools_prompt`
-# The last entry of a described list: calling it is how a model says that nothing on the list fits.
-NOTHING = "none"
-NOTHING_FITS = f"Nothing fits: {NOTHING}()"
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 DEEPEST = 64
 _SPACE = re.compile(r"\s*")
-_LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
-# compact, described (its type may be list(str)), a name with spaces
-_NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\((?=(?:[^()]|\([^()]*\))*+\)$)|([^(]+)\(")
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
 _TOKEN = re.compile(
     r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""", re.DOTALL
@@ -90,120 +80,6 @@ def escape_surrogates(text: str) -> str:
 
 DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_words` for people
 _DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
-
-
-def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
-    """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
-
-    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool; "?" = optional. described:
-    `description: name(arg: type)`,
-    and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas
-    in glaive's wording."""
-    check_choice("tools_style", style, STYLES)
-    lines = [_signature(tool) for tool in tools]
-    if not lines:
-        return NO_TOOLS
-    if style == "json":
-        return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
-    text = "\n".join(["Functions:", *lines])
-    return described(text) if style == "described" else text
-
-
-def described(prompt: str) -> str:
-    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`;
-    other text is unchanged."""
-    if not (listed := _LISTED.search(prompt)):
-        return prompt
-    lines, rest = _split_list(prompt, listed)
-    turned = [re.sub(r"^([^\s(]+\(.*?\)) - (.+)$", r"\2: \1", line) for line in lines]
-    return prompt[: listed.end()] + "\n".join([*turned, NOTHING_FITS]) + rest
-
-
-def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
-    """The lines of a list, and the text after it."""
-    text, gap, rest = prompt[listed.end() :].partition("\n\n")
-    return [line for line in text.split("\n") if line != NOTHING_FITS], gap + rest
-
-
-@lru_cache(maxsize=4096)
-def offered_names(prompt: str) -> frozenset[str]:
-    """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
-    return frozenset(schema["name"].strip() for schema in offered_schemas(prompt))
-
-
-def offered_schemas(prompt: str) -> list[dict[str, Any]]:
-    """{"name", "description", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as
-    far as it says: a choice of words in a list may be a number in the schema, so both are allowed."""
-    return split_offer(prompt)[1]
-
-
-def split_offer(prompt: str) -> tuple[str, list[dict[str, Any]]]:
-    """A system text without its list of functions, and `offered_schemas`."""
-    schemas = []
-    if listed := _LISTED.search(prompt):
-        lines, rest = _split_list(prompt, listed)
-        for line in lines:
-            if m := _NAME_IN_LINE.match(line):
-                arguments, _, about = line[m.end() :].partition(") - ")
-                schema = dict(name=m[m.lastindex], description=about or line[: m.start(m.lastindex)].removesuffix(": "))
-                schemas.append(schema | dict(parameters=_parameters(arguments)))
-        return prompt[: listed.start()] + rest, schemas
-    at = prompt.find("{")
-    while at >= 0:
-        schema, end = _strict(prompt, at) or (None, at + 1)
-        if isinstance(schema, dict) and isinstance(schema.get("name"), str):
-            schemas.append(schema)
-        at = prompt.find("{", end)
-    return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
-
-
-def _parameters(rest: str) -> dict[str, Any]:
-    """The schema of what stands after the bracket of a line: `a: type, b?: x|y)`."""
-    properties, required = {}, []
-    for argument in re.split(r", (?=[^\s,:]+: )", rest.removesuffix(")")):
-        name, _, kind = argument.partition(": ")
-        if name:
-            properties[name.removesuffix("?")] = _schema_of(kind)
-            required += [] if name.endswith("?") else [name]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _schema_of(kind: str) -> dict[str, Any]:
-    """The schema that `_type` wrote as this."""
-    if kind.endswith("[]"):
-        return {"type": "array", "items": _schema_of(kind.removesuffix("[]"))}
-    if kind == "any":
-        return {}
-    parts = kind.split("|")
-    if {"string", "number", "integer", "boolean", "array", "object", "null"}.issuperset(parts):
-        return {"type": parts if len(parts) > 1 else kind}
-    return {"enum": [*parts, *(int(part) for part in parts if re.fullmatch("-?[0-9]{1,15}", part))]}
-
-
-def _signature(tool: Mapping[str, Any]) -> str:
-    name, parameters = (tool.get("name"), tool.get("parameters") or {}) if isinstance(tool, Mapping) else (None, None)
-    properties = required = None
-    if isinstance(parameters, Mapping):
-        properties, required = parameters.get("properties") or {}, parameters.get("required") or []
-    if not (isinstance(name, str) and isinstance(properties, Mapping) and isinstance(required, list)):
-        raise DataError(f"tool {str(tool)[:80]}; required are a name and parameters with properties, `required` a list")
-    if name == NOTHING:
-        raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
-    arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
-    description = " ".join(str(tool.get("description") or "").split())
-    return f"{name}({arguments})" + (f" - {description}" if description else "")
-
-
-def _type(schema: Any) -> str:
-    """Such as string, a|b|c (an enum), string[] (a list), or any where the schema gives no type."""
-    if not isinstance(schema, Mapping):
-        return "any"
-    if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return "|".join(dict.fromkeys(map(str, schema["enum"])))  # 1 and "1" look alike
-    kind = schema.get("type", "any")
-    if kind == "array" and isinstance(schema.get("items"), Mapping):
-        return f"{_type(schema['items'])}[]"
-    return "|".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 def parse_calls(text: str) -> list[Call]:
@@ -406,9 +282,6 @@ def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any
         results = takewhile(lambda later: later["role"] == "function", messages[number + 1 :])
         if role == "system":
             content, offered = split_offer(content)
-            slots = [slot for schema in offered for slot in schema.get("parameters", {}).get("properties", {}).values()]
-            for slot in (slot for slot in slots if "enum" in slot):  # each value once, as a number if it may be one
-                slot["enum"] = list({str(value): value for value in slot["enum"]}.values())
             tools += [{"type": "function", "function": schema} for schema in offered]
         elif calls and len(calls) == len([*results]) and all(call.form in READABLE for call in calls):
             waiting, content = [f"call_{number}_{k}" for k in range(len(calls))], content.partition(CALL_TAG)[0].strip()

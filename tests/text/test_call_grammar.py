@@ -5,16 +5,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from jsonl import rows_of
 
 from codechat.core.errors import ConfigError
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
-from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
+from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar, prompt_grammar
+from codechat.text.tool_schemas import tool_schema
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
+# {"what", "schema", "right" and "wrong" arguments, "refused too": valid, but refused; "relaxed": number of messages}
+SCHEMAS = rows_of(Path(__file__).with_name("schemas.jsonl"))
 ODD = CASES["odd"]
 OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
 
@@ -139,16 +144,88 @@ def test_one_call_and_a_second_one() -> None:
         assert bool(state.mask(200)[ids[0]]) is not one_call
 
 
-def test_schemas_without_a_grammar_allow_any_object_or_are_rejected() -> None:
-    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
-    odd = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}}}
-    with pytest.raises(ConfigError, match="'f'"):
-        CallGrammar(tok, "reserved", [odd], strict=True)
-    ids, _ = wander(CallGrammar(tok, "reserved", [odd], required=True), 40, rng)
-    call = chat.parse_calls(chat.completion_text(ids, tok))[0]
-    assert call.name == "f" and isinstance(call.arguments, dict)
+def accepts(grammar: CallGrammar, arguments: dict[str, Any], tok: tokenizer.Tokenizer, name: str = "f") -> bool:
+    ids = chat.completion_ids(chat.format_call(name, arguments), tok)
+    return grammar.begin().matcher.validate_tokens(ids) >= len(ids) - 1  # but for the line end
+
+
+@pytest.mark.parametrize("row", SCHEMAS, ids=[row["what"] for row in SCHEMAS])
+def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) -> None:
+    """As jsonschema judges them; beyond it, keys that are not listed and other formats are refused."""
+    tok, tool = tokenizer.load("bytes"), {"name": "f", "parameters": row["schema"]}
+    judge = jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
+    assert [judge.is_valid(one) for one in row["right"]] == [True] * len(row["right"])
+    assert not any(judge.is_valid(one) for one in row["wrong"])
+    grammar = call_grammar(tok, "reserved", [tool], required=True, strict=True)
+    assert [one for one in row["right"] if not accepts(grammar, one, tok)] == []
+    assert [one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)] == []
+    assert len(grammar.relaxed) == row.get("relaxed", 0) and all("'f'" in message for message in grammar.relaxed)
+
+
+def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    far = {"$ref": "https://example.com/far.json"}
+    text = {"type": "string", "pattern": "^(?=.*x).*$"}
+    properties = {"numbers": numbers, "far": far, "text": text, "t": {"type": "integer", "maximum": 2**64}}
+    tool = {"name": "bounds", "parameters": {"type": "object", "properties": properties, "required": [*properties]}}
+    tok = tokenizer.load("bytes")
+    for _ in range(2):
+        grammar = call_grammar(tok, "reserved", [tool], required=True, strict=True)
+    said = capsys.readouterr().err
+    assert said.count("\n") == len(grammar.relaxed) == 4
+    assert all(word in said for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616"))
+    assert accepts(grammar, {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19}, tok, "bounds")
+    assert not accepts(grammar, {"numbers": [1]}, tok, "bounds")
+
+
+def test_a_type_that_is_not_known_is_left_open_by_name_or_refused_where_strict() -> None:
+    tok = tokenizer.load("bytes")
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}, "required": ["x"]}}
+    with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
+        CallGrammar(tok, "reserved", [tool], strict=True)
+    grammar = CallGrammar(tok, "reserved", [tool], required=True)
+    assert accepts(grammar, {"x": {"a": 1}}, tok) and not accepts(grammar, {}, tok)
+    assert grammar.relaxed == ["tool 'f': x has the unknown type 'no such type'"]
     with pytest.raises(ConfigError):
         CallGrammar(tok, "reserved", [])
+
+
+def test_a_schema_that_nothing_satisfies_keeps_its_names_and_required_keys() -> None:
+    tok = tokenizer.load("bytes")
+    closed = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    other = {
+        "type": "object",
+        "properties": {"b": {"type": "integer"}},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    grammar = CallGrammar(tok, "reserved", [{"name": "f", "parameters": {"allOf": [closed, other]}}], required=True)
+    assert accepts(grammar, {"a": "x", "b": 1}, tok)
+    assert not accepts(grammar, {"a": "x"}, tok) and not accepts(grammar, {"a": 1, "b": 1}, tok)
+    assert any("names, types, enumerations" in message for message in grammar.relaxed)
+
+
+def test_the_list_of_a_prompt_constrains_as_its_schemas_do() -> None:
+    tok = tokenizer.load("bytes")
+    properties = {
+        "degrees": {"type": "float"},
+        "to": {"type": "string", "enum": ["C|F", "\n", "1"]},
+        "on": {"enum": [True]},
+    }
+    tool = {"name": "f", "parameters": {"type": "dict", "properties": properties, "required": ["degrees", "to"]}}
+    for style in chat.STYLES:
+        prompt = [{"role": "system", "content": chat.tools_prompt([tool], style)}]
+        grammar = prompt_grammar(prompt, tok, "reserved")
+        assert grammar is not None
+        for arguments in ({"degrees": 21.5, "to": "C|F", "on": True}, {"degrees": -3, "to": "\n"}):
+            assert accepts(grammar, arguments, tok)
+        for arguments in ({"degrees": "x", "to": "1"}, {"degrees": 1, "to": "C"}, {"degrees": 1, "to": 1}):
+            assert not accepts(grammar, arguments, tok)
 
 
 def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Any) -> None:

@@ -224,10 +224,8 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
     assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
     texts = {"who": {"type": "list(str)"}, "n": {"enum": [1, 2, "1"]}}
     text = tools_prompt([tricky | {"parameters": {"properties": texts}}, WEATHER], "described")
-    assert text.splitlines()[1].endswith(": f(who?: list(str), n?: 1|2)") and chat.offered_names(text) == {
-        "f",
-        "get_weather",
-    }
+    assert text.splitlines()[1].endswith(': f(who?: string[], n?: 1|2|"1")')
+    assert chat.offered_names(text) == {"f", "get_weather"}
     assert tools_prompt(chat.offered_schemas(text), "described") == text
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
     assert chat.described(within) == within.replace(tools_prompt([WEATHER]), tools_prompt([WEATHER], "described"))

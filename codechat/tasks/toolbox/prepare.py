@@ -23,7 +23,7 @@ from codechat.tasks.toolbox import dialogues, problems
 from codechat.tasks.toolbox.catalogue import PHRASES
 from codechat.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
 from codechat.tasks.toolbox.values import is_shared, parts
-from codechat.text import chat, tool_calls
+from codechat.text import chat, tool_lists
 
 Row = dict[str, Any]
 Called = tuple[str | None, Mapping[str, Any]]  # name and arguments of a call
@@ -86,7 +86,7 @@ def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
     """The request with another row's functions in place of those it calls, in a list as long, whose answer declines; None where it calls none."""
     before = row["messages"][: (at := public_rows.answer_at(row["messages"]))]
     called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
-    (system, schemas), (_, more) = (tool_calls.split_offer(r["messages"][0]["content"]) for r in (row, other))
+    (system, schemas), (_, more) = (tool_lists.split_offer(r["messages"][0]["content"]) for r in (row, other))
     offered = {schema["name"]: schema for schema in [*schemas, *more]}
     left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
     if not called or not left or at != 2:

@@ -1,0 +1,644 @@
+"""How a system text lists tools, and how that list is read back.
+
+    Functions:
+    get_weather(city: string, unit?: c|f, days?: integer[]) - Weather of a city
+    add_note(note: {text: string, tags?: string[]}, colour?: red|"a|b"|null)
+
+`?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it; `{...}` = an object of these
+keys, `...: type` in it = any further keys. A value is written as JSON where its plain text would be read as another one. A
+line reads back as what it was written for, whatever names, values and descriptions hold: each is read before it is used.
+
+Lists keep names, types, enumerations, which arguments are required, and nested objects. References, `anyOf`, `allOf`
+and `const` are written as what they allow. What a list cannot say it leaves open: bounds, patterns, and the inside of a
+recursive model.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from codechat.core.errors import DataError, check_choice
+from codechat.text.tool_schemas import TYPES, Schema, tool_schema, type_named
+
+NO_TOOLS = "You are a helpful assistant, with no access to external functions."
+WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
+STYLES = ("compact", "described", "json")  # of `tools_prompt`
+# The last entry of a described list: calling it is how a model says that nothing on the list fits.
+NOTHING = "none"
+NOTHING_FITS = f"Nothing fits: {NOTHING}()"
+MOST_REFERENCES = 200  # that one tool's line follows; a further one is written as the type it points to
+DEEPEST = 20  # levels of a type that are read and written
+PLAIN, VALUES, ALL = range(3)  # what of a line is written as JSON: nothing, values that are no plain words, all
+FURTHER = "..."  # the name under which an object's further keys stand
+
+_LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
+_STRING = r'"(?:[^"\\\n]|\\.)*+"'
+_KEY = rf"(?:{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)\??: "
+_ARGUMENT = re.compile(rf"(?P<name>{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)(?P<optional>\??): ")
+# A value or type as it is: a comma in it does not begin the next argument, a bracket in it is closed.
+_BARE = re.compile(rf"[^\s|,(){{}}\[\]\"](?:[^|,(){{}}\[\n]|\([^()|\n]*\)|\[(?!\])|,(?! {_KEY}))*+")
+_LITERAL = re.compile(_STRING)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_PLAIN_WORDS = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+)*")
+_WORDS = {"true": True, "false": False, "null": None}
+_NAME = re.compile(rf"(?P<name>{_STRING}|[^\s\"(][^\s(]*)\(")
+_SPACED_NAME = re.compile(r"(?P<name>[^\s\"(][^(\n]*)\(")
+_BEFORE_NAME = re.compile(rf"(?:\A|: )(?=(?:{_STRING}|[^\s\"(][^\s(]*)\()")
+
+
+class Line(NamedTuple):
+    """A line of a list. parameters: {"type", "properties", "required"} in the words of a list; end: where the text of
+    its name and arguments ends."""
+
+    name: str
+    description: str
+    parameters: Schema
+    end: int
+
+
+# ---- writing
+
+
+def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
+    """System text that offers tools in any form of `tool_schema`. DataError for what is none.
+
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool. described: `description:
+    name(arg: type)`, and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`).
+    json: whole schemas in glaive's wording."""
+    check_choice("tools_style", style, STYLES)
+    read = [tool_schema(tool, unknown=[]) for tool in tools]
+    if any(tool["name"] == NOTHING for tool in read):
+        raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
+    if not read:
+        return NO_TOOLS
+    if style == "json":
+        texts = [_json_text(given, tool) for given, tool in zip(tools, read, strict=True)]
+        return f"{WITH_TOOLS}\n" + "\n\n".join(texts)
+    lines = [tool_line(tool, style) for tool in read]
+    return "\n".join(["Functions:", *lines, *([NOTHING_FITS] if style == "described" else [])])
+
+
+def _json_text(given: Mapping[str, Any], tool: Schema) -> str:
+    """The tool as it was given where that says the same."""
+    same = {"description": "", **given, "parameters": given.get("parameters") or {}} == tool
+    return json.dumps(given if same else tool, indent=4, ensure_ascii=False)
+
+
+def tool_line(tool: Mapping[str, Any], style: str) -> str:
+    """The line of a tool of `tool_schema` in a list of style compact or described."""
+    description = " ".join(str(tool.get("description") or "").split())
+    return _line(tool["name"], description, json.dumps(tool.get("parameters") or {}), style == "described")
+
+
+@lru_cache(maxsize=4096)
+def _line(name: str, description: str, parameters: str, described: bool) -> str:
+    """The plainest line that reads back."""
+    wanted = listed_parameters(json.loads(parameters))
+    lines = []
+    for quoted in (PLAIN, VALUES, ALL):
+        arguments = _arguments_text(wanted, quoted)
+        signature = f"{json.dumps(name, ensure_ascii=False) if quoted == ALL else name}({arguments})"
+        texts = (
+            [description, json.dumps(description, ensure_ascii=False)] if described and description else [description]
+        )
+        for text in texts:
+            lines.append(_joined(signature, text, described and (quoted == ALL or not re.search(r"\s", name))))
+    for line in lines:
+        read = read_line(line, described) if "\n" not in line else None
+        if read and (read.name, read.description, read.parameters) == (name, description, wanted):
+            return line
+    return lines[-1]
+
+
+def _joined(signature: str, description: str, described: bool) -> str:
+    if not description:
+        return signature
+    return f"{description}: {signature}" if described else f"{signature} - {description}"
+
+
+def described(prompt: str) -> str:
+    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`;
+    other text is unchanged."""
+    if not (listed := _LISTED.search(prompt)):
+        return prompt
+    lines, rest = _split_list(prompt, listed)
+    if NOTHING_FITS in lines:
+        return prompt
+    return prompt[: listed.end()] + "\n".join([*map(_turned, lines), NOTHING_FITS]) + rest
+
+
+def _turned(line: str) -> str:
+    """A line of a compact list as one of a described list. One whose name has spaces stays as it is."""
+    compact = _compact(line, _NAME)
+    read = compact or read_line(line, described=False)
+    if read is None:
+        return line
+    turned = _joined(line[: compact.end], compact.description, described=True) if compact else line
+    again = read_line(turned, described=True)
+    if again and again[:3] == read[:3]:
+        return turned
+    return _line(read.name, read.description, json.dumps(read.parameters), True)
+
+
+def _arguments_text(schema: Schema, quoted: int) -> str:
+    """The arguments or keys of an object."""
+    required = schema.get("required", ())
+    texts = []
+    for name, one in schema.get("properties", {}).items():
+        plain = quoted < ALL and name != FURTHER and _ARGUMENT.fullmatch(f"{name}: ")
+        written = name if plain else json.dumps(name, ensure_ascii=False)
+        texts.append(f"{written}{'' if name in required else '?'}: {_type_text(one, quoted)}")
+    if further := schema.get("additionalProperties"):
+        texts.append(f"{FURTHER}: {_type_text(further if isinstance(further, Mapping) else {}, quoted)}")
+    return ", ".join(texts)
+
+
+def _type_text(schema: Schema, quoted: int) -> str:
+    """The text of a schema of `_Simplifier`."""
+    if "anyOf" in schema:
+        # beside a type, a plain word would be read as one
+        quoted_values = ALL if any(one.keys() == {"type"} for one in schema["anyOf"]) else quoted
+        return "|".join(_member_text(one, quoted, quoted_values) for one in schema["anyOf"])
+    if "enum" in schema:
+        return "|".join(_value_text(value, quoted) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    if kind == "array" and "items" in schema:
+        return f"{_type_text(schema['items'], quoted)}[]"
+    if kind == "object" and ("properties" in schema or "additionalProperties" in schema):
+        return "{" + _arguments_text(schema, quoted) + "}"
+    return "|".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _member_text(schema: Schema, quoted: int, quoted_values: int) -> str:
+    text = _type_text(schema, quoted_values if "enum" in schema else quoted)
+    return f"({text})" if schema.get("type") == "array" and "items" in schema else text
+
+
+def _value_text(value: Any, quoted: int) -> str:
+    if isinstance(value, str) and value not in _WORDS and not _NUMBER.fullmatch(value):
+        if quoted == PLAIN or (quoted == VALUES and _PLAIN_WORDS.fullmatch(value) and not type_named(value)):
+            return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ---- reading
+
+
+def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
+    """The lines of a list, and the text after it."""
+    text, gap, rest = prompt[listed.end() :].partition("\n\n")
+    return text.split("\n"), gap + rest
+
+
+@lru_cache(maxsize=4096)
+def offered_names(prompt: str) -> frozenset[str]:
+    """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
+    return frozenset(schema["name"].strip() for schema in offered_schemas(prompt))
+
+
+def offered_schemas(prompt: str) -> list[Schema]:
+    """{"name", "description", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, in
+    JSON Schema, as far as it says."""
+    return split_offer(prompt)[1]
+
+
+def split_offer(prompt: str) -> tuple[str, list[Schema]]:
+    """A system text without its list of functions, and `offered_schemas`."""
+    if listed := _LISTED.search(prompt):
+        lines, rest = _split_list(prompt, listed)
+        turned = NOTHING_FITS in lines
+        read = [read_line(line, turned) for line in lines if line != NOTHING_FITS]
+        tools = [
+            {"name": one.name, "description": one.description, "parameters": one.parameters} for one in read if one
+        ]
+        return prompt[: listed.start()] + rest, tools
+    schemas = list(_json_schemas(prompt))
+    return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
+
+
+def _json_schemas(prompt: str) -> Iterable[Schema]:
+    """The tools among the JSON objects of a text; parameters that cannot be read are left open."""
+    decoder = json.JSONDecoder(strict=False)
+    at = prompt.find("{")
+    while at >= 0:
+        try:
+            item, end = decoder.raw_decode(prompt, at)
+        except (ValueError, RecursionError):
+            item, end = None, at + 1
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            try:
+                yield tool_schema(item, unknown=[])
+            except DataError:
+                yield item | {"parameters": {"type": "object", "additionalProperties": True}}
+        at = prompt.find("{", end)
+
+
+def read_line(line: str, described: bool) -> Line | None:
+    """A line of a list, or none. described: of a list that ends with `NOTHING_FITS`, whose lines are `description:
+    name(arguments)`, or compact where the name has spaces."""
+    if described:
+        return _described(line) or _compact(line, _NAME) or _compact(line, _SPACED_NAME)
+    return _compact(line, _NAME) or _described(line) or _compact(line, _SPACED_NAME)
+
+
+def _compact(line: str, naming: re.Pattern[str]) -> Line | None:
+    name = naming.match(line)
+    read = _Reader(line, name.end()).arguments(")") if name else None
+    if not name or not read:
+        return None
+    parameters, end = read
+    rest = line[end:]
+    if rest and not rest.startswith(" - "):
+        return None
+    return Line(_unquoted(name["name"]), rest.removeprefix(" - "), parameters, end)
+
+
+def _described(line: str) -> Line | None:
+    quoted = _LITERAL.match(line)  # a description that is written as JSON
+    first = [quoted.end() + 2] if quoted and line.startswith(": ", quoted.end()) else []
+    for start in (*first, *(before.end() for before in _BEFORE_NAME.finditer(line))):
+        name = _NAME.match(line, start)
+        read = _Reader(line, name.end()).arguments(")") if name else None
+        if name and read and read[1] == len(line):
+            description = _unquoted(line[:start].removesuffix(": "))
+            return Line(_unquoted(name["name"]), description, read[0], len(line))
+    return None
+
+
+def _unquoted(text: str) -> str:
+    """The text that a JSON string spells; any other text as it is."""
+    if not _LITERAL.fullmatch(text):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text
+
+
+class _NoList(Exception):
+    """The text is no argument list."""
+
+
+class _Reader:
+    """Reads what `_arguments_text` and `_type_text` write."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at, self.depth = text, at, 0
+
+    def arguments(self, closing: str) -> tuple[Schema, int] | None:
+        """The schema of the arguments that begin here, and where they end; none where these are none."""
+        try:
+            return self._object(closing), self.at
+        except _NoList:
+            return None
+
+    def _object(self, closing: str) -> Schema:
+        properties: Schema = {}
+        required: list[str] = []
+        schema: Schema = {"type": "object", "properties": properties, "required": required}
+        while not self._takes(closing):
+            if (properties or "additionalProperties" in schema) and not self._takes(", "):
+                raise _NoList
+            argument = _ARGUMENT.match(self.text, self.at)
+            if not argument:
+                raise _NoList
+            self.at = argument.end()
+            kind = self._type()
+            if argument["name"] == FURTHER:
+                schema["additionalProperties"] = kind or True
+                continue
+            name = _unquoted(argument["name"])
+            properties[name] = kind
+            if not argument["optional"]:
+                required.append(name)
+        return schema
+
+    def _takes(self, mark: str) -> bool:
+        taken = self.text.startswith(mark, self.at)
+        self.at += len(mark) if taken else 0
+        return taken
+
+    def _type(self) -> Schema:
+        self.depth += 1
+        if self.depth > 4 * DEEPEST:
+            raise _NoList
+        parts = [self._member()]
+        while self._takes("|"):
+            parts.append(self._member())
+        schema = _read_union(parts)
+        while self._takes("[]"):
+            schema = {"type": "array", "items": schema}
+        self.depth -= 1
+        return schema
+
+    def _member(self) -> "str | Schema":
+        """The text of a value or type, or the schema of one that is quoted, in brackets or an object."""
+        if self._takes("("):
+            schema = self._type()
+            if not self._takes(")"):
+                raise _NoList
+            return schema
+        if self._takes("{"):
+            schema = self._object("}")
+            if not schema["properties"]:
+                if "additionalProperties" in schema:
+                    return {"type": "object", "additionalProperties": schema["additionalProperties"]}
+                return schema | {"additionalProperties": False}
+            return schema
+        if literal := _LITERAL.match(self.text, self.at):
+            self.at = literal.end()
+            return {"enum": [_unquoted(literal[0])]}
+        bare = _BARE.match(self.text, self.at)
+        if not bare:
+            raise _NoList
+        self.at = bare.end()
+        return bare[0]
+
+
+def _read_union(parts: Sequence[str | Schema]) -> Schema:
+    """The schema of alternatives: where one is a plain word that is no type, words for types are values too."""
+    texts = [part for part in parts if isinstance(part, str)]
+    words = [text for text in texts if text not in _WORDS and not _NUMBER.fullmatch(text)]
+    if len(parts) == 1 and words and words[0] not in TYPES:
+        named = type_named(words[0])  # of another language, as lists had it
+        return {"enum": words} if named is None else named
+    types = all(word in TYPES or word == "any" for word in words)
+    members = [_read_member(part, types) for part in parts if part != "null"]
+    null = {"enum": [None]} if any("enum" in one for one in members) else {"type": "null"}  # beside values it is one
+    rest = iter(members)
+    return union(null if part == "null" else next(rest) for part in parts)
+
+
+def _read_member(part: str | Schema, types: bool) -> Schema:
+    if not isinstance(part, str):
+        return part
+    if part in _WORDS:
+        return {"enum": [_WORDS[part]]}
+    if _NUMBER.fullmatch(part):
+        return {"enum": [json.loads(part)]}
+    if not types:
+        return {"enum": [part]}
+    return {} if part == "any" else {"type": part}
+
+
+# ---- schemas in the words of a list
+
+
+def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
+    """{"type", "properties", "required"} of a tool's parameters as far as a list can say it; a union's alternatives are
+    put together: what is required in all of them is required."""
+    schema = _Simplifier(parameters).simple(parameters)
+    alternatives = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "object"]
+    properties: Schema = {}
+    further: list[Schema] = []
+    for one in alternatives:
+        for name, about in one.get("properties", {}).items():
+            properties[name] = union([properties[name], about]) if name in properties else about
+        if one.get("additionalProperties"):
+            further.append(one["additionalProperties"] if isinstance(one["additionalProperties"], dict) else {})
+    due = [set(one.get("required", ())) for one in alternatives]
+    required = [name for name in properties if all(name in names for names in due)]
+    out: Schema = {"type": "object", "properties": properties, "required": required}
+    explicit = parameters.get("additionalProperties")
+    if not further and not properties and (explicit is True or explicit == {}):
+        further = [{}]
+    return out | ({"additionalProperties": union(further) or True} if further else {})
+
+
+class _Simplifier:
+    """Writes the schemas of one tool without references and with few keywords. What they allow is allowed after it; it
+    may allow more."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root, self.left = root, MOST_REFERENCES
+
+    def simple(self, schema: Any, within: tuple[str, ...] = (), depth: int = 0) -> Schema:
+        """within: the references that led here."""
+        if not isinstance(schema, Mapping) or depth > DEEPEST - 2:
+            return {}
+        out = self._own(schema, within, depth)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            out = both(out, self._referred(reference, within, depth))
+        for one in _listed(schema.get("allOf")):
+            out = both(out, self.simple(one, within, depth))
+        for key in ("anyOf", "oneOf"):
+            if alternatives := _listed(schema.get(key)):
+                out = both(out, union([self.simple(one, within, depth) for one in alternatives]))
+        return out
+
+    def _referred(self, reference: str, within: tuple[str, ...], depth: int) -> Schema:
+        target = pointed_at(self.root, reference)
+        self.left -= 1
+        if reference in within or self.left < 0:  # a recursive model
+            kind = target.get("type") if isinstance(target, Mapping) else None
+            return {"type": kind} if kind in TYPES else {}
+        return self.simple(target, (*within, reference), depth)
+
+    def _own(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+        """What the schema says itself."""
+        kinds = schema.get("type")
+        kinds = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in TYPES]
+        if "const" in schema:
+            return _of_values([schema["const"]], [])
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            return _of_values(schema["enum"], kinds)
+        if not kinds and isinstance(schema.get("properties"), Mapping):
+            kinds = ["object"]
+        if not kinds and ({"items", "prefixItems"} & schema.keys()):
+            kinds = ["array"]
+        return union([self._of_kind(kind, schema, within, depth) for kind in kinds]) if kinds else {}
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+        if kind == "array":
+            return self._array(schema, within, depth)
+        return self._object(schema, within, depth) if kind == "object" else {"type": kind}
+
+    def _array(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+        items, first = schema.get("items"), _listed(schema.get("prefixItems"))
+        if first:
+            closed = items is False or schema.get("maxItems") == len(first)
+            several = [*first, *([] if closed else [items if isinstance(items, Mapping) else {}])]
+            return {"type": "array", "items": union([self.simple(one, within, depth + 1) for one in several])}
+        if not isinstance(items, Mapping):
+            return {"type": "array"}
+        return {"type": "array", "items": self.simple(items, within, depth + 1)}
+
+    def _object(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+        named = schema.get("properties")
+        named = named if isinstance(named, Mapping) else {}
+        required = [name for name in _listed(schema.get("required")) if isinstance(name, str)]
+        properties = {name: self.simple(one, within, depth + 1) for name, one in named.items()}
+        properties |= {name: {} for name in required if name not in properties}
+        further = schema.get("additionalProperties")
+        open_: Any = None  # the schema of further keys, or true
+        if further is True or isinstance(further, Mapping):
+            open_ = self.simple(further, within, depth + 1) or True
+        if not properties:
+            if isinstance(open_, dict):
+                return {"type": "object", "additionalProperties": open_}
+            if further is False and "properties" in schema:
+                return {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+            return {"type": "object"}
+        due = [name for name in properties if name in required]
+        out: Schema = {"type": "object", "properties": properties, "required": due}
+        return out | ({"additionalProperties": open_} if open_ else {})
+
+
+def pointed_at(root: Mapping[str, Any], reference: Any) -> Any:
+    """What a reference within a document ("#/$defs/Item") points to; none where it is nothing or elsewhere."""
+    path = path_of(root, reference)
+    return None if path is None else at_path(root, path)
+
+
+def path_of(root: Mapping[str, Any], reference: Any) -> list[str] | None:
+    """The keys that lead to what a reference points to: a pointer, or the name or address of a part."""
+    if not isinstance(reference, str):
+        return None
+    if reference in ("#", root.get("$id")):
+        return []
+    if reference.startswith("#/"):
+        return [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
+    for key in ("$defs", "definitions"):
+        for name, one in (root.get(key) or {}).items():
+            named = [one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"] if isinstance(one, Mapping) else []
+            if reference in named:
+                return [key, name]
+    return None
+
+
+def at_path(root: Any, path: Iterable[str]) -> Any:
+    """What stands under keys and numbers; none where nothing does."""
+    for step in path:
+        if isinstance(root, list):
+            root = root[int(step)] if step.isdecimal() and int(step) < len(root) else None
+        else:
+            root = root.get(step) if isinstance(root, Mapping) else None
+    return root
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of JSON values: true is not 1."""
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def is_of(value: Any, kinds: Iterable[str]) -> bool:
+    """Whether a plain value has one of the types."""
+    if isinstance(value, bool):
+        return "boolean" in kinds
+    if isinstance(value, int | float):
+        return "number" in kinds or ("integer" in kinds and float(value).is_integer())
+    return ("null" if value is None else "string") in kinds
+
+
+def _of_values(values: Sequence[Any], kinds: Sequence[str]) -> Schema:
+    """The schema of an enumeration, whose lists and objects are any. kinds: its types, where they are given; values of
+    other types are left out, unless all are."""
+    plain = [value for value in values if not isinstance(value, list | Mapping)]
+    parts = [{"type": "array" if isinstance(value, list) else "object"} for value in values if value not in plain]
+    fitting = [value for value in plain if is_of(value, kinds)] if kinds else plain
+    return union([*({"enum": [value]} for value in fitting or plain), *parts])
+
+
+def union(schemas: Iterable[Schema]) -> Schema:
+    """The schema of a value that fits one of them: types and values are put together where the first of them stands."""
+    members: list[Schema] = []
+    for one in (each for schema in schemas for each in schema.get("anyOf", [schema])):
+        if one == {}:
+            return {}
+        _add_member(members, one)
+    for one in members:
+        if one.get("enum") == [None]:  # alone, null is a type
+            members = [other for other in members if other is not one]
+            _add_member(members, {"type": "null"})
+    values = next((one["enum"] for one in members if "enum" in one), None)
+    types = next((one["type"] for one in members if one.keys() == {"type"}), None)
+    if values and types and "null" in types:  # beside values, null is one of them
+        values += [] if None in values else [None]
+        types.remove("null")
+    members = [
+        {"type": one["type"][0]} if len(one.get("type", "")) == 1 else one for one in members if one != {"type": []}
+    ]
+    return members[0] if len(members) == 1 else {"anyOf": members} if members else {}
+
+
+def _add_member(members: list[Schema], one: Schema) -> None:
+    if "enum" in one:
+        values = next((member["enum"] for member in members if "enum" in member), None)
+        if values is None:
+            members.append({"enum": (values := [])})
+        values += [v for i, v in enumerate(one["enum"]) if not any(_same(v, w) for w in (*values, *one["enum"][:i]))]
+    elif one.keys() == {"type"}:
+        kinds = one["type"] if isinstance(one["type"], list) else [one["type"]]
+        types = next((member["type"] for member in members if member.keys() == {"type"}), None)
+        if types is None:
+            members.append({"type": (types := [])})
+        types += [kind for kind in dict.fromkeys(kinds) if kind not in types]
+    elif one not in members:
+        members.append(one)
+
+
+def both(a: Schema, b: Schema) -> Schema:
+    """A schema that allows at least what both allow."""
+    if not a or not b or a == b:
+        return a or b
+    if "anyOf" in a or "anyOf" in b:
+        many, one = (a, b) if "anyOf" in a else (b, a)
+        fitting = [both(member, one) for member in many["anyOf"] if "anyOf" in one or _overlap(member, one)]
+        return union(fitting) if fitting and "anyOf" not in one else a
+    if not _overlap(a, b):
+        return a
+    if "enum" in a or "enum" in b:
+        values, other = (a, b) if "enum" in a else (b, a)
+        if "enum" in other:
+            shared = [value for value in values["enum"] if any(_same(value, one) for one in other["enum"])]
+        else:
+            shared = [value for value in values["enum"] if is_of(value, _kinds(other))]
+        return union([{"enum": [value]} for value in shared or values["enum"]])
+    if a.get("type") == b.get("type") == "object":
+        return _both_objects(a, b)
+    if a.get("type") == b.get("type") == "array":
+        items = both(a.get("items", {}), b.get("items", {}))
+        return {"type": "array", "items": items} if items else {"type": "array"}
+    if a.keys() == {"type"} and b.keys() == {"type"}:
+        kinds = [kind for kind in _kinds(a) if kind in _kinds(b)]
+        for one, other in ((a, b), (b, a)):
+            if "integer" in _kinds(one) and "number" in _kinds(other) and "integer" not in kinds:
+                kinds.append("integer")
+        return union([{"type": kinds}]) if kinds else a
+    return b if a.keys() == {"type"} else a
+
+
+def _kinds(schema: Schema) -> list[str]:
+    kinds = schema.get("type", [])
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
+def _overlap(a: Schema, b: Schema) -> bool:
+    """Whether a value may fit both."""
+    if "enum" in a or "enum" in b:
+        values, other = (a, b) if "enum" in a else (b, a)
+        if "enum" in other:
+            return any(_same(value, one) for value in values["enum"] for one in other["enum"])
+        return any(is_of(value, _kinds(other)) for value in values["enum"])
+    kinds = {*_kinds(a)} | ({"integer"} if "number" in _kinds(a) else set())
+    return bool(kinds & ({*_kinds(b)} | ({"integer"} if "number" in _kinds(b) else set())))
+
+
+def _both_objects(a: Schema, b: Schema) -> Schema:
+    first, second = a.get("properties", {}), b.get("properties", {})
+    properties = {name: both(one, second.get(name, {})) for name, one in first.items()}
+    properties |= {name: one for name, one in second.items() if name not in first}
+    further = [one["additionalProperties"] for one in (a, b) if one.get("additionalProperties")]
+    if not properties:
+        return a if "additionalProperties" in a else b
+    due = {*a.get("required", ()), *b.get("required", ())}
+    out: Schema = {"type": "object", "properties": properties, "required": [name for name in properties if name in due]}
+    return out | ({"additionalProperties": further[0]} if further else {})
