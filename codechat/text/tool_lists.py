@@ -152,7 +152,7 @@ def _arguments_text(schema: Schema, quoted: int) -> str:
         written = name if plain else json.dumps(name, ensure_ascii=False)
         texts.append(f"{written}{'' if name in required else '?'}: {_type_text(one, quoted)}")
     if further := schema.get("additionalProperties"):
-        texts.append(f"{FURTHER}: {_type_text(further if isinstance(further, Mapping) else {}, quoted)}")
+        texts.append(f"{FURTHER}: {_type_text(further if isinstance(further, dict) else {}, quoted)}")
     return ", ".join(texts)
 
 

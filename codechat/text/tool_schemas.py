@@ -42,19 +42,16 @@ PARAMETER_KEYS = (*USUAL_KEYS, "input_parameters", "inputs", "arguments", "args"
 LIST_KEYS = ("tools", "functionDeclarations", "function_declarations")
 # Keys of a tool that may hold a schema, but none of its parameters.
 OTHER_KEYS = (
-    "outputSchema",
-    "output_schema",
-    "output",
-    "output_parameters",
-    "outputs",
-    "returns",
-    "return",
-    "response",
+    *("outputSchema", "output_schema", "output", "output_parameters", "outputs"),
+    *("returns", "return", "response", "responses", "results", "result"),
+    *("annotations", "metadata", "_meta", "examples", "example"),
 )
-OTHER_KEYS += ("responses", "results", "result", "annotations", "metadata", "_meta", "examples", "example")
 # Keywords whose values are schemas: one each, a list of them, one by name.
-ONE_SCHEMA = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
-ONE_SCHEMA += ("propertyNames", "unevaluatedProperties", "unevaluatedItems")
+ONE_SCHEMA = (
+    *("items", "additionalItems", "unevaluatedItems", "contains"),
+    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+    *("not", "if", "then", "else"),
+)
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")

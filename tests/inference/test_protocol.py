@@ -192,3 +192,14 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a\ud83d", "\ude00": [1]}
     assert json.loads(error_response(None, ApiError(400, "unknown", "\ud83d")).body)["error"]["param"] == "\ud83d"
+
+
+def test_parameters_of_a_function_are_read_in_the_forms_of_mcp_and_anthropic_or_refused() -> None:
+    city = {"type": "object", "properties": {"city": {"type": "str"}}, "required": ["city"]}
+    for key in ("parameters", "inputSchema", "input_schema"):
+        function = protocol.Function.model_validate({"name": "f", key: city})
+        assert function.schema_["parameters"]["properties"] == {"city": {"type": "string"}}
+    for wrong in ({"parameters": {"properties": {"x": {"type": "frob"}}}}, {"schema": city}):
+        with pytest.raises(protocol.ApiError, match="'f'") as raised:
+            _ = protocol.Function.model_validate({"name": "f", **wrong}).schema_
+        assert (raised.value.status, raised.value.param) == (400, "tools")

@@ -282,3 +282,23 @@ def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
         assert system == chat.tools_prompt(kit.schemas)
         (call,) = chat.parse_calls(asked)
         assert kit.respond(call) == result
+
+
+def test_a_tools_file_may_be_as_mcp_or_anthropic_write_it_or_have_other_words_for_types(tmp_path: Path) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    mcp = {"tools": [{"name": "weather", "description": "d", "inputSchema": city}]}
+    words = [
+        {"name": "weather", "description": "d", "parameters": {"type": "dict", "properties": {"city": {"type": "str"}}}}
+    ]
+    for content in (mcp, [{"name": "weather", "description": "d", "input_schema": city}], words):
+        (tmp_path / "tools.json").write_text(json.dumps(content))
+        (schema,) = terminal.read_schemas(tmp_path / "tools.json").values()
+        assert schema["parameters"]["properties"] == city["properties"]
+        assert terminal.misfit({"city": 1}, schema["parameters"])
+    for wrong in (
+        [{"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "frob"}}}}],
+        [{"name": "f", "schema": city}],
+    ):
+        (tmp_path / "tools.json").write_text(json.dumps(wrong))
+        with pytest.raises(DataError, match=r"tools.json item 0: tool 'f'"):
+            terminal.read_schemas(tmp_path / "tools.json")

@@ -6,6 +6,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from jsonl import write
 
@@ -16,7 +17,8 @@ from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
 from codechat.tasks.bfcl import task as bfcl
 from codechat.tasks.bfcl.task import TIERS, BfclTask
-from codechat.text import chat
+from codechat.text import chat, tokenizer
+from codechat.text.call_grammar import prompt_grammar
 
 TAG = "<functioncall> "
 TASK = BfclTask()
@@ -185,3 +187,44 @@ def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any)
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
     assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2
     assert "required: one of test" in capsys.readouterr().err
+
+
+def _in_the_order_of(value: Any, schema: Any) -> Any:
+    """The value with its keys in the order of the schema, in which masks hold them."""
+    schema = schema if isinstance(schema, dict) else {}
+    properties = schema.get("properties") or {}
+    if isinstance(value, list):
+        return [_in_the_order_of(one, schema.get("items")) for one in value]
+    if not isinstance(value, dict):
+        return value
+    names = [name for name in properties if name in value] + [name for name in value if name not in properties]
+    return {name: _in_the_order_of(value[name], properties.get(name)) for name in names}
+
+
+def _rejected(task: BfclTask, style: str) -> list[str]:
+    """Ids of problems whose gold calls the masks of their own list reject, though the calls fit their schemas."""
+    tok, found, task.tools_style = tokenizer.load("bytes"), [], style
+    for problem in (one for one in task.rows if one.gold["expect"] == "calls"):
+        schemas = {tool["name"]: tool["parameters"] for tool in problem.gold["listed"]}
+        calls = chat.parse_calls(task.gold(problem))
+        if all(jsonschema.Draft202012Validator(schemas[one.name]).is_valid(one.arguments) for one in calls):
+            texts = [chat.format_call(one.name, _in_the_order_of(one.arguments, schemas[one.name])) for one in calls]
+            ids = chat.completion_ids("".join(texts), tok)
+            grammar = prompt_grammar(task.prompt(problem), tok, "reserved")
+            if grammar.begin().matcher.validate_tokens(ids) < len(ids) - 1:
+                found.append(problem.id)
+    return found
+
+
+@pytest.mark.parametrize("style", chat.STYLES)
+def test_masks_allow_the_gold_calls(style: str) -> None:
+    assert _rejected(BfclTask(), style) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ("compact", "described"))
+def test_masks_allow_the_gold_calls_of_the_real_problems(style: str, shared_data: Path) -> None:
+    """But for numbers that the answer writes with an exponent, and keys that no schema lists."""
+    task = BfclTask(source=str(shared_data / "function_calling" / "bfcl_v4" / "all_single_turn.parquet"))
+    exponents = ["simple_python_38", "parallel_97", "parallel_multiple_139"]
+    assert sorted(_rejected(task, style)) == sorted([*exponents, "live_multiple_189-83-0"])
