@@ -19,9 +19,7 @@ What a row has in another form is a reason to lose the row: nothing of it is gue
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
@@ -29,7 +27,7 @@ from codechat.data import call_forms
 from codechat.data.sources import without_nulls
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
-from codechat.text.tool_schemas import listed_tools, tool_schema, whole_object
+from codechat.text.tool_schemas import listed_tools, say_unknown, tool_schema, whole_object
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -620,11 +618,5 @@ def _schema(item: Any) -> dict[str, Any]:
         schema = tool_schema(without_nulls(item), unknown)
     except DataError as error:
         raise Unreadable("unreadable_tools", None, str(error)) from None
-    for message in unknown:
-        _say(message)
+    say_unknown(unknown)
     return schema | {"parameters": whole_object(schema["parameters"])}
-
-
-@lru_cache(maxsize=1000)
-def _say(message: str) -> None:
-    print(f"{message}; it is offered as any", file=sys.stderr)

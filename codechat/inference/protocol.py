@@ -121,11 +121,14 @@ class Function(Lenient, extra="allow"):
 
     @property
     def schema_(self) -> dict[str, Any]:
-        """Name, description and parameters in JSON Schema. ApiError where these cannot be read."""
+        """Name, description and parameters in JSON Schema. ApiError where these cannot be read, of a strict function also
+        where a type is not known; of others such a type is any, and stderr names it."""
+        unknown: list[str] = []
         try:
-            tool = tool_schemas.tool_schema(self.model_dump(exclude={"strict"}))
+            tool = tool_schemas.tool_schema(self.model_dump(exclude={"strict"}), None if self.strict else unknown)
         except DataError as error:
             raise ApiError(400, str(error), "tools") from None
+        tool_schemas.say_unknown(unknown)
         return {key: tool[key] for key in ("name", "description", "parameters")}
 
 

@@ -13,8 +13,10 @@ JSON Schema already stays as it is.
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from codechat.core.errors import DataError
@@ -231,6 +233,17 @@ def _of_names(given: Mapping[str, Any], required: Sequence[str], report: Report)
 def _is_optional(about: Mapping[str, Any]) -> bool:
     kind = about.get("type")
     return isinstance(kind, str) and bool(_OPTIONAL.search(kind) or re.match(r"\s*(?:typing\.)?Optional\[", kind))
+
+
+def say_unknown(messages: Sequence[str]) -> None:
+    """What `tool_schema` found unknown, on stderr, each message once."""
+    for message in messages:
+        _say(message)
+
+
+@lru_cache(maxsize=1000)
+def _say(message: str) -> None:
+    print(f"{message}; it is offered as any", file=sys.stderr)
 
 
 def whole_object(parameters: Schema) -> Schema:

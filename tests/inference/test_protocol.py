@@ -199,7 +199,9 @@ def test_parameters_of_a_function_are_read_in_the_forms_of_mcp_and_anthropic_or_
     for key in ("parameters", "inputSchema", "input_schema"):
         function = protocol.Function.model_validate({"name": "f", key: city})
         assert function.schema_["parameters"]["properties"] == {"city": {"type": "string"}}
-    for wrong in ({"parameters": {"properties": {"x": {"type": "frob"}}}}, {"schema": city}):
+    unknown = {"parameters": {"properties": {"x": {"type": "frob"}}}}
+    assert protocol.Function.model_validate({"name": "f", **unknown}).schema_["parameters"] == {"properties": {"x": {}}}
+    for wrong in ({"strict": True, **unknown}, {"schema": city}):
         with pytest.raises(protocol.ApiError, match="'f'") as raised:
             _ = protocol.Function.model_validate({"name": "f", **wrong}).schema_
         assert (raised.value.status, raised.value.param) == (400, "tools")
