@@ -1,6 +1,7 @@
 """An OpenAI-compatible server in place of a checkpoint (`evaluate --endpoint URL`); the task scores its answers.
 
-Functions that a prompt offers are sent as `tools`; calls come back as `tool_calls`, without what an answer says behind them."""
+Functions that a prompt offers are sent as `tools`; calls come back as `tool_calls`, and what an answer
+says behind them as part of the text before them."""
 
 from __future__ import annotations
 

@@ -360,13 +360,17 @@ class Detokenizer:
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-        """Text before the calls of a finished completion, and the name and arguments of each before the first
-        unreadable one. Without a readable call all is text."""
+        """Text of a finished completion, and the name and arguments of each call before the first unreadable one. Text
+        after a call follows the text before the first; a line each. Without a readable call all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
-        readable = takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls)
-        named = [(str(call.name), call.arguments or {}) for call in readable]
-        return text.split(chat.CALL_TAG)[0] if named else text, named
+        readable = list(takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls))
+        if not readable:
+            return text, []
+        before = text.split(chat.CALL_TAG)[0]
+        after = "\n".join(call.after for call in readable if call.after)
+        gap = "\n" if before and after and not before.endswith("\n") else ""
+        return before + gap + after, [(str(call.name), call.arguments or {}) for call in readable]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one id; a tag is spelled out."""

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 
@@ -287,6 +287,15 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Json], loaded: loadin
 # ---- answers. Log-probabilities are of the sampling distribution, the closing tag's included.
 
 
+class News(NamedTuple):
+    """What came of an answer since the last look: text, whole calls, the range of its tokens; reason: why it ended."""
+
+    text: str
+    calls: list[Json]
+    tokens: slice
+    reason: str | None
+
+
 class ResponseBuilder:
     """The answers to one request; it remembers what of a growing answer was sent."""
 
@@ -298,44 +307,72 @@ class ResponseBuilder:
         self.head: Json = dict(id=id, created=now, model=body.model, object=kind)
         self.sent = [(0, 0)] * len(jobs)  # characters, tokens
         self.over = [False] * len(jobs)
+        self.begun = False
 
     def body(self) -> Json:
         """The body of a finished answer."""
-        return self.usage_chunk() | {"choices": [self._choice(i, job) for i, job in enumerate(self.jobs)]}
+        choices = []
+        for i, job in enumerate(self.jobs):
+            news = self._news(i, job)
+            said = {"text": news.text}
+            if self.chat:
+                message: Json = {"role": "assistant", "content": news.text or None if news.calls else news.text}
+                message |= {"refusal": None} | ({"tool_calls": news.calls} if news.calls else {})
+                said = {"message": message}
+            choice = self._choice(i, said, self._logprobs(job, news.tokens), news.reason)
+            if self.request.return_token_ids:
+                choice |= {"token_ids": list(job.ids), "prompt_token_ids": job.request.prompt}
+                choice["weights_version"] = job.version
+            choices.append(choice)
+        return self.usage_chunk() | {"choices": choices}
 
     def new_chunks(self) -> Iterator[Json]:
-        """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
+        """Chunks of what came since the last call. In a chat the first of each choice has its role alone. The last of
+        each choice has its finish_reason alone: clients take the call before it as complete."""
+        if self.chat and not self.begun:
+            for i in range(len(self.jobs)):  # in this order: OpenAI's client finds choices by their place
+                yield self._chunk(i, {"delta": {"role": "assistant", "content": None, "refusal": None}})
+        self.begun = True
         for i, job in enumerate(self.jobs):
-            if not self.over[i] and (choice := self._choice(i, job)):
-                yield {**self.head, "choices": [choice]}
+            if self.over[i]:
+                continue
+            news = self._news(i, job)
+            logprobs = self._logprobs(job, news.tokens)
+            deltas: list[Json] = [{"content": news.text}] if news.text else []
+            deltas += [{"tool_calls": news.calls}] if news.calls else []
+            if logprobs and not deltas and news.reason:  # of a closing tag
+                deltas = [{"content": ""}]
+            for delta in deltas:
+                said = {"delta": delta} if self.chat else {"text": delta["content"]}
+                yield self._chunk(i, said, logprobs)
+                logprobs = None
+            if news.reason:
+                yield self._chunk(i, {"delta": {}} if self.chat else {"text": ""}, reason=news.reason)
 
     def usage_chunk(self) -> Json:
         prompt, completion = len(self.jobs[0].request.prompt), sum(len(job.ids) for job in self.jobs)
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         return {**self.head, "choices": [], "usage": usage}
 
-    def _choice(self, i: int, job: Job) -> Json:
-        """What came since the last call, of a finished answer all; empty where nothing came."""
+    def _chunk(self, i: int, said: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+        return {**self.head, "choices": [self._choice(i, said, logprobs, reason)]}
+
+    def _choice(self, i: int, said: Json, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": i, "finish_reason": reason, "logprobs": logprobs} | said
+
+    def _news(self, i: int, job: Job) -> News:
+        """What came since the last call; of a finished answer all that is left. Tokens wait for text that shows them."""
         end, ids = job.end, list(job.ids)  # in this order: `end` is set last
         text, called = self.detokenizer.split(ids) if end else (self.detokenizer.growing(ids), [])
-        calls = [self._call(i, k, *call) for k, call in enumerate(called)]
         characters, tokens = self.sent[i]
         piece = text[characters:]
         if end in CUT_SHORT or not (piece or end):
-            return {}
-        reason = "tool_calls" if calls else "stop" if end == "stop" else "length"
-        choice: Json = {"index": i, "finish_reason": reason if end else None}
-        choice["logprobs"] = self._logprobs(job, tokens, len(ids))
-        if self.chat:
-            role = {} if tokens else {"role": "assistant", "refusal": None}
-            said = {"content": piece if piece or not calls else None} | ({"tool_calls": calls} if calls else {})
-            choice["delta" if self.request.stream else "message"] = role | said
-        else:
-            choice["text"] = piece
-        if self.request.return_token_ids:
-            choice |= {"token_ids": ids, "prompt_token_ids": job.request.prompt, "weights_version": job.version}
-        self.sent[i], self.over[i] = (len(text), len(ids)), bool(end)
-        return choice
+            return News("", [], slice(tokens, tokens), None)
+        self.sent[i] = (len(text), len(ids))
+        self.over[i] = bool(end)
+        calls = [self._call(i, k, *call) for k, call in enumerate(called)]
+        reason = "length" if end != "stop" else "tool_calls" if calls else "stop"
+        return News(piece, calls, slice(tokens, len(ids)), reason if end else None)
 
     def _call(self, i: int, k: int, name: str, arguments: Json) -> Json:
         """Call k of completion i."""
@@ -343,16 +380,18 @@ class ResponseBuilder:
         call: Json = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
         return call | {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
 
-    def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
-        """Entries of the tokens from `start` to `stop`; entropies in nats."""
+    def _logprobs(self, job: Job, some: slice) -> Json | None:
+        """Entries of some of the tokens; entropies in nats. None where none came, or none are requested."""
         if self.request.logprobs is None or self.request.logprobs is False:  # 0 asks for those of the sampled ids
             return None
+        if some.start == some.stop and self.request.stream:
+            return None
         if not self.chat:
-            tokens = [self.detokenizer.piece(token).decode("utf-8", "replace") for token in job.ids[start:stop]]
-            return {"tokens": tokens, "token_logprobs": job.logprobs[start:stop], "top_logprobs": None}
+            tokens = [self.detokenizer.piece(token).decode("utf-8", "replace") for token in job.ids[some]]
+            return {"tokens": tokens, "token_logprobs": job.logprobs[some], "top_logprobs": None}
         entries = [
             self._token(id, lp) | dict(entropy=max(0.0, entropy), top_logprobs=[self._token(*one) for one in likeliest])
-            for (entropy, likeliest), id, lp in list(zip(job.details, job.ids, job.logprobs))[start:stop]
+            for (entropy, likeliest), id, lp in list(zip(job.details, job.ids, job.logprobs))[some]
         ]
         return {"content": entries, "refusal": None}
 

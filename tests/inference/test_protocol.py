@@ -133,6 +133,29 @@ def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
     assert detokenizer.split(chat.completion_ids(bad + CALL, TOK)) == (bad + CALL, [])
 
 
+@pytest.mark.parametrize(
+    "written, content, n_calls",
+    [
+        (CALL + "\nDone.", "Done.", 1),
+        (f"Well. {CALL}\nDone.", "Well. \nDone.", 1),
+        (f"Well.\n{CALL}\nDone.", "Well.\nDone.", 1),
+        (f"{CALL} and {CALL} or so", "and\nor so", 2),
+        (f"Both.\n{CALL}\n{CALL}", "Both.\n", 2),
+        (f"{CALL}\n", "", 1),
+        (f'{CALL} then\n{chat.CALL_TAG} {{"name": "sq', "then", 1),  # the unreadable call is left out
+        (f'{chat.CALL_TAG} [{{"name": "f"}}, {{"name": "g"}}] all', "all", 2),
+    ],
+)
+def test_text_after_a_call_is_content(written: str, content: str, n_calls: int) -> None:
+    detokenizer = Detokenizer(TOK, "reserved", calls=True)
+    ids = chat.completion_ids(written, TOK)
+    text, calls = detokenizer.split(ids)
+    assert (text, len(calls)) == (content, n_calls)
+    assert all(text.startswith(detokenizer.growing(ids[:n])) for n in range(len(ids) + 1))
+    (choice,) = body(ids, calls=True)["choices"]
+    assert choice["message"]["content"] == (content or None)
+
+
 @pytest.mark.parametrize("calls", [False, True])
 def test_declining_by_a_call_is_read_as_words_however_it_grows(calls: bool) -> None:
     detokenizer = Detokenizer(TOK, "reserved", calls=calls)

@@ -134,6 +134,56 @@ def test_a_tool_call_and_its_round_trip(up: Running) -> None:
     assert not text_of(chunks) and chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(up: Running) -> None:
+    cases = (
+        dict(text="code"),
+        dict(text="code", logprobs=True),
+        dict(text=REQUEST, tools=[TOOL]),
+        dict(text=REQUEST, tools=[TOOL], logprobs=True),
+        dict(text="?", n=3, temperature=1.7, seed=3, max_tokens=20),
+        dict(text="code", max_tokens=1),
+    )
+    for case in cases:
+        chunks = [chunk.choices[0] for chunk in say(up, stream=True, **case)]
+        for index in range(case.get("n", 1)):
+            first, *between, last = [choice for choice in chunks if choice.index == index]
+            assert first.delta.role == "assistant" and first.delta.to_dict().keys() <= {"role", "content", "refusal"}
+            assert last.finish_reason and last.delta.to_dict() == {} and last.logprobs is None, case
+            assert not any(choice.finish_reason or choice.delta.role for choice in [*between]), case
+    last = list(up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, stream=True))[-1].choices[0]
+    assert (last.text, last.finish_reason) == ("", "length")
+
+
+def test_the_openai_clients_stream_helper_ends_each_call(up: Running) -> None:
+    messages = [{"role": "user", "content": REQUEST}]
+    with up.client.chat.completions.stream(
+        model="tiny/sft", messages=messages, tools=[TOOL], temperature=0, n=2, logprobs=True
+    ) as stream:
+        events = list(stream)
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, json.loads(event.arguments)) for event in done] == [("square", {"x": 12})] * 2
+    final = stream.get_final_completion().choices
+    assert [choice.finish_reason for choice in final] == ["tool_calls"] * 2
+    assert [choice.message.content for choice in final] == [None] * 2
+    n_tokens = len(chat.completion_ids(CALL, TOK))
+    assert [len(choice.logprobs.content) for choice in final] == [n_tokens] * 2
+    with up.client.chat.completions.stream(
+        model="tiny/sft", messages=[{"role": "user", "content": "code"}], temperature=0
+    ) as stream:
+        (said,) = [event.content for event in stream if event.type == "content.done"]
+    assert said == CODE == stream.get_final_completion().choices[0].message.content
+
+
+def test_max_tokens_is_the_finish_reason_also_after_a_complete_call(up: Running) -> None:
+    ids = chat.completion_ids(CALL, TOK)
+    for tokens, called, reason in ((len(ids), 1, "tool_calls"), (len(ids) - 1, 1, "length"), (5, 0, "length")):
+        whole = say(up, REQUEST, tools=[TOOL], max_tokens=tokens).choices[0]
+        assert (len(whole.message.tool_calls or ()), whole.finish_reason) == (called, reason), tokens
+        chunks = list(say(up, REQUEST, tools=[TOOL], max_tokens=tokens, stream=True))
+        assert chunks[-1].choices[0].finish_reason == reason
+        assert sum(len(chunk.choices[0].delta.tool_calls or ()) for chunk in chunks) == called
+
+
 def test_tool_choice_and_strict_functions(up: Running) -> None:
     strict = [{"type": "function", "function": {**SQUARE, "strict": True}}]
     named = {"type": "function", "function": {"name": "square"}}
@@ -151,11 +201,15 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
     names = ("color_channel", "days_between", "square")
     tools = [{"type": "function", "function": TOOLS[name].schema} for name in names]
     for seed in range(6):
-        how = dict(tools=tools, tool_choice="required", temperature=10.0, seed=seed, max_tokens=52 + 10 * seed, n=4)
+        most = 52 + 10 * seed
+        how = dict(
+            tools=tools, tool_choice="required", temperature=10.0, seed=seed, max_tokens=most, n=4, logprobs=True
+        )
         for choice in say(up, "hello", **how).choices:
             call = choice.message.tool_calls[0].function
             given = json.loads(call.arguments)
-            assert choice.finish_reason == "tool_calls" and call.name in names
+            closed_early = len(choice.logprobs.content) == most
+            assert choice.finish_reason == ("length" if closed_early else "tool_calls") and call.name in names
             assert list(given) == TOOLS[call.name].schema["parameters"]["required"]
             assert given.get("channel", "red") in ("red", "green", "blue")
 
