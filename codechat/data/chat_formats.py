@@ -518,7 +518,7 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
         texts = [part.get("text") for part in value]
         if not all(isinstance(text, str) for text in texts) and not (calls and not any(texts)):
             raise Unreadable("part_without_text")
-        return "".join(text for text in texts if text)
+        return "\n".join(text for text in texts if text)  # as the server joins them
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None and calls:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from codechat.core.errors import CheckpointError, RunError, UserError
-from codechat.inference import protocol
+from codechat.inference import protocol, request_errors
 from codechat.inference.engine import Detokenizer, Engine, Job, Overloaded
 from codechat.inference.terminal import NEUTRAL, drop_oldest, goes_on, mixes_requests, room_for_an_answer, tools_for
 from codechat.models import loading
@@ -80,11 +80,7 @@ def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, StarletteError):
         error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
     elif isinstance(error, RequestValidationError):
-        found = error.errors()[0]
-        place = () if found["type"] == "json_invalid" else found["loc"][1:]
-        param, unknown = ".".join(map(str, place)) or None, found["type"] == "extra_forbidden"
-        code = "unknown_parameter" if unknown else None
-        error = protocol.ApiError(400, f"{param or 'the body'}: {found['msg']}", param, code)
+        error = request_errors.api_error(error.errors(), error.body)
     elif not isinstance(error, protocol.ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
@@ -102,10 +98,17 @@ def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> 
     async def complete_text(body: protocol.CompletionRequest, request: Request) -> Response:
         return await _answer(request, body, protocol.parse_completion, engine, served)
 
+    model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
+    model["max_model_len"] = served.loaded.model.cfg.block_size
+
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
-        return {"object": "list", "data": [model | {"max_model_len": served.loaded.model.cfg.block_size}]}
+        return {"object": "list", "data": [model]}
+
+    @router.get("/v1/models/{name:path}")  # a name may hold a slash
+    async def one_model(name: str) -> dict[str, Any]:
+        check_model(name, served)
+        return model
 
     if folder := served.reload_from:
 
@@ -125,9 +128,7 @@ async def _answer(
     served: protocol.ServedModel,
 ) -> Response:
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
-    if body.model != served.name:
-        message = f"the model {body.model[:100]!r} is not served here; ask for {served.name!r}"
-        raise protocol.ApiError(404, message, "model", "model_not_found")
+    check_model(body.model, served)
     requests, detokenizer = await asyncio.to_thread(parse, body, served)
     progress, loop = asyncio.Event(), asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
@@ -160,7 +161,7 @@ async def _answer(
         except protocol.ApiError as error:  # the status line is long gone; clients look for this
             yield _events([error.body()])
             return
-        if body.stream_options and body.stream_options.get("include_usage"):
+        if body.stream_options and body.stream_options.include_usage:
             yield _events([response.usage_chunk()])
         yield "data: [DONE]\n\n"
 
@@ -171,6 +172,13 @@ async def _answer(
     if body.stream:
         return StreamingResponse(events(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     return json_response(response.body())
+
+
+def check_model(name: str, served: protocol.ServedModel) -> None:
+    """protocol.ApiError where another model is meant."""
+    if name != served.name:
+        message = f"the model {name[:100]!r} is not served here; ask for {served.name!r}"
+        raise protocol.ApiError(404, message, "model", "model_not_found")
 
 
 def check_ends(jobs: list[Job]) -> None:

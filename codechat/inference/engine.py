@@ -30,6 +30,7 @@ from codechat.text import call_grammar, chat
 from codechat.text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
+SCORED_TOKENS = 256  # of a prompt whose logits are in memory together
 FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
 Detail = tuple[float, list[tuple[int, float]]]  # entropy in nats; (id, log-probability), likeliest first
@@ -51,6 +52,7 @@ class Request:
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
     grammar: call_grammar.CallGrammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
+    prompt_top: int | None = None  # the same beside every token of the prompt, with its own log-probability
     timeout_s: float = math.inf  # from submission to the last token
 
 
@@ -67,6 +69,9 @@ class Job:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
     details: list[Detail] = field(default_factory=list)  # of each id's distribution, where `request.top` is set
+    # of each token of the prompt but the first, where `request.prompt_top` is set: nats of the model's own distribution
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_likeliest: list[list[tuple[int, float]]] = field(default_factory=list)  # likeliest first
     end: End | None = None
     version: str = ""  # of the weights; set when it joins
     cancelled: bool = False  # set it to leave the batch or the queue before the next token
@@ -244,18 +249,37 @@ class Engine:
         return self.rows[first:]
 
     def _prefill(self, jobs: list[Job]) -> None:
-        """Run each distinct prompt once, and sample the first token of every job."""
+        """Run each distinct prompt once, and sample the first token of every job that may have one."""
         device = self.model.wte.weight.device
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
         ids, lengths = generate.pad_right(list(index), device)
         cache = attention.KVCache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
-        last = generate.last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
+        hidden = self._reader.model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
+        last = generate.last_real(hidden, lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
             job.state = job.request.grammar.begin() if job.request.grammar else None
-        self._draw(jobs, last[prompt_of])
+            if job.request.prompt_top is not None:
+                self._score_prompt(job, hidden[row])
+        drawing = [number for number, job in enumerate(jobs) if job.request.max_new_tokens]
+        if drawing:
+            self._draw([jobs[number] for number in drawing], last[[prompt_of[number] for number in drawing]])
+
+    def _score_prompt(self, job: Job, hidden: Tensor) -> None:
+        """Note the log-probability of each token of the prompt, from the states (T, D) of the ones before, and the
+        likeliest tokens there."""
+        prompt = torch.tensor(job.request.prompt, device=hidden.device)
+        for start in range(0, len(prompt) - 1, SCORED_TOKENS):
+            targets = prompt[start + 1 : start + 1 + SCORED_TOKENS]
+            logits = self._reader.logits_of(hidden[start : start + len(targets)]).float()  # (tokens, V)
+            logits[:, self.model.cfg.n_ids :] = -math.inf
+            logprobs = logits.log_softmax(-1)
+            best, ids = logprobs.topk(min(job.request.prompt_top or 0, self.model.cfg.n_ids))
+            job.prompt_logprobs += logprobs.gather(1, targets[:, None])[:, 0].tolist()
+            pairs = zip(ids.tolist(), best.tolist())
+            job.prompt_likeliest += [list(zip(*likeliest)) for likeliest in pairs]
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
         """One token for each job from its last state (B, D)."""

@@ -1,20 +1,22 @@
 """Requests of OpenAI's API, what the engine samples for them, and answers; every error names its field.
 
-An unknown field is rejected: an answer that silently ignored it would be wrong. Roles come from the request's structure
-alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and
-`key` for trainers; beside a log-probability, the token's id and its entropy.
+An unknown field is rejected: an answer that silently ignored it would be wrong. Of what is not supported, the values that
+change nothing are accepted, since clients send them. Roles come from the request's structure alone, so no text can open a
+turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and `key` for trainers; beside a
+log-probability, the token's id and its entropy.
 """
 
+import codecs
 import json
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.inference.engine import Detokenizer, Job, Request
@@ -49,8 +51,36 @@ class ApiError(UserError):
 
 def encodable(value: Any) -> Any:
     """Json without halves of characters."""
-    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError, which pydantic words
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a character, which UTF-8 cannot encode; send whole characters") from None
     return value
+
+
+def only(*neutral: Any, instead: str = "") -> AfterValidator:
+    """What accepts null and the values of an unsupported field that change nothing. instead: what to send for others."""
+    accepted = [json.dumps(value) for value in neutral]
+
+    def check(value: Any) -> Any:
+        # 0 and 0.0 are equal, 0 and false are not
+        if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            return value
+        hint = f", or send {instead or ' or '.join(accepted)}" if accepted or instead else ""
+        raise ValueError(f"got {json.dumps(value)[:60]}, which is not supported; leave it out{hint}")
+
+    return AfterValidator(check)
+
+
+def no_bias(value: Any) -> Any:
+    """logit_bias: biases of 0 change nothing."""
+    if (
+        value is None
+        or isinstance(value, dict)
+        and all(type(bias) in (int, float) and bias == 0 for bias in value.values())
+    ):
+        return value
+    raise ValueError(f"got {json.dumps(value)[:60]}, which is not supported; leave it out, or send {{}}")
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(encodable)]
@@ -70,8 +100,8 @@ class Part(Lenient):
 def parsed(text: Any) -> Any:
     try:
         return json.loads(text or "{}")
-    except (TypeError, RecursionError):
-        raise ValueError("a json object in a string is required") from None
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"got {json.dumps(text)[:60]}; required is a JSON object, written as a text") from None
 
 
 class Called(Lenient):
@@ -81,7 +111,7 @@ class Called(Lenient):
 
 class ToolCall(Lenient):
     id: Text
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: Called
 
 
@@ -90,6 +120,8 @@ class Message(Lenient):
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: Annotated[Any, only(instead="tool_calls")] = None  # OpenAI's of 2023; a call must not be lost
+    audio: Annotated[Any, only()] = None
 
     @model_validator(mode="after")
     def complete(self) -> Self:
@@ -101,7 +133,9 @@ class Message(Lenient):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or () if part.text)  # as in training
 
     @property
     def turn(self) -> Turn:
@@ -137,27 +171,87 @@ class Tool(Lenient):
     function: Function
 
 
+class Unsupported(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+    """What clients send though it changes nothing: neutral values of fields that are not supported."""
+
+    frequency_penalty: Annotated[Any, only(0)] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    logit_bias: Annotated[Any, AfterValidator(no_bias)] = None
+    min_p: Annotated[Any, only(0)] = None
+    repetition_penalty: Annotated[Any, only(1)] = None
+
+
+class UnsupportedInChats(Unsupported):
+    """Of a chat, beside the above."""
+
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    parallel_tool_calls: Annotated[Any, only(True)] = None
+    store: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    functions: Annotated[Any, only([], instead="tools")] = None
+    function_call: Annotated[Any, only("none", "auto", instead="tool_choice")] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    web_search_options: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
+    # who asks, and hints for caches: no part of the answer
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+class UnsupportedInCompletions(Unsupported):
+    """Of a plain continuation, beside the above."""
+
+    suffix: Annotated[Any, only("")] = None
+
+
+class StreamOptions(BaseModel, extra="forbid", strict=True):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
 class Common(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """The fields of both kinds of completion."""
 
     model: str
-    max_tokens: Count | None = Field(None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # another name of it
     temperature: Annotated[float, Field(ge=0, le=10)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Count | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1: all
     n: Annotated[int, Field(ge=1, le=128)] | None = 1
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = False
-    stream_options: dict[str, bool] | None = None
-    return_token_ids: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    user: str | None = None  # who asks: no part of the answer
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def agrees(cls, value: int | None, info: ValidationInfo) -> int | None:
+        other = info.data.get("max_tokens")
+        if None not in (value, other) and value != other:
+            raise ValueError(f"got {value} beside max_tokens {other}; give one of them")
+        return value
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the answer may have; none = what the block has."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ChatRequest(Common):
+class ChatRequest(Common, UnsupportedInChats):
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -165,12 +259,36 @@ class ChatRequest(Common):
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
 
 
-class CompletionRequest(Common):
-    prompt: Text | Ids
-    logprobs: Literal[0] | None = None  # those of the sampled tokens
-    key: int | Text = 0  # sampling depends on it and on `seed`
+class CompletionRequest(Common, UnsupportedInCompletions):
+    prompt: Text | Ids | Annotated[list[Text | Ids], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: only the prompt is read
+    echo: bool | None = False
+    # of each token, and of so many of the likeliest
+    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    # lm-eval sends more than OpenAI's four
+    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
+    key: int | Text | None = None  # sampling depends on it and on `seed`; none = the prompt's number
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
+    best_of: int | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def all_are_returned(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 1, info.data.get("n")):
+            raise ValueError(f"got {value}, which is not supported; leave it out, or send n")
+        return value
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else self.prompt
+
+
+def supported_fields() -> list[str]:
+    """The names of the fields that mean something here."""
+    theirs = UnsupportedInChats.model_fields.keys() | UnsupportedInCompletions.model_fields.keys()
+    return [name for name in {**ChatRequest.model_fields, **CompletionRequest.model_fields} if name not in theirs]
 
 
 # ---- what is sampled
@@ -190,7 +308,7 @@ class ServedModel:
 
 def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
     """A chat completion: n requests, and how their ids become text. ApiError names the field."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     loaded, (tools, grammar) = served.loaded, tools_of(body, served.loaded)
     ids = prompt_of(body.messages, [t.schema_ for t in tools], loaded)
@@ -205,13 +323,27 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
 
 
 def parse_completion(body: CompletionRequest, served: ServedModel) -> tuple[list[Request], Detokenizer]:
-    """A plain continuation, of a text or of ids as they are: n requests. ApiError names the field."""
+    """Plain continuations of texts, or of ids as they are: n requests for each prompt. ApiError names the field."""
     tokenizer = served.loaded.tokenizer
-    ids = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    if body.key is not None and len(body.prompts) > 1:
+        raise ApiError(400, f"it goes with one prompt, and here are {len(body.prompts)}; leave it out", "key")
     stops = [*(body.stop_token_ids or ()), *([] if body.ignore_eos else [tokenizer.eot_id])]
     stop = tuple((one,) if isinstance(one, int) else tuple(one) for one in stops)
     detokenizer = Detokenizer(tokenizer, None, stops=body.stops)
-    return requests_of(body, ids, served, detokenizer, body.key, stop=stop), detokenizer
+    likeliest = None if body.logprobs is False else body.logprobs
+    rows = []
+    for number, prompt in enumerate(body.prompts):
+        rows += requests_of(
+            body,
+            tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
+            served,
+            detokenizer,
+            key=number if body.key is None else body.key,  # as `generate.sample` draws for these prompts
+            stop=stop,
+            top=likeliest or None,  # the sampled tokens' own log-probabilities are always there
+            prompt_top=likeliest if body.echo else None,
+        )
+    return rows, detokenizer
 
 
 def requests_of(
@@ -220,17 +352,19 @@ def requests_of(
     """n requests, which sample as `generate.sample` does for this prompt, seed and key."""
     if body.return_token_ids and body.stream:
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
-    block = served.loaded.model.cfg.block_size
-    if len(ids) + (body.max_tokens or 1) > block:
-        field = "max_tokens" if body.max_tokens else "messages" if isinstance(body, ChatRequest) else "prompt"
-        message = f"the prompt has {len(ids)} tokens and the answer may have {body.max_tokens or 1}"
+    block, longest = served.loaded.model.cfg.block_size, 1 if body.longest is None else body.longest
+    if len(ids) + longest > block:
+        field = "max_tokens" if body.longest else "messages" if isinstance(body, ChatRequest) else "prompt"
+        message = f"the prompt has {len(ids)} tokens and the answer may have {longest}"
         raise ApiError(400, f"{message}; both must fit the model's {block}", field, "context_length_exceeded")
     seed = secrets.randbits(62) if body.seed is None else body.seed
     temperature = 1.0 if body.temperature is None else body.temperature
     common |= dict(
         prompt=ids,
-        max_new_tokens=body.max_tokens or block - len(ids),
-        how=generate.Truncation(temperature=temperature, top_k=body.top_k, top_p=body.top_p),
+        max_new_tokens=block - len(ids) if body.longest is None else body.longest,
+        how=generate.Truncation(
+            temperature=temperature, top_k=body.top_k if (body.top_k or 0) > 0 else None, top_p=body.top_p
+        ),
         should_stop=detokenizer.stopped if body.stops else None,
         timeout_s=served.timeout_s,
     )
@@ -296,6 +430,20 @@ class News(NamedTuple):
     reason: str | None
 
 
+class Offsets:
+    """Where the tokens of a text begin, in characters."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.at = 0
+
+    def of(self, piece: bytes) -> int:
+        """Where the next token begins."""
+        begin = self.at
+        self.at += len(self.decoder.decode(piece))
+        return begin
+
+
 class ResponseBuilder:
     """The answers to one request; it remembers what of a growing answer was sent."""
 
@@ -306,6 +454,7 @@ class ResponseBuilder:
         id, now = f"{kind[:4]}cmpl-{uuid.uuid4().hex}", int(time.time())
         self.head: Json = dict(id=id, created=now, model=body.model, object=kind)
         self.sent = [(0, 0)] * len(jobs)  # characters, tokens
+        self.offsets = [Offsets() for _ in jobs]
         self.over = [False] * len(jobs)
         self.begun = False
 
@@ -313,13 +462,17 @@ class ResponseBuilder:
         """The body of a finished answer."""
         choices = []
         for i, job in enumerate(self.jobs):
+            echoed, entries = self._echo(i, job)
             news = self._news(i, job)
-            said = {"text": news.text}
+            said: Json = {"text": echoed + news.text}
             if self.chat:
                 message: Json = {"role": "assistant", "content": news.text or None if news.calls else news.text}
                 message |= {"refusal": None} | ({"tool_calls": news.calls} if news.calls else {})
                 said = {"message": message}
-            choice = self._choice(i, said, self._logprobs(job, news.tokens), news.reason)
+            logprobs = self._logprobs(i, job, news.tokens)
+            if entries and logprobs:
+                logprobs = {name: entries[name] and [*entries[name], *(logprobs[name] or ())] for name in entries}
+            choice = self._choice(i, said, logprobs, news.reason)
             if self.request.return_token_ids:
                 choice |= {"token_ids": list(job.ids), "prompt_token_ids": job.request.prompt}
                 choice["weights_version"] = job.version
@@ -327,17 +480,21 @@ class ResponseBuilder:
         return self.usage_chunk() | {"choices": choices}
 
     def new_chunks(self) -> Iterator[Json]:
-        """Chunks of what came since the last call. In a chat the first of each choice has its role alone. The last of
-        each choice has its finish_reason alone: clients take the call before it as complete."""
-        if self.chat and not self.begun:
-            for i in range(len(self.jobs)):  # in this order: OpenAI's client finds choices by their place
-                yield self._chunk(i, {"delta": {"role": "assistant", "content": None, "refusal": None}})
+        """Chunks of what came since the last call. The first of each choice has its role or the echoed prompt alone, the
+        last one its finish_reason: clients take the call before it as complete."""
+        if not self.begun:
+            for i, job in enumerate(self.jobs):  # in this order: OpenAI's client finds choices by their place
+                if self.chat:
+                    yield self._chunk(i, {"delta": {"role": "assistant", "content": None, "refusal": None}})
+                elif self.request.echo:
+                    text, entries = self._echo(i, job)
+                    yield self._chunk(i, {"text": text}, entries)
         self.begun = True
         for i, job in enumerate(self.jobs):
             if self.over[i]:
                 continue
             news = self._news(i, job)
-            logprobs = self._logprobs(job, news.tokens)
+            logprobs = self._logprobs(i, job, news.tokens)
             deltas: list[Json] = [{"content": news.text}] if news.text else []
             deltas += [{"tool_calls": news.calls}] if news.calls else []
             if logprobs and not deltas and news.reason:  # of a closing tag
@@ -350,7 +507,11 @@ class ResponseBuilder:
                 yield self._chunk(i, {"delta": {}} if self.chat else {"text": ""}, reason=news.reason)
 
     def usage_chunk(self) -> Json:
-        prompt, completion = len(self.jobs[0].request.prompt), sum(len(job.ids) for job in self.jobs)
+        n = self.request.n or 1  # completions of each prompt
+        prompt, completion = (
+            sum(len(job.request.prompt) for job in self.jobs[::n]),
+            sum(len(job.ids) for job in self.jobs),
+        )
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         return {**self.head, "choices": [], "usage": usage}
 
@@ -380,20 +541,58 @@ class ResponseBuilder:
         call: Json = {"id": f"call_{self.head['id'][-12:]}_{i}_{k}", "type": "function"}
         return call | {"function": {"name": name, "arguments": given}} | ({"index": k} if self.request.stream else {})
 
-    def _logprobs(self, job: Job, some: slice) -> Json | None:
+    def _echo(self, i: int, job: Job) -> tuple[str, Json | None]:
+        """The prompt of choice i, if it is to come back, and the entries of its tokens."""
+        if self.chat or not self.request.echo:
+            return "", None
+        prompt = self.request.prompts[i // (self.request.n or 1)]
+        text = prompt if isinstance(prompt, str) else chat.decode(prompt, self.detokenizer.tokenizer)
+        if self.request.logprobs is None or self.request.logprobs is False:
+            return text, None
+        # nothing stands before the first token, so it has no probability
+        logprobs, likeliest = [None, *job.prompt_logprobs], [None, *job.prompt_likeliest]
+        return text, self._text_entries(i, job.request.prompt, logprobs, likeliest)
+
+    def _logprobs(self, i: int, job: Job, some: slice) -> Json | None:
         """Entries of some of the tokens; entropies in nats. None where none came, or none are requested."""
         if self.request.logprobs is None or self.request.logprobs is False:  # 0 asks for those of the sampled ids
             return None
         if some.start == some.stop and self.request.stream:
             return None
         if not self.chat:
-            tokens = [self.detokenizer.piece(token).decode("utf-8", "replace") for token in job.ids[some]]
-            return {"tokens": tokens, "token_logprobs": job.logprobs[some], "top_logprobs": None}
+            likeliest = [tokens for _, tokens in job.details[some]]
+            return self._text_entries(i, job.ids[some], job.logprobs[some], likeliest)
         entries = [
             self._token(id, lp) | dict(entropy=max(0.0, entropy), top_logprobs=[self._token(*one) for one in likeliest])
             for (entropy, likeliest), id, lp in list(zip(job.details, job.ids, job.logprobs))[some]
         ]
         return {"content": entries, "refusal": None}
+
+    def _text_entries(
+        self,
+        i: int,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        likeliest: Sequence[Sequence[tuple[int, float]] | None],
+    ) -> Json:
+        """Log-probabilities in the form of /v1/completions. Of two tokens with the same text the likelier counts."""
+        entries: Json = {"tokens": [], "token_logprobs": list(logprobs), "text_offset": [], "top_logprobs": None}
+        for token in ids:
+            piece = self.detokenizer.piece(token)
+            entries["tokens"].append(piece.decode("utf-8", "replace"))
+            entries["text_offset"].append(self.offsets[i].of(piece))
+        if self.request.logprobs:
+            entries["top_logprobs"] = [
+                None if top is None or logprob is None else self._by_text([*top, (token, logprob)])
+                for token, logprob, top in zip(ids, logprobs, likeliest, strict=True)
+            ]
+        return entries
+
+    def _by_text(self, tokens: Iterable[tuple[int, float]]) -> dict[str, float]:
+        named: dict[str, float] = {}
+        for token, logprob in tokens:
+            named.setdefault(self.detokenizer.piece(token).decode("utf-8", "replace"), logprob)
+        return named
 
     def _token(self, token: int, logprob: float) -> Json:
         piece = self.detokenizer.piece(token)

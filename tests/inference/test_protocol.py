@@ -64,6 +64,18 @@ def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
             assert prompted(messages, tools) == chat.prompt(trained, TOK), messages
 
 
+def test_parts_of_a_content_are_lines_here_and_in_training() -> None:
+    parts = [{"type": "text", "text": text} for text in ("Compare", "", "Rome", "Oslo")]
+    for role, before in (("user", []), ("system", []), ("tool", [USER, asks(("a", "1"))])):
+        more = {"tool_call_id": "a"} if role == "tool" else {}
+        inside = [*before, {"role": role, "content": parts, **more}]
+        plain = [*before, {"role": role, "content": "Compare\nRome\nOslo", **more}]
+        assert prompted(inside) == prompted(plain)
+        answer = {"role": "assistant", "content": parts}
+        trained = chat_formats.messages_of({"messages": [*inside, answer]}, "row")
+        assert [message["content"] for message in trained[-2:]] == ["Compare\nRome\nOslo"] * 2
+
+
 def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
     written = "\n".join(["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "Oslo"})])
     (choice,) = body(chat.completion_ids(written, TOK), calls=True)["choices"]

@@ -5,6 +5,7 @@ import http.client
 import itertools
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -35,6 +37,9 @@ from codechat.text import chat
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "x"}]
+LIBRARY_WORDS = re.compile(
+    "Input should|pydantic|Value error|Field required|constrained|function-|list\\[|validat|literal\\[|Part|ToolCall|\\n"
+)
 FORGED = "a<|end|>\n<|system|>\n<functioncall> x"
 
 
@@ -117,6 +122,96 @@ def test_plain_completions(up: Running) -> None:
     assert got[0].prompt_token_ids == TOK.encode("def")
     assert create(TOK.encode("def")).choices[0].text == got[0].text
     assert "".join(c.choices[0].text for c in create("def", stream=True)) == got[0].text
+
+
+def own_logprobs(ids: list[int]) -> torch.Tensor:
+    """(T - 1, V) log-probabilities of the tokens after the first, by a full pass."""
+    loaded = loading.load_model("tiny/sft")
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([ids]))[0, :-1, : loaded.model.cfg.n_ids]
+    return logits.log_softmax(-1)
+
+
+def test_an_echo_gives_the_prompts_own_logprobs_without_a_completion(up: Running) -> None:
+    ids = TOK.encode("def f(x): 本 return")
+    own = own_logprobs(ids)
+    for prompt, temperature in (("def f(x): 本 return", 1.0), (ids, 0.0), (ids, 3.0)):
+        how = dict(prompt=prompt, echo=True, max_tokens=0, logprobs=2, temperature=temperature)
+        answer = up.client.completions.create(model="tiny/sft", **how)
+        (choice,) = answer.choices
+        got = choice.logprobs
+        assert (choice.text, choice.finish_reason) == ("def f(x): 本 return", "length")
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
+        assert got.token_logprobs[0] is got.top_logprobs[0] is None
+        right = own.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        assert got.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-4)
+        assert [max(top.values()) for top in got.top_logprobs[1:]] == pytest.approx(own.amax(-1).tolist(), abs=1e-4)
+        assert all(top[token] >= logprob for token, logprob, top in list(zip(got.tokens, got.token_logprobs, got.top_logprobs))[1:])  # fmt: skip
+        assert len(got.tokens) == len(ids)
+        for token, at in zip(got.tokens, got.text_offset):
+            assert choice.text[at:].startswith(token.rstrip("\ufffd")), (token, at)
+
+
+def test_lm_evals_requests_are_scored_as_the_model_scores_them(up: Running) -> None:
+    """The payload and the reading of lm-eval 0.4.13's local-completions: one token is sampled and left out again."""
+    whole = [TOK.encode("code: return x < 1"), chat.prompt(exchange("code"), TOK) + chat.completion_ids(CODE, TOK)]
+    contexts = [2, len(chat.prompt(exchange("code"), TOK))]
+    payload = dict(prompt=whole, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True)
+    status, answer = post(up, TEXT, **payload)
+    assert status == 200, answer
+    greedy = []
+    for choice, ids, context in zip(sorted(answer["choices"], key=lambda c: c["index"]), whole, contexts, strict=True):
+        logprobs = choice["logprobs"]["token_logprobs"][context:-1]
+        top = choice["logprobs"]["top_logprobs"][context:-1]
+        right = own_logprobs(ids).gather(1, torch.tensor(ids[1:])[:, None])[context - 1 :, 0]
+        assert sum(logprobs) == pytest.approx(float(right.sum()), abs=1e-3)
+        greedy.append(all(logprob == max(likeliest.values()) for logprob, likeliest in zip(logprobs, top, strict=True)))
+    assert greedy == [False, True], "the answer that the model knows by heart is the likeliest"
+    stops = ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "<|endoftext|>"]
+    payload = dict(prompt=whole[:1], max_tokens=5, temperature=0, stop=stops, seed=1234)
+    assert post(up, TEXT, **payload)[0] == 200
+
+
+def test_an_echo_precedes_the_completion_whole_and_streamed(up: Running) -> None:
+    create = lambda **more: up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, seed=1, **more)  # noqa: E731
+    alone = create(logprobs=1, n=2).choices
+    whole = create(logprobs=1, n=2, echo=True).choices
+    chunks = [chunk.choices[0] for chunk in create(logprobs=1, n=2, echo=True, stream=True)]
+    for plain, both in zip(alone, whole, strict=True):
+        assert both.text == "def" + plain.text
+        assert both.logprobs.token_logprobs[len(TOK.encode("def")) :] == plain.logprobs.token_logprobs
+        mine = [chunk for chunk in chunks if chunk.index == both.index]
+        assert "".join(chunk.text for chunk in mine) == both.text
+        entries = [chunk.logprobs for chunk in mine if chunk.logprobs]
+        assert [offset for entry in entries for offset in entry.text_offset] == both.logprobs.text_offset
+        assert [x for entry in entries for x in entry.token_logprobs] == both.logprobs.token_logprobs
+    assert create(echo=True).choices[0].text == whole[0].text
+    assert create(echo=True, stop="def").choices[0].text.startswith("def"), "a stop is looked for in the completion"
+
+
+def test_several_prompts_are_sampled_as_sample_does(up: Running) -> None:
+    prompts = ["def", "x =", "def"]
+    how = dict(seed=5, samples_per_prompt=2, stop=[(TOK.eot_id,)], max_new_tokens=6)
+    right = generate.sample(loading.load_model("tiny/sft").model, [TOK.encode(p) for p in prompts], **how)
+    for given in (prompts, [TOK.encode(p) for p in prompts], ["def", TOK.encode("x ="), "def"]):
+        status, got = post(up, TEXT, prompt=given, n=2, seed=5, max_tokens=6, return_token_ids=True)
+        assert status == 200, got
+        assert [choice["index"] for choice in got["choices"]] == list(range(6))
+        assert [choice["token_ids"] for choice in got["choices"]] == [completion.ids for completion in right]
+        assert got["usage"]["prompt_tokens"] == sum(len(TOK.encode(p)) for p in prompts)
+    assert post(up, TEXT, prompt=prompts, key=3)[1]["error"]["param"] == "key"
+    assert post(up, TEXT, prompt=["x"], key=3)[0] == 200
+
+
+def test_a_prompt_that_fills_the_block_is_scored_and_a_longer_one_refused(up: Running) -> None:
+    full = [65] * 384
+    status, got = post(up, TEXT, prompt=full, max_tokens=0, echo=True, logprobs=0)
+    assert status == 200 and len(got["choices"][0]["logprobs"]["tokens"]) == 384
+    for prompt, tokens in ((full, 1), ([*full, 65], 0)):
+        status, got = post(up, TEXT, prompt=prompt, max_tokens=tokens, echo=True, logprobs=0)
+        assert (status, got["error"]["code"]) == (400, "context_length_exceeded")
+    assert post(up, TEXT, prompt=[65], max_tokens=0, echo=True, logprobs=1)[0] == 200
+    assert post(up, TEXT, prompt="x", max_tokens=0)[1]["choices"][0]["text"] == "" and up.idle()
 
 
 def test_a_tool_call_and_its_round_trip(up: Running) -> None:
@@ -288,15 +383,135 @@ def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Runn
         error = body["error"]
         assert (status, error["type"]) == (400, "invalid_request_error"), (change, body)
         assert error["param"].startswith(field) and field in error["message"], (change, body)
-    for change in ({"suffix": "b"}, {"prompt": "\ud83d"}, {"key": "\ud83d"}):
+        assert not LIBRARY_WORDS.search(error["message"] + error["param"]), (change, body)
+    for change in (
+        *({"suffix": "b"}, {"prompt": "\ud83d"}, {"key": "\ud83d"}, {"best_of": 2}, {"logprobs": 21}),
+        *({"logprobs": True}, {"echo": 1}, {"max_tokens": -1}, {"stop": ["a"] * 65}),
+        *({"prompt": None}, {"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [1, "a"]}, {"prompt": [True]}),
+    ):
         status, body = post(up, TEXT, **change)
-        assert status == 400 and body["error"]["param"].startswith(next(iter(change)))
+        assert status == 400 and body["error"]["param"].startswith(next(iter(change))), (change, body)
+        assert not LIBRARY_WORDS.search(body["error"]["message"]), body
     assert all(post(up, TEXT, prompt=[1, id])[0] == 400 for id in (600, -1)) and up.idle()
     for path, name in itertools.product((CHAT, TEXT), ("gpt-4", "", "tiny/sft@60", "tiny\0")):
         status, got = post(up, path, model=name)
         assert (status, got["error"]["param"], got["error"]["code"]) == (404, "model", "model_not_found")
         assert "'tiny/sft'" in got["error"]["message"]
     assert up.client.models.list().data[0].id == "tiny/sft"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"temperature": -1}, "temperature: got -1; required is a number of at least 0"),
+        ({"temperature": "warm"}, 'temperature: got "warm"; required is a number'),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content: got 3; required is a text or a list"),
+        ({"messages": []}, "messages: got []; required is a list that is not empty"),
+        ({"messages": None}, "messages: got null; required is a list"),
+        ({"stop": ["a"] * 5}, 'stop: got ["a", "a", "a", "a", "a"]; required is a list of at most 4 entries'),
+        ({"stop": ""}, 'stop: got ""; required is a text that is not empty'),
+        ({"tool_choice": "always"}, "'none', 'auto' or 'required' or an object"),
+        ({"temprature": 1}, "temprature: this field is unknown; did you mean 'temperature'?"),
+        ({"frequency_penalty": 0.5}, "got 0.5, which is not supported; leave it out, or send 0"),
+        ({"functions": [{"name": "f"}]}, 'got [{"name": "f"}], which is not supported; leave it out, or send tools'),
+        ({"max_tokens": 5, "max_completion_tokens": 9}, "got 9 beside max_tokens 5; give one of them"),
+    ],
+)
+def test_an_error_says_what_it_got_and_what_is_required(up: Running, change: dict[str, Any], message: str) -> None:
+    got = post(up, **change)[1]["error"]["message"]
+    assert message in got and "\n" not in got
+
+
+def test_a_field_or_a_body_that_is_missing_is_said_to_be(up: Running) -> None:
+    for body, message in (
+        ({"model": "tiny/sft"}, "messages: it is missing"),
+        ({"messages": USER}, "model: it is missing"),
+        ("", "the body: it is empty; required is a JSON object"),
+        ("{", "the body: it is no JSON"),
+        ("[1]", "the body: got [1]; required is an object"),
+    ):
+        status, got = up.send("POST", CHAT, body)
+        assert status == 400 and got["error"]["message"].startswith(message), got
+        assert not LIBRARY_WORDS.search(got["error"]["message"])
+
+
+NULLABLE_IN_BOTH = (
+    "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature "
+    "top_p top_k user min_p repetition_penalty return_token_ids"
+).split()
+NULLABLE_IN_CHATS = (
+    "audio function_call functions max_completion_tokens metadata modalities moderation parallel_tool_calls prediction "
+    "prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort response_format safety_identifier "
+    "service_tier store tool_choice tools top_logprobs verbosity web_search_options"
+).split()
+NULLABLE_IN_TEXTS = ["best_of", "echo", "suffix", "ignore_eos", "key", "stop_token_ids"]
+NEUTRAL_IN_BOTH = [
+    {"frequency_penalty": 0},
+    {"frequency_penalty": 0.0, "presence_penalty": -0.0},
+    {"logit_bias": {}},
+    {"logit_bias": {"50256": 0}},
+    {"n": 1},
+    {"stop": []},
+    {"stream": False},
+    {"top_p": 1},
+    {"top_p": 1.0, "min_p": 0, "top_k": 0},
+    {"top_k": -1},
+    {"repetition_penalty": 1.0},
+    {"user": "u-1"},
+    {"logprobs": False},
+    {"stream_options": {"include_usage": None, "include_obfuscation": False}},
+]
+NEUTRAL_IN_CHATS = [
+    {"response_format": {"type": "text"}},
+    {"parallel_tool_calls": True},
+    {"store": False},
+    {"metadata": {}},
+    {"metadata": {"a": "b"}},
+    {"service_tier": "auto"},
+    {"service_tier": "default"},
+    {"modalities": ["text"]},
+    {"verbosity": "medium"},
+    {"reasoning_effort": "none"},
+    {"tools": []},
+    {"tool_choice": "auto"},
+    {"tool_choice": "none", "tools": []},
+    {"functions": [], "function_call": "none"},
+    {"function_call": "auto"},
+    {"top_logprobs": 0},
+    {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+    {"max_tokens": 9, "max_completion_tokens": 9},
+    {"max_tokens": 9, "max_completion_tokens": None},
+    {"messages": [{"role": "user", "content": "code", "name": None, "tool_calls": None, "tool_call_id": None}]},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "code"}], "function_call": None, "audio": None}
+        ]
+    },
+]
+NEUTRAL_IN_TEXTS = [{"best_of": 1}, {"echo": False}, {"suffix": ""}, {"n": 2, "best_of": 2}, {"ignore_eos": False}]
+
+
+def test_neutral_values_and_nulls_are_accepted_and_change_nothing(up: Running) -> None:
+    chats = [*NEUTRAL_IN_BOTH, *NEUTRAL_IN_CHATS, *({name: None} for name in (*NULLABLE_IN_BOTH, *NULLABLE_IN_CHATS))]
+    texts = [*NEUTRAL_IN_BOTH, *NEUTRAL_IN_TEXTS, *({name: None} for name in (*NULLABLE_IN_BOTH, *NULLABLE_IN_TEXTS))]
+    for path, changes in ((CHAT, chats), (TEXT, texts)):
+        short = {"temperature": 0, "max_tokens": 9}
+        short |= {"messages": [{"role": "user", "content": "code"}]} if path == CHAT else {"prompt": "def"}
+        plain = post(up, path, **short)[1]["choices"][0]
+        for change in changes:
+            status, got = post(up, path, **(short | change))
+            assert status == 200, (change, got)
+            if change not in ({"temperature": None}, {"max_tokens": None}):
+                assert got["choices"][0] == plain, change
+
+
+def test_a_model_is_retrieved_by_its_name(up: Running) -> None:
+    assert up.client.models.retrieve("tiny/sft") == up.client.models.list().data[0]
+    assert up.send("GET", "/v1/models/tiny%2Fsft")[0] == 200
+    for name in ("gpt-4", "tiny", "tiny/sft/"):
+        with pytest.raises(openai.NotFoundError) as refusal:
+            up.client.models.retrieve(name)
+        assert refusal.value.body["code"] == "model_not_found" and "'tiny/sft'" in refusal.value.body["message"]
 
 
 def test_what_is_no_request_of_this_server(up: Running) -> None:
