@@ -7,12 +7,15 @@ link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
 import http.client
 import json
 import re
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 
@@ -20,6 +23,11 @@ BUSY = (408, 429, 502, 503, 504)  # HTTP statuses after which the same request m
 PAUSES_S = (0.5, 15.0)  # before a busy server is asked again: the first pause, and the longest
 TIMEOUT_S = 300.0  # without a byte from the server
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
+# the whole distribution: a server with defaults of its own, as llama.cpp's, would cut it
+UNCUT: Mapping[str, Any] = MappingProxyType({"top_p": 1.0, "min_p": 0.0, "top_k": 0})
+# finish reasons of answers that were cut off: OpenAI's and Mistral's, Anthropic's, Google's, Cohere's
+CUT = ("length", "model_length", "max_tokens", "MAX_TOKENS")
+UNKNOWN_FIELD = (400, 422)  # HTTP statuses with which servers refuse a field
 BROKEN = (OSError, OverflowError, ValueError, http.client.HTTPException)  # OverflowError: of a port above 65535
 
 
@@ -28,11 +36,13 @@ class NoAnswer(RunError):
 
 
 class Refused(ConfigError):
-    """The server answered with an error. status: the HTTP status."""
+    """The server answered with an error. status: the HTTP status; reason: the server's words."""
 
-    def __init__(self, message: str, status: int = 0) -> None:  # unpickled on other ranks by its message
+    def __init__(
+        self, message: str, status: int = 0, reason: str = ""
+    ) -> None:  # unpickled on other ranks by its message
         super().__init__(message)
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 def read_key(path: Path) -> str:
@@ -44,6 +54,14 @@ def read_key(path: Path) -> str:
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(f"{path} holds no key; its first line must be printable ASCII")
     return key
+
+
+class Answer(NamedTuple):
+    """A chat completion. cut: its length ended it; n_tokens: none where the server does not count them."""
+
+    message: dict[str, Any]
+    cut: bool
+    n_tokens: int | None
 
 
 class Link:
@@ -68,6 +86,8 @@ class Link:
         # a proxy cannot reach the loopback address of this machine
         direct = [urllib.request.ProxyHandler({})] if parts[1] in LOOPBACK else []
         self.opener = urllib.request.build_opener(*direct)
+        self.unknown: set[str] = set()  # fields that the server was found to refuse
+        self._noting = threading.Lock()
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer as json, None where it is empty; to a GET without a body, else a POST. Refused where the server answers with an
@@ -79,21 +99,53 @@ class Link:
                 text = answer.read()
             return json.loads(text) if text.strip() else None
         except urllib.error.HTTPError as error:
-            message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}"
-            raise Refused(message, error.code) from None
+            reason = _complaint(error)
+            message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {reason}"
+            raise Refused(message, error.code, reason) from None
         except BROKEN as error:
             reason = getattr(error, "reason", error)
             raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
 
-    def answer(self, body: Mapping[str, Any], patience_s: float = 0.0) -> tuple[dict[str, Any], str, int]:
-        """(message, finish reason, number of tokens) of a chat completion. ConfigError where the answer has none. A busy
-        server is asked again for patience_s seconds."""
-        answer = self._patiently(body, patience_s)
+    def answer(
+        self, body: Mapping[str, Any], patience_s: float = 0.0, dispensable: Mapping[str, Any] = MappingProxyType({})
+    ) -> Answer:
+        """The chat completion of a request. ConfigError where the answer has none. A busy server is asked again for
+        patience_s seconds. dispensable: fields that the server may refuse; it is then asked without them, and stderr
+        names them once."""
+        answer = self._without_unknown(body, patience_s, dispensable)
         try:
-            choice, used = answer["choices"][0], answer.get("usage") or {}
-            return dict(choice["message"]), str(choice.get("finish_reason")), int(used.get("completion_tokens", 0))
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise ConfigError(f"{self.url} answers without a message; it must speak OpenAI's API") from None
+            choice = answer["choices"][0]
+            message = dict(choice["message"])
+            usage = answer.get("usage") or {}
+            n_tokens = usage.get("completion_tokens")
+            return Answer(message, choice.get("finish_reason") in CUT, None if n_tokens is None else int(n_tokens))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            said = _message(answer)
+            why = f" ({said[:200]})" if said else ""
+            raise ConfigError(f"{self.url} answers without a message{why}; it must speak OpenAI's API") from None
+
+    def _without_unknown(self, body: Mapping[str, Any], patience_s: float, dispensable: Mapping[str, Any]) -> Any:
+        """The answer, without the dispensable fields that the server refuses."""
+        more = {name: value for name, value in dispensable.items() if name not in self.unknown}
+        while True:
+            try:
+                answer = self._patiently({**body, **more}, patience_s)
+                break
+            except Refused as error:
+                if error.status not in UNKNOWN_FIELD or not more:
+                    raise
+                # the first that is named, since others may be named as what is known; some servers name none
+                named = sorted((at, name) for name in more if (at := error.reason.find(name)) >= 0)
+                dropped = [named[0][1]] if named else list(more)
+                more = {name: value for name, value in more.items() if name not in dropped}
+        with self._noting:
+            if refused := [name for name in dispensable if name not in more and name not in self.unknown]:
+                self.unknown.update(refused)
+                note = (
+                    f"{self.url} refuses {', '.join(refused)}; it is asked without, and samples as it does by default"
+                )
+                print(note, file=sys.stderr)
+        return answer
 
     def _patiently(self, body: Mapping[str, Any], patience_s: float) -> Any:
         (pause, longest), until = PAUSES_S, time.monotonic() + patience_s
@@ -118,7 +170,15 @@ def _complaint(error: urllib.error.HTTPError) -> str:
     text = ""
     try:
         text = error.read(10_000).decode("utf-8", "replace")
-        answer = json.loads(text)
-        return str(answer["error"]["message"] if "error" in answer else answer["detail"])[:1000]
-    except (*BROKEN, KeyError, TypeError):
+        return _message(json.loads(text))[:1000] or text[:200]
+    except BROKEN:
         return text[:200] or str(error.reason)
+
+
+def _message(answer: Any) -> str:
+    """What a server says in place of an answer, in the forms of OpenAI, FastAPI, Ollama, Mistral; or ""."""
+    found = answer
+    for name in ("error", "message", "detail"):
+        if isinstance(found, Mapping) and found.get(name):
+            found = found[name]
+    return "" if found is answer else found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)

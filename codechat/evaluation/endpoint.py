@@ -5,6 +5,7 @@ says behind them as part of the text before them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError
-from codechat.core.http_client import Link
+from codechat.core.http_client import UNCUT, Answer, Link
 from codechat.models import generate
 from codechat.rl import episodes, rollout
 from codechat.tasks.base import Problem, Task
@@ -39,18 +40,26 @@ class Endpoint:
         if episodes.has_environment(task):
             raise ConfigError(f"task {task.name} has episodes, which a server cannot play; evaluate a --ckpt")
 
-        def ask(job: tuple[tuple[Problem, str], int]) -> tuple[dict[str, Any], str, int]:
+        # a server samples from the distribution that a checkpoint is sampled from, not from a part of it
+        uncut = {name: value for name, value in UNCUT.items() if how.get(name) is None}
+
+        def ask(job: tuple[tuple[Problem, str], int]) -> Answer:
             (problem, key), sample = job
             messages, tools = tool_calls.as_openai(task.prompt(problem))
             body = dict(model=self.name, messages=messages, tools=tools or None, max_tokens=how["max_new_tokens"])
             body |= dict(temperature=how["temperature"], top_k=how["top_k"])
             body |= dict(seed=generate.row_key(how["seed"], key, sample) & (2**31 - 1))
-            return self.link.answer({name: value for name, value in body.items() if value is not None}, PATIENCE_S)
+            given = {name: value for name, value in body.items() if value is not None}
+            return self.link.answer(given, PATIENCE_S, dispensable=uncut)
 
         n = how["group_size"]
         with ThreadPoolExecutor(PARALLEL) as pool:
             answers = list(pool.map(ask, product(zip(problems, keys, strict=True), range(n))))
-        texts = [tool_calls.answer_text(message) for message, *_ in answers]
-        ends: Any = ["length" if reason == "length" else "stop" for _, reason, _ in answers]
-        completions = [generate.Completion([0] * size, [0.0] * size, end) for end, (*_, size) in zip(ends, answers)]
+        if any(answer.n_tokens is None for answer in answers):
+            print(f"{self.link.url} answers without usage; such answers count as 0 tokens long", file=sys.stderr)
+        texts = [tool_calls.answer_text(answer.message) for answer in answers]
+        completions = []
+        for answer in answers:
+            size = answer.n_tokens or 0
+            completions.append(generate.Completion([0] * size, [0.0] * size, "length" if answer.cut else "stop"))
         return rollout.judged(task, rollout.RolloutBatch(list(problems), [], completions, texts, [], n))

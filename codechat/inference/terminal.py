@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, DataError, UserError, nearest
-from codechat.core.http_client import Link
+from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import dist
 from codechat.inference import engine
 from codechat.models import generate, loading
@@ -186,9 +186,10 @@ class RemoteModel:
         """The assistant's next turn. held: calls follow the schemas of the tools, which the server offers."""
         offered = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
         body = {"messages": tool_calls.as_openai(messages)[0]} | ({"tools": offered} if offered else {})
-        message, *_ = self.link.answer(self.settings | body | {"seed": self.seed})
+        uncut = {name: value for name, value in UNCUT.items() if name not in self.settings}
+        answer = self.link.answer(self.settings | body | {"seed": self.seed}, dispensable=uncut)
         self.seed += 1
-        show(content := tool_calls.answer_text(message), end="\n")
+        show(content := tool_calls.answer_text(answer.message), end="\n")
         return content
 
     def fit(self, messages: list[Message]) -> list[Message]:

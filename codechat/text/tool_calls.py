@@ -295,10 +295,21 @@ def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any
 
 
 def answer_text(message: Mapping[str, Any]) -> str:
-    """An answer in OpenAI's form as the text of the chat format: what it says, then its calls as the model wrote them."""
-    lines = [message["content"]] if message.get("content") else []
-    for function in (call["function"] for call in message.get("tool_calls") or ()):
-        named = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "{}"}}}'
+    """An answer in OpenAI's form as the text of the chat format: what it says, then its calls as the model wrote them.
+
+    Other servers' forms of it are read too: content in parts (Mistral), arguments as an object (Ollama), one
+    `function_call` (OpenAI's of 2023). Reasoning beside the content is no part of the answer."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
+    lines = [str(content)] if content else []
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    if not functions and message.get("function_call"):
+        functions = [message["function_call"]]
+    for function in functions:
+        arguments = function.get("arguments") or "{}"
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        named = f'{{"name": {json.dumps(function.get("name"))}, "arguments": {written}}}'
         lines.append(f"{CALL_TAG} {escape_tags(named)}")
     return "\n".join(lines)
 

@@ -1,8 +1,10 @@
 """The client of a json server: answers, and user errors for all that can go wrong."""
 
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_stub import Handler, Stub
@@ -64,6 +66,94 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(url: str, monk
         with pytest.raises(Refused):
             Link(url).answer(body, patience)
         assert len(BUSY) == left
+
+
+class Picky(Handler):
+    """Refuses fields that it does not know, in the words of a public server."""
+
+    known = {"model", "messages", "temperature"}
+    words: tuple[int, str] = (400, "")  # status and body; FIELDS: the unknown ones, FIRST: the first of them
+    seen: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.body())
+        self.seen.append(body)
+        if unknown := [name for name in body if name not in self.known]:
+            status, text = self.words
+            self.reply(status, text.replace("FIELDS", ", ".join(unknown)).replace("FIRST", unknown[0]).encode())
+        else:
+            self.reply(200, b'{"choices": [{"message": {"content": "hi"}}]}')
+
+
+@pytest.mark.parametrize(
+    "status, words",
+    [
+        (
+            400,
+            '{"error": {"message": "Unrecognized request arguments supplied: FIELDS", "type": "invalid_request_error"}}',
+        ),
+        (400, '{"error": {"message": "Unknown parameter: \'FIRST\'.", "code": "unknown_parameter"}}'),
+        (400, '{"error": {"message": "property \'FIRST\' is unsupported, did you mean \'top_p\'?"}}'),
+        (422, '{"object": "error", "message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "FIRST"]}]}}'),
+        (422, '{"detail": [{"type": "extra_forbidden", "loc": ["body", "FIRST"], "msg": "Extra inputs"}]}'),
+        (422, '{"error": "Input validation error: `FIRST` must be strictly positive", "error_type": "validation"}'),
+        (400, '{"error": "bad request"}'),
+        (400, "Bad Request"),
+    ],
+)
+def test_a_server_that_refuses_a_dispensable_field_is_asked_without_it(
+    status: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Picky, "words", (status, words))
+    monkeypatch.setattr(Picky, "seen", [])
+    with Stub(Picky) as server:
+        link = Link(server.url)
+        body = {"model": "m", "messages": [], "temperature": 0.5}
+        for _ in range(2):
+            assert link.answer(body, dispensable=http_client.UNCUT).message == {"content": "hi"}
+        assert Picky.seen[0] == body | {"top_p": 1.0, "min_p": 0.0, "top_k": 0}
+        assert Picky.seen[-2:] == [body, body], "it is not asked with them again"
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and all(name in err for name in http_client.UNCUT)
+        with raising(Refused, "seed" if "FIRST" in words or "FIELDS" in words else "400"):
+            link.answer(body | {"seed": 1}, dispensable=http_client.UNCUT)
+
+
+def test_only_the_refused_field_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Picky, "known", {"model", "top_p", "min_p"})
+    monkeypatch.setattr(Picky, "words", (400, '{"error": {"message": "FIRST is unknown; valid: top_p, min_p, model"}}'))
+    monkeypatch.setattr(Picky, "seen", [])
+    with Stub(Picky) as server:
+        Link(server.url).answer({"model": "m"}, dispensable=http_client.UNCUT)
+    assert Picky.seen[-1] == {"model": "m", "top_p": 1.0, "min_p": 0.0}
+    assert "refuses top_k;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "choice, usage, cut, n_tokens",
+    [
+        ({"finish_reason": "stop"}, {"completion_tokens": 3}, False, 3),
+        ({"finish_reason": "length"}, {"completion_tokens": 0}, True, 0),
+        ({"finish_reason": "model_length"}, None, True, None),
+        ({"finish_reason": "MAX_TOKENS"}, {"completion_tokens": None}, True, None),
+        ({"finish_reason": None}, {}, False, None),
+        ({}, {"completion_tokens": 3.0}, False, 3),
+    ],
+)
+def test_other_servers_ends_and_counts_are_read(
+    url: str, choice: dict[str, Any], usage: Any, cut: bool, n_tokens: int | None
+) -> None:
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    answer = Link(url).answer({"choices": [{"message": message, **choice}], "usage": usage})  # it comes back
+    assert answer == (message, cut, n_tokens)
+
+
+def test_an_error_in_place_of_an_answer_is_told(url: str) -> None:
+    for body in ({"error": {"message": "no credits", "code": 402}}, {"choices": None, "error": "no credits"}):
+        with raising(ConfigError, "without a message", "no credits"):
+            Link(url).answer(body)
 
 
 def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> None:

@@ -17,7 +17,7 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.chat import Call, format_call, parse_calls, read_call, tools_prompt
-from codechat.text.tool_calls import FORMS, READABLE
+from codechat.text.tool_calls import FORMS, READABLE, answer_text
 
 TAG = "<functioncall> "
 # {"text" behind the tag, "name", "arguments", "form"}
@@ -265,3 +265,40 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
                 written = format_call(call.name, call.arguments)
                 assert parse_calls(written) == [Call(call.name, call.arguments, "object")]
     assert forms.keys() <= set(READABLE) and sum(forms.values()) == 3020
+
+
+@pytest.mark.parametrize(
+    "message, text",
+    [
+        ({"content": "hi"}, "hi"),
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": "", "tool_calls": None}, ""),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": [{"type": "thinking", "thinking": [{"text": "hm"}]}, {"type": "text", "text": "a"}]}, "a"),
+        ({"content": None, "reasoning_content": "hm"}, ""),
+        (
+            {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            '<functioncall> {"name": "f", "arguments": {"x": 1}}',
+        ),
+        (
+            {"content": "So:", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}]},
+            'So:\n<functioncall> {"name": "f", "arguments": {"x": "é"}}',
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": ""}}]},
+            '<functioncall> {"name": "f", "arguments": {}}',
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": None}}]},
+            '<functioncall> {"name": "f", "arguments": {}}',
+        ),
+        (
+            {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            '<functioncall> {"name": "f", "arguments": {}}',
+        ),
+        ({"tool_calls": [{"type": "custom", "custom": {}}]}, '<functioncall> {"name": null, "arguments": {}}'),
+    ],
+)
+def test_answers_of_other_servers_become_text(message: dict[str, Any], text: str) -> None:
+    assert answer_text(message) == text
