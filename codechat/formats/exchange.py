@@ -15,6 +15,7 @@ float32. An imported model keeps its tokenizer and chat template (tags "template
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ from codechat.runs import paths
 from codechat.text import chat, tokenizer
 from codechat.text.chat import END_TAG, TAG_OF
 from codechat.text.tokenizer import END_OF_TEXT, ImportedTokenizer, Tokenizer
-from codechat.text.tool_calls import CALL_TAG, TAGS
+from codechat.text.tool_calls import CALL_TAG, TAGS, WITH_TOOLS
 
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
@@ -96,7 +97,9 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
             got = f"tokenizer {tok.spec} with tags {tags}"
             raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
         return line, gguf_format.write(folder / gguf_format.FILE, about, tensors, tok.saved, cfg.dtype)
-    files = tokenizer_files(tok, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+    files = tokenizer_files(
+        tok, tags, block_size=shape.block_size, rows=shape.padded_vocab, tools_style=loading.tools_style(ckpt.meta)
+    )
     for name, text in {"config.json": _text(about), **files}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return line, hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
@@ -135,8 +138,39 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
 # ---- the tokenizer's files
 
 
-def chat_template(tags: str) -> str:
-    """The jinja template of `chat`'s layout: one for both tag modes; of raw text without tags."""
+MESSAGES = "messages.jinja"  # turns OpenAI's messages and tools into messages that are text, as `codechat serve` does
+_MESSAGES = re.compile(r"\{#- messages as text, by CodeChat #\}.*?\{#- end of messages as text #\}\n", re.DOTALL)
+
+
+def chat_template(tags: str, tools_style: str = "compact", theirs: str | None = None, beginning: str = "") -> str:
+    """The jinja template of what `codechat serve` renders: conversations with tools, calls and results. theirs: the
+    template of an imported model, for tags template. beginning: what stands before raw text. It raises for what it
+    cannot render so."""
+    written = {
+        "TOOLS_STYLE": tools_style,
+        "DECLINED_WORDS": chat.DECLINED,
+        "DECLINE_CALL": chat.DECLINE,
+        "NOTHING_NAME": chat.NOTHING,
+        "NOTHING_FITS": chat.NOTHING_FITS,
+        "WITH_TOOLS": WITH_TOOLS,
+        "ALL_TAGS": json.dumps(TAGS),
+        "CALL_TAG": CALL_TAG,
+    }
+    text = Path(__file__).with_name(MESSAGES).read_text(encoding="utf-8")
+    for name, value in written.items():
+        text = text.replace(name, value)
+    if tags == chat.RAW and beginning:
+        text += f"{{{{- {json.dumps(beginning)} -}}}}"
+    return text + (own_template(tags) if theirs is None else without_messages(theirs))
+
+
+def without_messages(template: str) -> str:
+    """A chat template without what `chat_template` puts before it."""
+    return _MESSAGES.sub("", template)
+
+
+def own_template(tags: str) -> str:
+    """The jinja template of `chat`'s layout for messages of text: one for both tag modes; of raw text without tags."""
     text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
     heads, turns = {**TAG_OF, "tool": TAG_OF["function"]}, [t for t in TAGS if t != CALL_TAG]
     text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))
@@ -149,12 +183,15 @@ def end_ids(tok: Tokenizer, tags: str) -> list[int]:
     return [*dict.fromkeys((*(stop if len(stop) == 1 else ()), tok.eot_id))]
 
 
-def tokenizer_files(tok: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
+def tokenizer_files(
+    tok: Tokenizer, tags: str, *, block_size: int, rows: int, tools_style: str = "compact"
+) -> dict[str, str]:
     """{file name: text} of tokenizer and conversations. rows: of the embedding; rows without an id are never generated.
 
     The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags, line ends and contents
     apart, while a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a new piece, and the
-    pre-tokeniser splits there and drops the mark. The template raises where one text is ambiguous: content that spells a
+    pre-tokeniser splits there and drops the mark; not in raw text of several turns, where nothing marks the places, so a
+    token may hold the end of one turn and the beginning of the next. The template raises where one text is ambiguous: content that spells a
     turn tag or, outside assistant turns, <functioncall>. In text mode <|end|> is several tokens: `generate` needs
     stop_strings=["<|end|>"] and its tokenizer."""
     imported, reserved, ends = isinstance(tok, ImportedTokenizer), tags == "reserved", end_ids(tok, tags)
@@ -167,9 +204,10 @@ def tokenizer_files(tok: Tokenizer, tags: str, *, block_size: int, rows: int) ->
     if unnamed := list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows)):
         generation["suppress_tokens"] = unnamed
     theirs = (getattr(tok, "template", None) or "") if tags == chat.TEMPLATE else None
+    beginning = tok.decode(tok.beginning) if tok.beginning else ""
     return {
-        "tokenizer.json": tok.saved["json"] if imported else _text(tokenizer_json(tok, tags)),
-        "chat_template.jinja": chat_template(tags) if theirs is None else theirs,
+        "tokenizer.json": _with_cuts(tok.saved["json"], tags) if imported else _text(tokenizer_json(tok, tags)),
+        "chat_template.jinja": chat_template(tags, tools_style, theirs, beginning),
         "tokenizer_config.json": _text(config),
         "generation_config.json": _text(generation),
     }
@@ -196,6 +234,21 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
         "decoder": {"type": "Fuse"} if plain else byte_level,
         "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
     }
+
+
+def _with_cuts(text: str, tags: str) -> str:
+    """An imported tokenizer.json that splits where `chat` does. Without it a token may hold the end of a content and the
+    line end behind it, as Qwen's `.\\n` does. Where a blank stands before each piece it stays as it is."""
+    about = json.loads(text)
+    if tags != "text" or '"add_prefix_space": true' in json.dumps(about["pre_tokenizer"]):
+        return text
+    marks = [{"type": "Replace", "pattern": {"String": found}, "content": by} for found, by in _cuts(tags)]
+    cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
+    normalizers = [*marks, *([about["normalizer"]] if about["normalizer"] else [])]
+    splits = [cut, *([about["pre_tokenizer"]] if about["pre_tokenizer"] else [])]
+    about["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+    about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
+    return _text(about)
 
 
 def _cuts(tags: str) -> list[tuple[str, str]]:
@@ -252,6 +305,8 @@ def import_model(cfg: ImportConfig) -> Run:
         weights = hf_format.read_weights(source).items()
     else:
         tok = tokenizer.load(cfg.tokenizer or "gpt2")
+    if isinstance(tok, ImportedTokenizer) and tok.template:  # an export of ours
+        tok = tokenizer.from_dict(tok.to_dict() | {"template": without_messages(tok.template)})
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     if weights is not None:

@@ -28,13 +28,18 @@ class LoadedModel:
     @property
     def tools_style(self) -> str:
         """How system prompts listed tools when it was last fine-tuned (`chat.tools_prompt`)."""
-        tuned = [entry for entry in self.meta.get("lineage", ()) if entry.get("kind") == "sft"]
-        return tuned[-1].get("tools_style", "compact") if tuned else "compact"
+        return tools_style(self.meta)
 
     @property
     def declines(self) -> bool:
         """Whether it declines by calling `chat.NOTHING`."""
         return self.tools_style == "described"
+
+
+def tools_style(meta: dict[str, Any]) -> str:
+    """How system prompts listed tools when a checkpoint was last fine-tuned (`chat.tools_prompt`)."""
+    tuned = [entry for entry in meta.get("lineage", ()) if entry.get("kind") == "sft"]
+    return str(tuned[-1].get("tools_style", "compact")) if tuned else "compact"
 
 
 def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:
