@@ -99,9 +99,9 @@ class Link:
                 text = answer.read()
             return json.loads(text) if text.strip() else None
         except urllib.error.HTTPError as error:
-            reason = _complaint(error)
-            message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {reason}"
-            raise Refused(message, error.code, reason) from None
+            complaint = _complaint(error)
+            message = f"the {self.kind} at {self.url} refuses {path} ({error.code}): {complaint}"
+            raise Refused(message, error.code, complaint) from None
         except BROKEN as error:
             reason = getattr(error, "reason", error)
             raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
