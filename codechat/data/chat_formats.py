@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from codechat.core.errors import DataError
 from codechat.data import call_forms
 from codechat.data.sources import without_nulls
-from codechat.text import chat, tool_calls
+from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 from codechat.text.tool_schemas import listed_tools, say_unknown, tool_schema, whole_object
 
@@ -203,7 +203,7 @@ def _without_list(text: str) -> tuple[str, Any]:
         # the rest of Hermes' text only explains its tags; that of Qwen's template begins with a heading
         before, heading, _ = text[: tags.start()].partition("# Tools")
         return before.strip() if heading else "", _json_part(text, tags.end())
-    if tool_calls.WITH_TOOLS in text:
+    if tool_lists.WITH_TOOLS in text:
         return text, ""
     begin, end, items = _schema_list(text)
     if not items:

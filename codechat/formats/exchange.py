@@ -27,7 +27,8 @@ from codechat.runs import paths
 from codechat.text import chat, tokenizer
 from codechat.text.chat import END_TAG, TAG_OF
 from codechat.text.tokenizer import END_OF_TEXT, ImportedTokenizer, Tokenizer
-from codechat.text.tool_calls import CALL_TAG, TAGS, WITH_TOOLS
+from codechat.text.tool_calls import CALL_TAG, TAGS
+from codechat.text.tool_lists import WITH_TOOLS
 
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
