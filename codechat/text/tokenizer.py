@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from codechat.core.config import read_json
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.text import tokenizer_files
 
 END_OF_TEXT = "<|endoftext|>"
 SPECS = ("gpt2", "gpt2:4096", "python:4096", "chars:FILE", "bytes", "hf:DIR")
@@ -147,13 +147,9 @@ class ImportedTokenizer(Tokenizer):
     and template or None."""
 
     def __init__(self, saved: dict[str, Any]) -> None:
-        import tokenizers  # here: only imported models need it
-
         self.saved, self.spec, self.template = saved, saved["spec"], saved.get("template")  # a jinja chat template
-        try:
-            self._plain, self._special = (tokenizers.Tokenizer.from_str(saved["json"]) for _ in range(2))
-        except Exception as error:  # the package raises nothing more precise
-            raise DataError(f"{self.spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
+        self._plain = tokenizer_files.parsed(self.spec, saved["json"])
+        self._special = tokenizer_files.parsed(self.spec, saved["json"])
         self._plain.encode_special_tokens = True
         self._ids: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
         self.n_vocab = max(self._ids.values()) + 1
@@ -230,29 +226,6 @@ class ImportedTokenizer(Tokenizer):
         return self.saved
 
 
-def read_imported(place: Path) -> dict[str, Any]:
-    """`saved` of a directory with tokenizer.json, or of that file; the other files beside it are optional."""
-    path = place / "tokenizer.json" if place.is_dir() else place
-    if not path.is_file():
-        raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
-    names = ("tokenizer_config.json", "config.json", "generation_config.json")
-    config, model, how = (read_json(p) if (p := path.with_name(name)).is_file() else {} for name in names)
-    tokens = {key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
-    text = path.read_text(encoding="utf-8")
-    if tokens["eos_token"] is None:
-        first = (model | how).get("eos_token_id")
-        first = (*first, None)[0] if isinstance(first, list) else first
-        added = json.loads(text).get("added_tokens") or []
-        tokens["eos_token"] = next((entry["content"] for entry in added if entry["id"] == first), None)
-    jinja = path.with_name("chat_template.jinja")
-    template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    special = {key: token for key, token in tokens.items() if token}
-    return {"spec": f"hf:{place.name}", "json": text, "special": special, "template": template}
-
-
 def replace_surrogates(text: str) -> str:
     """Lone surrogates become U+FFFD, in every tokenizer."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -265,7 +238,7 @@ def load(spec: str) -> Tokenizer:
     if kind == "chars" and rest:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
     if kind == "hf" and rest:
-        return from_dict(read_imported(Path(rest)))
+        return from_dict(tokenizer_files.read(Path(rest)))
     return from_dict({"spec": "gpt2" if spec == f"gpt2:{GPT2_VOCAB}" else spec})
 
 

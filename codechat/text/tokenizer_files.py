@@ -1,0 +1,115 @@
+"""The tokenizer files of an imported model: tokenizer.json and, beside it, what transformers reads with it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from codechat.core.atomic_files import read_json
+from codechat.core.errors import DataError, MissingFile
+
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+EXTRA = ("additional_special_tokens", "extra_special_tokens")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+ADVICE = "use the files that came with the weights"
+
+
+def parsed(spec: str, text: str) -> Any:
+    """The `tokenizers` package's object of a tokenizer.json. Truncation, padding and dropout of merges, which whoever
+    saved it had set, are off: a text has one list of ids, whole. DataError for a text that is no tokenizer.json."""
+    import tokenizers  # here: only imported models need it
+
+    try:
+        made = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the package raises nothing more precise
+        raise DataError(f"{spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
+    made.no_truncation()
+    made.no_padding()
+    if getattr(made.model, "dropout", None):
+        made.model.dropout = None
+    return made
+
+
+def read(place: Path) -> dict[str, Any]:
+    """`saved` of an ImportedTokenizer: of a directory with tokenizer.json, or of that file; the other files beside it
+    are optional. DataError for files that contradict each other."""
+    path = place / "tokenizer.json" if place.is_dir() else place
+    if not path.is_file():
+        raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
+    spec = f"hf:{place.name}"
+    config = _optional(path.with_name("tokenizer_config.json"))
+    if "added_tokens_decoder" not in config:  # files older than it
+        config = config | _optional(path.with_name("special_tokens_map.json"))
+    special = {key: text for key in NAMED if (text := _content(config.get(key)))}
+    text = _with_all_tokens(spec, path, config, special)
+    if "eos_token" not in special:
+        model = _optional(path.with_name("config.json")) | _optional(path.with_name("generation_config.json"))
+        first = model.get("eos_token_id")
+        first = (*first, None)[0] if isinstance(first, list) else first
+        added = json.loads(text).get("added_tokens") or []
+        special |= {"eos_token": entry["content"] for entry in added if entry["id"] == first}
+    return {"spec": spec, "json": text, "special": special, "template": _template(path, config)}
+
+
+def _template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template, of several the one that is called default."""
+    jinja = path.with_name("chat_template.jinja")
+    template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which is written as such or with its flags."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> str:
+    """The text of tokenizer.json with the tokens that stand only beside it, and without truncation, padding, dropout."""
+    import tokenizers
+
+    text = path.read_text(encoding="utf-8")
+    made = parsed(spec, text)
+    before = made.get_added_tokens_decoder()
+    more = config.get(EXTRA[0]) or config.get(EXTRA[1]) or []
+    more = more.values() if isinstance(more, dict) else more
+    extra = [content for token in more if (content := _content(token))]
+    table = config.get("added_tokens_decoder")
+    if table is None:
+        table = _older_table(path, {*special.values(), *extra}, {token.content for token in before.values()})
+    try:
+        ids = {about["content"]: int(i) for i, about in table.items()}
+        tokens = [tokenizers.AddedToken(about["content"], **_flags(about)) for about in table.values()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{spec}: added_tokens_decoder is no table of ids and tokens ({error!r}); {ADVICE}") from None
+    made.add_tokens(sorted(tokens, key=lambda token: ids[token.content]))  # a new token takes the next free id
+    for content, i in ids.items():
+        if (found := made.token_to_id(content)) != i:
+            got = f"{spec}: added_tokens_decoder has token {content!r} as {i}, with tokenizer.json it becomes {found}"
+            raise DataError(f"{got}; {ADVICE}")
+    listed = {token.content for token in made.get_added_tokens_decoder().values()}
+    named = [token for token in special.values() if made.token_to_id(token) is not None]
+    unlisted = dict.fromkeys(token for token in [*named, *extra] if token not in listed)
+    made.add_special_tokens([*unlisted])
+    as_saved = json.loads(text)
+    settings = as_saved.get("truncation"), as_saved.get("padding"), (as_saved.get("model") or {}).get("dropout")
+    return made.to_str() if any(settings) or made.get_added_tokens_decoder() != before else text
+
+
+def _flags(about: Mapping[str, Any]) -> dict[str, bool]:
+    return {flag: about[flag] for flag in FLAGS if flag in about}
+
+
+def _older_table(path: Path, special: set[str], known: set[str]) -> dict[str, Any]:
+    """What added_tokens.json adds, as an added_tokens_decoder; tokenizer.json's own flags win."""
+    ids = _optional(path.with_name("added_tokens.json"))
+    return {
+        i: {"content": token, "special": token in special, "normalized": token not in special}
+        for token, i in ids.items()
+        if token not in known
+    }
