@@ -93,14 +93,15 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
     line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
     if family.act == "relu":
         line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
-    if cfg.format == "gguf":
-        if not imported or tags == "reserved":
-            got = f"tokenizer {tok.spec} with tags {tags}"
-            raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
-        return line, gguf_format.write(folder / gguf_format.FILE, about, tensors, tok.saved, cfg.dtype)
+    if cfg.format == "gguf" and (not imported or tags == "reserved"):
+        got = f"tokenizer {tok.spec} with tags {tags}"
+        raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
     files = tokenizer_files(
         tok, tags, block_size=shape.block_size, rows=shape.padded_vocab, tools_style=loading.tools_style(ckpt.meta)
     )
+    if cfg.format == "gguf":
+        template = files["chat_template.jinja"]
+        return line, gguf_format.write(folder / gguf_format.FILE, about, tensors, tok.saved, cfg.dtype, template)
     for name, text in {"config.json": _text(about), **files}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return line, hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
@@ -290,25 +291,37 @@ class ImportConfig:
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
 
+def _tags_of(tok: Tokenizer) -> str:
+    """The form of turns that its template writes; an export of ours with tags text or raw says so by its template."""
+    template = getattr(tok, "template", None) or ""
+    if template.endswith(own_template(chat.RAW)):  # the beginning of the text may stand before it
+        return chat.RAW
+    ours = template == own_template("text") and END_TAG not in tok.special_tokens
+    return "template" if template and not ours else "text"
+
+
 def import_model(cfg: ImportConfig) -> Run:
     """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
     from codechat.formats import gguf_format, hf_format  # these import torch, which --help does not need
     from codechat.runs import checkpoint, run
 
-    source, step, weights = cfg.source, 0, None
+    source, step, weights, note = cfg.source, 0, None, ""
     if not source.exists():
         raise MissingFile(f"no {source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
     if gguf := gguf_format.file_in(source):
-        about, weights, saved = gguf_format.read(gguf)
-        tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(saved)
+        file = gguf_format.read(gguf)
+        about, weights, note = file.about, file.weights, file.note
+        tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(file.saved)
     elif source.is_dir():
         about, tok = read_json(source / "config.json"), tokenizer.load(cfg.tokenizer or f"hf:{source}")
-        weights = hf_format.read_weights(source).items()
+        tensors = hf_format.read_weights(source)
+        about, note = hf_format.with_own_head(about, tensors)
+        weights = tensors.items()
     else:
         tok = tokenizer.load(cfg.tokenizer or "gpt2")
     if isinstance(tok, ImportedTokenizer) and tok.template:  # an export of ours
         tok = tokenizer.from_dict(tok.to_dict() | {"template": without_messages(tok.template)})
-    tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
+    tags = cfg.tags or _tags_of(tok)
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     if weights is not None:
         shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
@@ -322,5 +335,5 @@ def import_model(cfg: ImportConfig) -> Run:
     with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
         path = checkpoint.save(created.path, step, model=model, meta=meta)
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
-    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
+    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}{note and '; ' + note}")
     return created

@@ -5,22 +5,23 @@ A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, th
 interleaved rotary positions. Tokenizers are byte-level ("gpt2"); SentencePiece ones ("llama") are not read.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import tokenizers
 import torch
 from torch import Tensor
 
+from codechat.core.atomic_files import read_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
-from codechat.formats import hf_format
+from codechat.formats import gguf_tokenizer, hf_format
 
+FLOAT_BITS = {"F32": 24, "F16": 11, "BF16": 8}
+EXACT = (*FLOAT_BITS, "Q8_0")  # whoever writes these gets the same bytes of the same numbers
+ROWS = 4096  # of a matrix that are compared at a time
 FILE = "model.gguf"
 FAMILIES = ("llama", "qwen2", "qwen3")
-READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 # theirs -> Hugging Face's; {} is the layer
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -39,18 +40,24 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
 }  # fmt: skip
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
-SPECIAL = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of tokens
-# How a byte-level vocabulary of this name splits a text before it merges.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {"gpt-2": GPT2, "default": GPT2, "smollm": GPT2, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}
+# Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change nothing.
+# One that stands in no table and is set would be a computation that our model does not have.
+HARMLESS = {"vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
+HARMLESS_VALUES = {"attention.causal": (True,), "rope.scaling.type": ("none",)} | dict.fromkeys(
+    ("rope.scaling.factor", "rope.scaling.attn_factor", "logit_scale", "residual_scale", "embedding_scale"), (0.0, 1.0)
+)
 
 
 def file_in(source: Path) -> Path | None:
-    """The GGUF file that `source` is, or the first of a directory without config.json; None where there is none."""
-    inside = sorted(source.glob("*.gguf")) if not (source / "config.json").exists() else []
-    return source if source.suffix == ".gguf" else next(iter(inside), None)
+    """The GGUF file that `source` is, or the one of a directory without config.json; None where there is none.
+    ConfigError where there are several."""
+    if source.is_dir() and (source / "config.json").exists():
+        return None
+    inside = [source] if source.suffix == ".gguf" and source.is_file() else sorted(source.glob("*.gguf"))
+    if len(inside) > 1:
+        names = ", ".join(path.name for path in inside[:4])
+        raise ConfigError(f"{source} has {len(inside)} GGUF files ({names}); required is one; give its path")
+    return next(iter(inside), None)
 
 
 def _package() -> Any:
@@ -59,6 +66,50 @@ def _package() -> Any:
     except ImportError:
         raise MissingFile("GGUF files need the package gguf; pip install gguf") from None
     return gguf
+
+
+def _dequantizes(gguf: Any, kind: Any) -> bool:
+    """Whether the package makes numbers of blocks of this type."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _values(gguf: Any, tensor: Any, rows: slice = slice(None)) -> np.ndarray:
+    """Rows of a matrix, or a vector, in float32."""
+    return np.array(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type), dtype=np.float32)
+
+
+def _bits(kind: Any) -> int:
+    """Of a number's precision in a type of tensor: Q5_0 has 5, IQ3_XXS 3."""
+    return FLOAT_BITS.get(kind.name) or int(next(letter for letter in kind.name if letter.isdigit()))
+
+
+def _same(gguf: Any, head: Any, embedding: Any) -> bool:
+    """Whether two matrices are one that was quantized twice.
+
+    An unbiased quantizer to b bits is off by 1 to 2 parts in 2^b of the root mean square, and by less than 4 in a row of
+    few numbers; two matrices that were trained apart differ by more than they are large."""
+    kinds = {head.tensor_type, embedding.tensor_type}
+    if list(head.shape) != list(embedding.shape):
+        return False
+    if len(kinds) == 1 and head.tensor_type.name in EXACT:
+        return bool(np.array_equal(head.data, embedding.data))
+    step = sum(2.0 ** -_bits(tensor.tensor_type) for tensor in (head, embedding))
+    wrong, total = [], []
+    for at in range(0, len(head.data), ROWS):
+        a, b = (_values(gguf, tensor, slice(at, at + ROWS)) for tensor in (head, embedding))
+        wrong.append(np.linalg.norm(a - b, axis=1))
+        total.append(np.linalg.norm(a, axis=1))
+        if np.linalg.norm(wrong[-1]) > 4 * step * np.linalg.norm(total[-1]):
+            return False
+    errors, sizes = np.concatenate(wrong), np.concatenate(total)
+    least = 0.01 * sizes.mean()  # scales are in float16, which has no small numbers
+    near = np.linalg.norm(errors) <= 2 * step * np.linalg.norm(sizes)
+    return bool(near and np.all(errors <= 4 * step * sizes + least))
 
 
 def _names(about: Mapping[str, Any]) -> dict[str, str]:
@@ -77,8 +128,19 @@ def _reordered(name: str, weight: Tensor, about: Mapping[str, Any], order: tuple
     return weight.view(heads, *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """(config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer) of a file.
+class File(NamedTuple):
+    """What a file holds: config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer, and
+    what to say of them."""
+
+    about: dict[str, Any]
+    weights: Iterator[tuple[str, Tensor]]
+    saved: dict[str, Any]
+    note: str
+
+
+def read(path: Path) -> File:
+    """The model of a file. The head and the embedding become one matrix, the finer one, where they are the same up to
+    quantization, as in all three families' small models, unless a config.json beside the file has it otherwise.
 
     MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
     another architecture, quantization or vocabulary."""
@@ -88,74 +150,86 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]], dict
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         family, split = fields["general.architecture"], fields.get("tokenizer.ggml.pre", "default")
-        scaling = fields.get(f"{family}.rope.scaling.type", "none")
-        for what, found, readable in (
-            ("architecture", {family}, FAMILIES),
-            ("position scaling", {"by frequency" if "rope_freqs.weight" in tensors else scaling}, ("none",)),
-            ("tensors in", {tensor.tensor_type.name for tensor in reader.tensors}, READ),
-            ("tokenizer", {fields["tokenizer.ggml.model"]}, ("gpt2",)),
-            ("tokenizer split", {split}, SPLITS),
+        scaled = "by frequency" if "rope_freqs.weight" in tensors else fields.get(f"{family}.rope.scaling.type", "none")
+        for what, found, known in (
+            ("architecture", family, FAMILIES),
+            ("position scaling", scaled, ("none",)),
+            ("tokenizer", fields["tokenizer.ggml.model"], ("gpt2",)),
+            ("tokenizer.ggml.pre", split, gguf_tokenizer.SPLIT_OF),
+            ("files in all", str(fields.get("split.count", 1) or 1), ("1",)),
         ):
-            if unread := found - set(readable):
-                raise ConfigError(f"{path} has {what} {', '.join(unread)}; required: {', '.join(readable)}")
-        about = {ours: fields[name] for key, ours in KEYS.items() if (name := f"{family}.{key}") in fields}
-        about |= dict(model_type=family, tie_word_embeddings="output.weight" not in tensors)
+            if found not in known:
+                raise ConfigError(f"{path} has {what} {found}; required: {', '.join(known)}")
+        if unread := {t.tensor_type.name for t in reader.tensors if not _dequantizes(gguf, t.tensor_type)}:
+            readable = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind))
+            raise ConfigError(f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}")
+        about = _config(path, family, fields)
+        has_head = "output.weight" in tensors
+        about["tie_word_embeddings"] = _tie(gguf, path, tensors)
         about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
-        # 1e-6, not 9.99999997e-07
-        about = {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
-        names, saved = _names(about), _tokenizer(path.stem, split, fields)
+        names, saved = _names(about), gguf_tokenizer.read(path, split, fields)
     except ConfigError:
         raise
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for theirs, tensor in tensors.items():
-            values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-            values, name = values.reshape(tuple(map(int, reversed(tensor.shape)))), names.get(theirs, theirs)
+            values = _values(gguf, tensor).reshape(tuple(map(int, reversed(tensor.shape))))
+            name = names.get(theirs, theirs)
             yield name, _reordered(name, torch.from_numpy(values), about, (-1, 2))
 
-    return about, weights(), saved
+    merged = has_head and about["tie_word_embeddings"]
+    note = "output.weight is token_embd.weight up to quantization: one tied matrix, the finer one" if merged else ""
+    return File(about, weights(), saved, note)
 
 
-# ---- tokenizer
+def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json without what the tensors say. ConfigError for a key that our model does not compute."""
+    keys = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
+    width = keys["embedding_length"] // keys["attention.head_count"]
+    keys.setdefault("attention.key_length", width)  # llama.cpp's default, which is not Qwen3's in Hugging Face
+    harmless = HARMLESS_VALUES | dict.fromkeys(
+        ("attention.value_length", "rope.dimension_count"), (keys["attention.key_length"],)
+    )
+    for key, value in keys.items():
+        if key not in KEYS and key not in HARMLESS and value not in harmless.get(key, (0, "")):
+            got = f"{path} has {family}.{key} {str(value)[:60]}"
+            raise ConfigError(f"{got}, which our model does not compute; choose another model")
+    about = {ours: keys[key] for key, ours in KEYS.items() if key in keys} | {"model_type": family}
+    # 1e-6, not 9.99999997e-07
+    return {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
 
 
-def _splitter(split: str) -> Any:
-    parts = tokenizers.pre_tokenizers
-    pieces = parts.Split(tokenizers.Regex(SPLITS[split]), "isolated")
-    digits = [parts.Digits(individual_digits=True)] if split == "smollm" else []
-    return parts.Sequence([*digits, pieces, parts.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _tokenizer(name: str, split: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
-    parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
-    tokens = parts["tokens"]
-    kinds = parts.get("token_type") or [1] * len(tokens)
-    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
-    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
-    made.pre_tokenizer, made.decoder = _splitter(split), tokenizers.decoders.ByteLevel()
-    added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
-    made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
-    ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
-    special = {key: tokens[i] for key, i in ids.items() if i is not None}
-    if parts.get("add_bos_token") and (first := special.get("bos_token")):
-        begins = tokenizers.processors.TemplateProcessing
-        made.post_processor = begins(f"{first} $A", f"{first} $A $B", [(first, ids["bos_token"])])
-    template = fields.get("tokenizer.chat_template")
-    return {"spec": f"hf:{name}", "json": made.to_str(), "special": special, "template": template}
+def _tie(gguf: Any, path: Path, tensors: dict[str, Any]) -> bool:
+    """Whether the head is the embedding; of two copies the coarser one leaves `tensors`."""
+    head, embedding = tensors.get("output.weight"), tensors["token_embd.weight"]
+    if head is None:
+        return True
+    config = path.with_name("config.json")
+    tied = read_json(config).get("tie_word_embeddings", True) if config.is_file() else True
+    if not tied or not _same(gguf, head, embedding):
+        return False
+    del tensors["output.weight"]
+    if _bits(head.tensor_type) > _bits(embedding.tensor_type):
+        tensors["token_embd.weight"] = head
+    return True
 
 
 # ---- writing
 
 
 def write(
-    path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Mapping[str, Any], dtype: str
+    path: Path,
+    about: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    saved: Mapping[str, Any],
+    dtype: str,
+    template: str,
 ) -> int:
-    """A file of config.json's contents, tensors by Hugging Face's names and `saved` of an ImportedTokenizer; returns its
-    bytes. Matrices are in `dtype` (a key of WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
+    """A file of config.json's contents, tensors by Hugging Face's names, `saved` of an ImportedTokenizer and the chat
+    template of the conversations that were trained ("" = none); returns its bytes. Matrices are in `dtype` (a key of
+    WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
     gguf = _package()
     family, scaling = about["model_type"], about.get("rope_scaling")
     if family not in FAMILIES or about["hidden_act"] != "silu" or scaling:
@@ -165,7 +239,9 @@ def write(
     writer.add_name(saved["spec"].removeprefix("hf:"))
     for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():
         (writer.add_float32 if name in hf_format.KINDS else writer.add_uint32)(f"{family}.{key}", about[name])
-    _add_tokenizer(writer, saved, rows=about["vocab_size"])
+    gguf_tokenizer.add(writer, saved, rows=about["vocab_size"])
+    if template:
+        writer.add_chat_template(template)
     theirs = {ours: theirs for theirs, ours in _names(about).items()}
     for name, weight in tensors.items():
         weight = _reordered(name, weight, about, (2, -1))
@@ -178,31 +254,3 @@ def write(
     for finish in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
         getattr(writer, finish)()
     return path.stat().st_size
-
-
-def _add_tokenizer(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
-    """Tokens, their kinds, merges, template, and the name of the way texts are split, found by trying the known ones.
-    llama.cpp wants as many tokens as the embedding has rows."""
-    probe = "it's  WE'LL 12345 x=1\n\n\t caf\u00e9 \u6f22\u5b57 \r\n"
-    file, pre = json.loads(saved["json"]), tokenizers.Tokenizer.from_str(saved["json"]).pre_tokenizer
-    model, added = file["model"], file["added_tokens"]
-    pieces = pre and pre.pre_tokenize_str(probe)
-    split = next((name for name in SPLITS if _splitter(name).pre_tokenize_str(probe) == pieces), None)
-    if model["type"] != "BPE" or split is None:
-        raise ConfigError(f"{saved['spec']} splits text in no way that GGUF is written with ({', '.join(SPLITS)})")
-    kinds = dict.fromkeys(model["vocab"], 1)
-    kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in added}
-    ids = model["vocab"] | {t["content"]: t["id"] for t in added}
-    named = {i: token for token, i in ids.items()}
-    tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(split)
-    writer.add_token_list(tokens)
-    writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
-    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
-    for name, theirs in SPECIAL.items():
-        if (token := saved["special"].get(name)) in ids:
-            writer.add_uint32(f"tokenizer.ggml.{theirs}_token_id", ids[token])
-    writer.add_add_bos_token(False)
-    if saved["template"]:
-        writer.add_chat_template(saved["template"])

@@ -53,6 +53,7 @@ UNSUPPORTED = {
     "mlp_bias": (None, False),
     "use_sliding_window": (None, False),
     "quantization_config": (None,),
+    "quantization": (None,),  # of mlx
     "layer_types": (None, set()),  # but for full attention
     "partial_rotary_factor": (None, 1.0),
     "rope_type": ("default", "llama3"),
@@ -68,6 +69,8 @@ KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
 RESOLVED = dict(rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim")
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # narrower ones need a scale beside them
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
@@ -143,11 +146,33 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return weights
 
 
+def check_finite(name: str, weight: Tensor) -> None:
+    """CheckpointError for a weight with NaN or infinity in it: a model with one computes nothing else."""
+    if not torch.isfinite(weight).all():
+        bad = int((~torch.isfinite(weight)).sum())
+        got = f"{name} holds {bad:,} numbers of {weight.numel():,} that are NaN or infinite"
+        raise CheckpointError(f"{got}; required are finite ones; choose another checkpoint of this model")
+
+
+def with_own_head(about: dict[str, Any], weights: dict[str, Tensor]) -> tuple[dict[str, Any], str]:
+    """config.json, untied where it calls the head the embedding and the file holds another one, and what to say of it.
+
+    A head alone is the embedding of a tied model: safetensors' save_model keeps one name of a shared tensor."""
+    if not about.get("tie_word_embeddings") or HEAD not in weights:
+        return about, ""
+    head = weights[HEAD]
+    embedding = weights.setdefault(EMBEDDING, head)
+    if head.shape == embedding.shape and torch.equal(head, embedding.to(head.dtype)):
+        return about, ""
+    note = f"{HEAD} differs from the embedding though config.json has them tied: kept, as a matrix of its own"
+    return about | {"tie_word_embeddings": False}, note
+
+
 @torch.no_grad()
 def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
     """A float32 model of cfg of Hugging Face's weights by name.
 
-    CheckpointError for what does not fit, and for copies of the same rows that differ."""
+    CheckpointError for what does not fit, what is no finite number, and for copies of the same rows that differ."""
     with torch.device("meta"):
         model = GPT(cfg)
     model.to_empty(device="cpu")
@@ -162,8 +187,12 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
         if rows.shape != tensor.shape:
             got = f"{name} is {tuple(tensor.shape)}, required is {tuple(rows.shape)}"
             raise CheckpointError(f"{got}; use the files of one model")
+        if tensor.dtype not in FLOATS:
+            got = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, required is float16, bfloat16 or float32"
+            raise CheckpointError(f"{got}; choose the model that is not quantized")
         if (other := first.setdefault(place[1:], name)) == name:
             rows.copy_(tensor)
+            check_finite(name, rows)
         elif not torch.equal(rows, tensor.to(rows)):
             got = f"{name} and {other} differ"
             raise CheckpointError(f"{got}; a gated ReLU is ours only with equal projections; choose another model")
@@ -198,6 +227,8 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     layers = set(config.get("layer_types") or ()) - {"full_attention"}
     given = {"rope_theta": 10000.0, **config, **positions}
     given |= {"rope_type": scaled, "layer_types": layers}
+    if by_kind := [kind for kind, value in positions.items() if isinstance(value, dict)]:
+        given["rope_type"] = f"one for each of {', '.join(by_kind)}"
     kind = config.get("model_type"), config.get("hidden_act")
     family = next((f for f in FAMILIES if (f.model_type, f.act) == (kind[0], kind[1] or f.act)), None)
     wrong = {name: given[name] for name, harmless in UNSUPPORTED.items() if given.get(name) not in harmless}
@@ -250,4 +281,6 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
         raise CheckpointError(f"{got}; required is {needed}") from None
     if not tied:
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
+    for name, weight in model.named_parameters():
+        check_finite(name, weight)
     return model.eval(), step

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from jinja2 import TemplateError
 from raising import Bomb
 from random_models import randomise
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError
@@ -324,6 +326,105 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
     assert not paths.exists("theirs")
 
 
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types={'sliding_attention'}"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config={'quant_method': 'gptq'"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantization={'group_size': 64"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear"),
+        ({"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope_type=longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_type=one for each of full_attention"),
+        ({"model_type": "mistral"}, "model_type=mistral"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+    ],
+    ids=str,
+)
+def test_what_our_model_does_not_compute_is_refused_by_name(
+    transformers: Any, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    foreign(transformers, tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=re.escape(named)) as caught:
+        imported(tmp_path / "in")
+    assert "\n" not in str(caught.value)
+
+
+def one_file(transformers: Any, folder: Path, **change: Any) -> dict[str, torch.Tensor]:
+    """The weights of a tied model in one file, rewritten with changes; None takes a weight out."""
+    foreign(transformers, folder, "qwen3-tied")
+    weights = hf_format.read_weights(folder)
+    for path in (*folder.glob("*.safetensors"), folder / hf_format.INDEX):
+        path.unlink()
+    named = {name.replace("__", "."): value for name, value in change.items()}
+    weights = {name: value for name, value in (weights | named).items() if value is not None}
+    save_file({name: value.clone() for name, value in weights.items()}, folder / hf_format.ONE_FILE)
+    return weights
+
+
+@torch.no_grad()
+def test_a_head_that_config_json_calls_tied_and_the_file_holds_apart_is_kept(
+    transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = torch.randn(411, 32, generator=torch.Generator().manual_seed(3))
+    weights = one_file(transformers, tmp_path / "in", lm_head__weight=head)
+    loaded = imported(tmp_path / "in")
+    assert not loaded.model.cfg.tied and torch.equal(loaded.model.head.weight, head)
+    assert torch.equal(loaded.model.wte.weight, weights[hf_format.EMBEDDING])
+    assert "lm_head.weight differs from the embedding" in capsys.readouterr().out
+    again = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "theirs"))
+    ids = ids_below(400, 2, 32)
+    torch.testing.assert_close(again(ids).logits, loaded.model(ids), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_copy_of_the_embedding_is_no_head_of_its_own(transformers: Any, tmp_path: Path) -> None:
+    """Whole, in fewer bits, or under the name of the head alone, as safetensors' save_model keeps one of two names."""
+    embedding = one_file(transformers, tmp_path / "first")[hf_format.EMBEDDING]
+    for i, change in enumerate(
+        (
+            dict(lm_head__weight=embedding),
+            dict(lm_head__weight=embedding.bfloat16()),
+            dict(lm_head__weight=embedding, model__embed_tokens__weight=None),
+        )
+    ):
+        one_file(transformers, tmp_path / str(i), **change)
+        model = imported(tmp_path / str(i), f"run{i}").model
+        assert model.cfg.tied and torch.equal(model.wte.weight, embedding)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    transformers: Any, tmp_path: Path, name: str, bad: float
+) -> None:
+    weights = one_file(transformers, tmp_path / "in")
+    weights[name].view(-1)[7] = bad
+    save_file(weights, tmp_path / "in" / hf_format.ONE_FILE)
+    with pytest.raises(CheckpointError, match=f"{name} holds 1 numbers"):
+        imported(tmp_path / "in")
+    assert not paths.exists("theirs")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8], ids=str)
+def test_weights_that_need_a_scale_are_refused_by_name(transformers: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    """A quantized file without a quantization_config."""
+    weights = one_file(transformers, tmp_path / "in")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(weights | {name: weights[name].to(dtype)}, tmp_path / "in" / hf_format.ONE_FILE)
+    with pytest.raises(CheckpointError, match=f"{name} is {str(dtype).removeprefix('torch.')}"):
+        imported(tmp_path / "in")
+
+
 def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved()
     assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
@@ -418,6 +519,7 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
         *(dict(cfg=SIZES | wrong) for wrong in (dict(depth=3), dict(depth=1), dict(n_embd=32), dict(vocab_size=200))),
         *(dict(model=Bomb()), dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), dict(tags="reserved")),
         dict(model=original() | {"head.weight": torch.zeros(257, 16)}),
+        dict(model=original() | {"blocks.0.ln1.weight": torch.full((16,), float("nan"))}),
     ):
         with pytest.raises((CheckpointError, ConfigError)):
             imported_original(tmp_path, **change)

@@ -1,0 +1,149 @@
+"""The tokenizer of a GGUF file, read as a tokenizer.json and written. Tokenizers are byte-level ("gpt2"); SentencePiece ones
+("llama") are not read."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from codechat.core.errors import ConfigError
+from codechat.text import tokenizer_files
+
+SPECIAL = dict(bos_token="bos", eos_token="eos", pad_token="padding", unk_token="unknown")
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of tokens
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Split(NamedTuple):
+    """What `tokenizer.ggml.pre` stands for, in llama.cpp's llama-vocab.cpp: regular expressions, each of which splits
+    the pieces of the one before; names, of which the first is written; whether the vocabulary's tokens come before its
+    merges, and the bos token before a text where `add_bos_token` is absent. nfc: of the models' own tokenizer, which
+    llama.cpp leaves out."""
+
+    patterns: tuple[str, ...]
+    names: tuple[str, ...]
+    ignore_merges: bool = False
+    begins: bool = False
+    nfc: bool = False
+
+
+SPLITS = (
+    Split((GPT2,), ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4", "a.x-4.0", "mellum")),
+    Split((r"\p{N}", GPT2), ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")),
+    Split((QWEN2,), ("qwen2",), nfc=True),
+    Split((QWEN2,), ("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "hunyuan", "solar-open", "grok-2")),
+    Split(
+        (LLAMA3,),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        ignore_merges=True,
+        begins=True,
+    ),
+    Split((LLAMA3,), ("smaug-bpe", "dbrx")),
+    Split((TEKKEN,), ("tekken",), ignore_merges=True, begins=True),
+    Split((r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), ("default",)),
+)
+SPLIT_OF = {name: split for split in SPLITS for name in split.names}
+
+
+def _splitter(split: Split) -> Any:
+    parts = tokenizers.pre_tokenizers
+    pieces = [parts.Split(tokenizers.Regex(pattern), "isolated") for pattern in split.patterns]
+    return parts.Sequence([*pieces, parts.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
+    parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
+    tokens, split = parts["tokens"], SPLIT_OF[pre]
+    kinds = parts.get("token_type") or [1] * len(tokens)
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+        raise ConfigError(f"{path} has the token {twice!r} twice; required are tokens that differ; choose another file")
+    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
+    merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges))
+    made.pre_tokenizer, made.decoder = _splitter(split), tokenizers.decoders.ByteLevel()
+    if split.nfc:
+        made.normalizer = tokenizers.normalizers.NFC()
+    added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
+    made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
+    ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
+    special = {key: tokens[i] for key, i in ids.items() if i is not None}
+    begins = parts.get("add_bos_token", split.begins)
+    around = {"bos_token": begins, "eos_token": parts.get("add_eos_token", False)}
+    if absent := [key for key, on in around.items() if on and key not in special]:
+        got = f"{path} puts a {absent[0]} around every text and has none"
+        raise ConfigError(f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file")
+    if any(around.values()):
+        first, last = ([special[key]] if on else [] for key, on in around.items())
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", "$B", *last],
+            special_tokens=[(special[key], ids[key]) for key, on in around.items() if on],
+        )
+    template = fields.get("tokenizer.chat_template")
+    return {"spec": f"hf:{path.stem}", "json": made.to_str(), "special": special, "template": template}
+
+
+def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
+    """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are split. llama.cpp wants as
+    many tokens as the embedding has rows."""
+    file, made = json.loads(saved["json"]), tokenizer_files.parsed(saved["spec"], saved["json"])
+    model, added = file["model"], file["added_tokens"]
+    ids = model["vocab"] | {t["content"]: t["id"] for t in added}
+    named = {i: token for token, i in ids.items()}
+    kinds = dict.fromkeys(model["vocab"], 1)
+    kinds |= {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in added}
+    tokens = [named.get(i, f"[PAD{i}]") for i in range(rows)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_split_name(saved["spec"], file, made))
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
+    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
+    special = {name: ids[token] for name, token in saved["special"].items() if name in SPECIAL and token in ids}
+    first, last = _around(made)
+    for name, found, set_flag in (
+        ("bos_token", first, writer.add_add_bos_token),
+        ("eos_token", last, writer.add_add_eos_token),
+    ):
+        if found and found != [special.setdefault(name, found[0])]:
+            raise ConfigError(f"{saved['spec']} puts tokens {found} around a text; a GGUF file holds the {name} alone")
+        set_flag(bool(found))
+    for name, i in special.items():
+        writer.add_uint32(f"tokenizer.ggml.{SPECIAL[name]}_token_id", i)
+
+
+def _split_name(spec: str, file: Mapping[str, Any], made: Any) -> str:
+    """The name under which a reader finds these ids again, by trying the known ones. ConfigError where there is none."""
+    probe = "it's  WE'LL don'T aBcD\u00c9e 12345 x=1.0/2 <=>$+\n\n\t caf\u00e9/\n \u6f22\u5b57 e\u0301 \r\n"
+    model, normalizer = file["model"], file.get("normalizer") or {}
+    steps = [step["type"] for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
+    pieces = made.pre_tokenizer and made.pre_tokenizer.pre_tokenize_str(probe)
+    odd = [t["content"] for t in file["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"]]
+    if odd:
+        got = f"{spec} has the token {odd[0]!r}, which takes in blanks beside it"
+        raise ConfigError(f"{got}; no GGUF file says so; export it with --format huggingface")
+    for split in SPLITS:
+        same_merges = bool(model.get("ignore_merges")) == split.ignore_merges
+        same_text = steps == (["NFC"] if split.nfc else [])
+        if model["type"] == "BPE" and same_merges and same_text and _splitter(split).pre_tokenize_str(probe) == pieces:
+            return split.names[0]
+    got = f"{spec} splits text (normalizer {steps or 'none'}) in no way that GGUF has a name for"
+    known = ", ".join(split.names[0] for split in SPLITS)
+    raise ConfigError(f"{got}; known: {known}; export it with --format huggingface")
+
+
+def _around(made: Any) -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer's post-processor puts before a text and behind it."""
+    plain, whole = (made.encode("a", add_special_tokens=specials).ids for specials in (False, True))
+    at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return whole[:at], whole[at + len(plain) :]
