@@ -45,6 +45,7 @@ def save(
     factors: Mapping[str, Tensor], cfg: GPTConfig, alpha: float, directory: str | Path, base: str | None = None
 ) -> None:
     """Write `lora.adapters` for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
+    hf_format.family_of(cfg, imported=True)  # else adapters of some matrices would have no name of theirs
     directory, tensors = Path(directory), dict[str, Tensor]()
     for theirs, ours, start, stop in hf_format.pieces(cfg):
         layer = ours.removesuffix(".weight")

@@ -128,8 +128,7 @@ class SlotCache(attention.KVCache):
         kv, rows = self.kv[layer, :, : len(k)], torch.arange(len(k), device=k.device)
         for kept, new in zip(kv, (k, v)):
             kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
-        kv = kv[..., : max(self.tokens) + 1, :]
-        return kv[0], kv[1]
+        return attention.keys_and_values(kv[..., : max(self.tokens) + 1, :], self.cfg)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         self.tokens = [n + new for n in self.tokens]

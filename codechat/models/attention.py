@@ -229,8 +229,9 @@ class KVCache:
         self, cfg: GPTConfig, batch: int, length: int, device: Any = "cpu", dtype: Any = torch.float32
     ) -> None:
         self.cfg = cfg
-        # (depth, 2, B, K, S, E) keys, then values
-        self.kv = torch.zeros(cfg.depth, 2, batch, cfg.kv_heads, length, cfg.head_dim, device=device, dtype=dtype)
+        parts, heads, width = cfg.cached
+        # (depth, 2, B, K, S, E) keys, then values; with mla (depth, 1, B, 1, S, L + R) latents, of which values are a part
+        self.kv = torch.zeros(cfg.depth, parts, batch, heads, length, width, device=device, dtype=dtype)
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
         self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
         self.padded = False
@@ -257,7 +258,7 @@ class KVCache:
         assert end <= self.kv.shape[4], "the cache is too short, and a slice would drop the token silently"
         for kept, new in zip(self.kv[layer], (k, v)):
             kept[:, :, self.extent : end] = new
-        return tuple(self.kv[layer, :, :, :, :end])
+        return keys_and_values(self.kv[layer, :, :, :, :end], self.cfg)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
@@ -287,6 +288,11 @@ class KVCache:
         return out
 
 
+def keys_and_values(kept: Tensor, cfg: GPTConfig) -> tuple[Tensor, Tensor]:
+    """Those of a block, from what a cache keeps of it: (2|1, B, K, S, E)."""
+    return kept[0], kept[-1][..., : cfg.value_width]
+
+
 class SharedCache(KVCache):
     """Rows that continue shared prefixes: row i continues row owner[i] of `prefix`, which is not copied, by `room` tokens.
 
@@ -305,8 +311,8 @@ class SharedCache(KVCache):
         self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        prefix = (*self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.prefix_mask)
-        return attend_shared(q, *self.store(layer, k, v), mask, prefix, self.members, self.place)
+        kept = keys_and_values(self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.cfg)
+        return attend_shared(q, *self.store(layer, k, v), mask, (*kept, self.prefix_mask), self.members, self.place)
 
     def select(self, rows: Tensor | slice) -> Self:
         """The cache of `rows`, and of the prefixes that they still need."""

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,8 @@ PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("preset
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
 LORA_ALPHA, LORA_CHOSEN = 16.0, ("qkv", "out")
+# The matrices that a target stands for, where it is not a matrix itself.
+LORA_PARTS = {"qkv": ("qkv", "q", "q_a", "q_b", "kv_a", "kv_b")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,12 @@ class GPTConfig(Settings):
     n_embd: int = opt(256, "model width", least=1)
     n_head: int = opt(4, "attention heads", least=1)
     n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1)
+    attention: Literal["heads", "mla"] = opt(
+        "heads", "keys and values of each head, or mla = all from one compressed vector per token, which sampling keeps"
+    )
+    kv_rank: int | None = opt(None, "mla: width of that vector; none = 4 x head width", least=1)
+    q_rank: int | None = opt(None, "mla: width of compressed queries; none = queries are not compressed", least=1)
+    rope_width: int | None = opt(None, "mla: rotated part of queries and keys; none = half a head's width", least=2)
     block_size: int = opt(512, "longest sequence, tokens", least=1)
     vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included", least=1)
     n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0)
@@ -60,6 +68,13 @@ class GPTConfig(Settings):
         for required, fits in {
             f"{heads}; each must divide the one before": divide,
             f"head width {self.head_dim}; an even one is required": self.head_dim % 2 == 0,
+            f"attention mla with {self._against('mla')}; required are qk_norm and qkv_bias off, n_kv_head none, pos rope": (
+                self.attention == "heads" or not self._against("mla")
+            ),
+            f"attention heads with {self._against('heads')}; set --model.attention mla": (
+                self.attention == "mla" or not self._against("heads")
+            ),
+            f"rope_width {self.rotary_width}; an even one is required": self.rotary_width % 2 == 0,
             f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}": self.padded_vocab >= self.n_ids,
             f"rope_scaling {self.rope_scaling}; required factor >= 1, 0 < low < high, context >= 1": (
                 factor >= 1 and 0 < low < high and context >= 1
@@ -67,6 +82,14 @@ class GPTConfig(Settings):
         }.items():
             if not fits:
                 raise ConfigError(required)
+
+    def _against(self, attention: str) -> str:
+        """The settings that are set and that this kind of attention does not have."""
+        neutral: dict[str, Any] = dict(kv_rank=None, q_rank=None, rope_width=None)
+        if attention == "mla":
+            neutral = dict(qk_norm=False, qkv_bias=False, n_kv_head=None, pos="rope")
+        set_ones = {name: getattr(self, name) for name, off in neutral.items() if getattr(self, name) != off}
+        return ", ".join(f"{name} {value}" for name, value in set_ones.items())
 
     @property
     def kv_heads(self) -> int:
@@ -81,9 +104,60 @@ class GPTConfig(Settings):
         return self.mlp_width or 4 * self.n_embd
 
     @property
+    def latent_width(self) -> int:
+        """Of the vector from which mla makes keys and values."""
+        return self.kv_rank or 4 * self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """Of what is rotated in a query and a key."""
+        return self.rope_width or self.head_dim // 2 if self.attention == "mla" else self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Of one head's query and key."""
+        return self.head_dim + (self.rotary_width if self.attention == "mla" else 0)
+
+    @property
+    def cached(self) -> tuple[int, int, int]:
+        """What sampling keeps of a token and block: tensors (keys, and values unless they are a part of the keys), heads,
+        width of each."""
+        if self.attention == "mla":
+            return 1, 1, self.latent_width + self.rotary_width
+        return 2, self.kv_heads, self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of a kept value: its first numbers."""
+        return self.latent_width if self.attention == "mla" else self.head_dim
+
+    @property
     def cache_width(self) -> int:
         """Numbers that sampling keeps per token and block."""
-        return 2 * self.kv_heads * self.head_dim
+        return math.prod(self.cached)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """{name: (in, out)} of the matrices of one block."""
+        heads, values = self.n_head, self.n_head * self.head_dim
+        if self.attention == "mla":
+            queries = heads * self.query_width
+            direct = {"q": (self.n_embd, queries)}
+            made = {"q_a": (self.n_embd, self.q_rank), "q_b": (self.q_rank, queries)} if self.q_rank else direct
+            made |= {
+                "kv_a": (self.n_embd, self.latent_width + self.rotary_width),
+                "kv_b": (self.latent_width, 2 * values),
+            }
+        else:
+            made = {"qkv": (self.n_embd, (heads + 2 * self.kv_heads) * self.head_dim)}
+        names = ("gate", "up") if self.mlp == "swiglu" else ("up",)
+        wide = dict.fromkeys(names, (self.n_embd, self.hidden_width))
+        return {**made, "out": (values, self.n_embd), **wide, "down": (self.hidden_width, self.n_embd)}
+
+    def lora_params(self, rank: int, targets: Sequence[str]) -> int:
+        """Parameters of low-rank updates: rank x (in + out) of every target matrix."""
+        chosen = {part for name in targets for part in LORA_PARTS.get(name, (name,))}
+        return self.depth * rank * sum(sum(sizes) for name, sizes in self.matrices.items() if name in chosen)
 
     @property
     def n_ids(self) -> int:
@@ -97,8 +171,7 @@ class GPTConfig(Settings):
     @property
     def block_matmul_params(self) -> int:
         """Weights of one block that take part in a matrix product."""
-        attention = 2 * (self.n_head + self.kv_heads) * self.head_dim
-        return self.n_embd * (attention + (3 if self.mlp == "swiglu" else 2) * self.hidden_width)
+        return sum(n_in * n_out for n_in, n_out in self.matrices.values())
 
     @property
     def matmul_params(self) -> int:
@@ -111,14 +184,17 @@ class GPTConfig(Settings):
         embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
         embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
         gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
+        if self.attention == "mla":
+            gains += self.depth * (self.latent_width + (self.q_rank or 0))
         biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
     def flops_per_token(self, length: int) -> int:
         """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the
         embedding look-up not) plus 12 x depth x heads x head width x length for attention, uncut by
-        causality (PaLM, arXiv:2204.02311, appendix B)."""
-        return 6 * self.matmul_params + 12 * self.depth * self.n_head * self.head_dim * length
+        causality (PaLM, arXiv:2204.02311, appendix B); with mla, of query and value widths apart."""
+        scores_and_values = self.n_head * (self.query_width + self.head_dim)
+        return 6 * self.matmul_params + 6 * self.depth * scores_and_values * length
 
 
 def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.models.attention import SharedCache, attend_shared, group_members
+from codechat.models.attention import SharedCache, attend_shared, group_members, keys_and_values
 from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch, Ended, Rows, draw, draw_and_note, uniform
 from codechat.models.gpt import GPT, residual, rope_table
@@ -84,7 +84,7 @@ class Layer:
     own: Tensor  # the part of the buffer that steps read
 
     def __init__(self, prompt: Tensor, own: Tensor, rows: Decoder) -> None:
-        """Keys, then values: (2, P, K, S, E) and (2, B, K, O, E)."""
+        """What `KVCache.kv` has of one block: (2, P, K, S, E) and (2, B, K, O, E), with mla one of both."""
         self.prompt, self.buffer, self.rows = prompt, own, rows
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -92,7 +92,8 @@ class Layer:
         at = self.rows
         for kept, new in zip(self.own, (k, v)):
             kept.index_copy_(2, at.column, new.to(kept.dtype))
-        return attend_shared(q, *self.own, mask, (*self.prompt, at.prompt_real), at.members, at.place)
+        own, prompt = (keys_and_values(kept, at.reader.model.cfg) for kept in (self.own, self.prompt))
+        return attend_shared(q, *own, mask, (*prompt, at.prompt_real), at.members, at.place)
 
 
 def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
@@ -138,7 +139,7 @@ class Decoder(Rows):
         self.all_real[:count, 0, 0, : self.extent] = cache.real[:, : self.extent]
         self.layers, self.width = [], 0
         for kv, prompt in zip(cache.kv, prompts.kv):  # of each block
-            own = prompt.new_zeros(2, B, kv.shape[2], self.room, kv.shape[4])
+            own = prompt.new_zeros(len(kv), B, kv.shape[2], self.room, kv.shape[4])
             own[:, :count, :, : self.extent] = kv[..., : self.extent, :]
             self.layers.append(Layer(prompt[..., : prompts.extent, :], own, self))
         self._arrange(count)

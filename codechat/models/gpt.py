@@ -1,5 +1,5 @@
 """The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, SDPA attention, a non-gated 4x MLP with
-squared ReLU, no biases and a tied head.
+squared ReLU, no biases and a tied head; or one of its options.
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
 `token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import attention, head
-from codechat.models.config import GPTConfig
+from codechat.models.config import LORA_PARTS, GPTConfig
 
 Rope = tuple[Tensor, Tensor] | None  # of `rope_table`
 Cached = tuple[attention.KVCache, int] | None  # a cache and the number of the block
@@ -99,8 +99,8 @@ def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: to
 
     With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the original context keeps its
     angle for n >= high, is slowed by the factor for n <= low, and mixed between."""
-    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
-    frequency = 1.0 / cfg.rope_theta ** (half / cfg.head_dim)  # (E/2,) angles per token
+    half = torch.arange(0, cfg.rotary_width, 2, device=device, dtype=torch.float32)
+    frequency = 1.0 / cfg.rope_theta ** (half / cfg.rotary_width)  # (E/2,) angles per token
     if cfg.rope_scaling is not None:
         factor, low, high, context = cfg.rope_scaling
         kept = ((context * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
@@ -154,6 +154,62 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are made of one
+    latent vector per token (L), and all heads share one rotated key (R). These two are what sampling keeps.
+
+    With a cache the matrices that make keys and values are absorbed: q (W c) = (W' q) c, and the weighted sum of latents is
+    multiplied by the values' matrix once. So the latents are attended to as the keys and values of a single key head."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        for name, (n_in, n_out) in cfg.matrices.items():
+            if name in LORA_PARTS["qkv"] or name == "out":
+                setattr(self, name, nn.Linear(n_in, n_out, bias=False))
+        self.q_norm = RMSNorm(cfg.q_rank, cfg.norm_eps) if cfg.q_rank else None
+        self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
+
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached) -> Tensor:
+        cfg, (B, T, _) = self.cfg, x.shape
+        queries = self.q(x) if self.q_norm is None else self.q_b(self.q_norm(self.q_a(x)))
+        q = queries.view(B, T, cfg.n_head, cfg.query_width).transpose(1, 2)  # (B, H, T, E + R)
+        q, q_turned = q.split((cfg.head_dim, cfg.rotary_width), dim=-1)
+        latent, k_turned = self.kv_a(x).split((cfg.latent_width, cfg.rotary_width), dim=-1)
+        latent = self.kv_norm(latent)  # (B, T, L)
+        q_turned, k_turned = rotate(q_turned, *rope), rotate(k_turned[:, None], *rope)  # (B, 1, T, R)
+        if cached is None:
+            kv = self.kv_b(latent).view(B, T, cfg.n_head, 2 * cfg.head_dim).transpose(1, 2)
+            k, v = kv.split(cfg.head_dim, dim=-1)  # (B, H, T, E) each
+            k = torch.cat((k, k_turned.expand(-1, cfg.n_head, -1, -1)), dim=-1)
+            q = torch.cat((q, q_turned), dim=-1)
+            y = attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
+        else:
+            y = self._attend_to_latents(q, q_turned, latent[:, None], k_turned, mask, *cached)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+    def _attend_to_latents(
+        self,
+        q: Tensor,
+        q_turned: Tensor,
+        latent: Tensor,
+        k_turned: Tensor,
+        mask: Tensor | None,
+        cache: attention.KVCache,
+        layer: int,
+    ) -> Tensor:
+        """(B, H, T, E) of new queries over the latents of all tokens so far."""
+        cfg, adapted = self.cfg, hasattr(self.kv_b, "merged")
+        weight = (self.kv_b.merged() if adapted else self.kv_b.weight).to(q.dtype)
+        up_k, up_v = weight.view(cfg.n_head, 2 * cfg.head_dim, -1).split(cfg.head_dim, dim=1)  # (H, E, L) each
+        k = torch.cat((latent, k_turned), dim=-1)  # (B, 1, T, L + R)
+        # a cache divides scores by the root of this width; they are those of E + R
+        q = torch.cat((q @ up_k, q_turned), dim=-1) * (k.shape[-1] / cfg.query_width) ** 0.5
+        with torch.autocast(q.device.type, enabled=False):  # the cache's dtype counts
+            y = cache.attend(layer, q, k, k[..., : cfg.latent_width], mask)
+        return y @ up_v.mT
+
+
 class MLP(nn.Module):
     """Feed-forward: squared ReLU (Primer, arXiv:2109.08668), GELU, or SwiGLU (arXiv:2002.05202)."""
 
@@ -182,7 +238,7 @@ class Block(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
-        self.attn = Attention(cfg)
+        self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 

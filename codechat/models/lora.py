@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.distributed import sharding
-from codechat.models.config import LORA_ALPHA, LORA_CHOSEN
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_PARTS
 from codechat.models.gpt import GPT
 
 
@@ -47,9 +47,10 @@ def attach(
         raise ConfigError(f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0")
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
+    names = [part for name in targets for part in LORA_PARTS.get(name, (name,))]
     for block in model.blocks:
         for parent in (block.attn, block.mlp):
-            for name in targets:
+            for name in names:
                 if isinstance(base := getattr(parent, name, None), nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):

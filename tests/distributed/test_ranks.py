@@ -89,6 +89,16 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     assert losses("ppo-back", "value_loss")[2] == pytest.approx(losses("ppo-one", "value_loss")[2], rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_latent_attention_learns_on_shards_what_one_process_does(home: Path) -> None:
+    latent = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, attention="mla", q_rank=12)
+    one, two = (replace(configs(home, batch)["pretrain"], model=latent) for batch in (8, 4))
+    train_on_ranks(2, home, replace(two, run_name="latent-two", shard=True))
+    train(replace(one, run_name="latent-one"))
+    assert_same_curves("latent-one", "latent-two", *LOSS)
+
+
 def rewound(source: str, name: str, step: int) -> None:
     """A copy of a run as it was when its checkpoint `step` was the last."""
     old, new = paths.runs_dir() / source, paths.runs_dir() / name
@@ -195,6 +205,8 @@ def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.Monke
     assert all(torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True))
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
     assert sharding.fits(TINY.n_params, need) and not sharding.fits(TINY.n_params, need - 1)
+    frozen = (6 * TINY.n_params + 18 * 1000) / sharding.SHARE_FOR_WEIGHTS  # no gradients and moments beside adapters
+    assert sharding.fits(TINY.n_params, frozen + 1, 1000) and not sharding.fits(TINY.n_params, frozen - 1, 1000)
     monkeypatch.setattr(dist, "world_size", lambda: 6)
     for over in (4, 12):
         with raising(ConfigError, over, 6, "--shard-over"):

@@ -166,6 +166,8 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
     assert ids(turns(("tool", "7"))) == ids(turns(("function", "7")))
 
 
+# Fields that a model without latent attention cannot have set.
+LATENT = {"kv_rank", "q_rank", "rope_width"}
 # Fields that config.json need not know: tags are in the tokenizer's files.
 ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products"}
 
@@ -173,8 +175,8 @@ ELSEWHERE = {"n_tags", "recompute", "bf16_residual", "attention_products"}
 def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
     """A field that is added to GPTConfig and forgotten here would be dropped in silence."""
     values = dict(mlp="swiglu", pos="learned", head_width=62, n_kv_head=1, mlp_width=100, rows=4200)
-    values |= dict(rope_scaling=(2.0, 1.0, 4.0, 8192), recompute="blocks")
-    for field in (f.name for f in fields(GPTConfig)):
+    values |= dict(attention="mla", rope_scaling=(2.0, 1.0, 4.0, 8192), recompute="blocks")
+    for field in (f.name for f in fields(GPTConfig) if f.name not in LATENT):
         base = GPTConfig(**PRESETS["nano"])
         value = getattr(base, field)
         other = values.get(field, not value if isinstance(value, bool) else (value or 4) * 2)
@@ -185,7 +187,8 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
             except ConfigError as error:
                 assert f"model.{field}" in str(error)
 
-        changed = about(replace(base, **{field: other})) != about(base)
+        without = {"qk_norm": False} if other == "mla" else {}
+        changed = about(replace(base, **{field: other} | without)) != about(base)
         assert other != value and changed == (field not in ELSEWHERE), field
     for options in (
         *(dict(qkv_bias=True), dict(mlp="swiglu", qkv_bias=True), dict(mlp="swiglu", qkv_bias=True, qk_norm=True)),
@@ -529,3 +532,11 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(error):
             imported(tmp_path / f"{name}.pt", "old", tokenizer="bytes")
     assert not paths.exists("old") and not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("form", ["huggingface", "gguf"])
+def test_latent_attention_has_no_class_to_be_exported_to(tmp_path: Path, form: Any) -> None:
+    saved(attention="mla")
+    with pytest.raises(ConfigError, match="model.attention mla|takes an imported model"):
+        exported(tmp_path, format=form)
+    assert not (tmp_path / "out").exists()

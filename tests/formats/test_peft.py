@@ -98,3 +98,9 @@ def test_a_model_and_a_directory_without_adapters_raise(tmp_path: Path) -> None:
         write_peft(made(), tmp_path)
     with pytest.raises(UserError):
         peft_format.load(made(), tmp_path)
+
+
+def test_adapters_of_latent_attention_have_no_names_in_peft(tmp_path: Path) -> None:
+    shape = replace(SHAPE, attention="mla", n_kv_head=None)
+    with pytest.raises(ConfigError, match="model.attention mla"):
+        write_peft(lora.attach(made(shape), 4), tmp_path)

@@ -23,6 +23,7 @@ from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
 
 ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False)]
+ARCHITECTURES += [dict(attention="mla")]
 HOWS = [dict(), dict(temperature=0), dict(temperature=0.7, top_k=5), dict(top_p=0.6), dict(temperature=1.5)]
 
 

@@ -24,13 +24,13 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import evaluate
 from codechat.inference import protocol, terminal
-from codechat.models import loading
+from codechat.models import generate, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import paths, run
+from codechat.runs import checkpoint, paths, run
 from codechat.tasks import base, natural, toy
 from codechat.tasks.custom import RowsTask
 from codechat.tasks.toolbox import prepare
@@ -375,3 +375,29 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
     fixed = train(small("preference", home, run_name="fixed", **how))
     contracts.assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
     assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6
+
+
+LATENT = replace(TINY, attention="mla", qk_norm=False, n_kv_head=None, kv_rank=12, q_rank=10, rope_width=4)
+
+
+def test_latent_attention_is_pretrained_and_sampled_with_its_cache_as_without(home: Path) -> None:
+    """Greedy tokens are the likeliest ones of the full forward pass, and the last loss is below the first."""
+    trained = train(small("pretrain", home, model=LATENT, max_steps=20, lr=3e-3, run_name="latent"))
+    losses = trained.metrics()["train_loss"].dropna().tolist()
+    assert losses[-1] < losses[0] - 0.5
+    model = loading.load_model("latent").model
+    prompt = [*b"the cat"]
+    (answer,) = generate.sample(model, [prompt], max_new_tokens=12, temperature=0)
+    whole = torch.tensor([prompt + answer.ids])
+    with torch.no_grad():
+        logits = model(whole)
+    likeliest = logits[0, len(prompt) - 1 : -1, : model.cfg.n_ids].argmax(-1)
+    assert likeliest.tolist() == answer.ids
+
+
+def test_latent_attention_is_tuned_with_adapters(home: Path) -> None:
+    cfg = small("sft", home, model=LATENT, lora_rank=2, lora_targets=("qkv", "out"), run_name="latent", max_steps=3)
+    train(cfg)
+    factors = checkpoint.load("latent").extra["lora"]
+    assert {name.split(".")[3] for name in factors} == {"q_a", "q_b", "kv_a", "kv_b", "out"}
+    assert loading.load_model("latent").model.cfg.attention == "mla"

@@ -28,9 +28,10 @@ def random_model(**options: Any) -> GPT:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_packed_rows_give_the_same_losses_and_gradients() -> None:
+@pytest.mark.parametrize("options", [dict(n_kv_head=2), dict(attention="mla")], ids=str)
+def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
     """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
-    model, ids = random_model(n_kv_head=2), torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    model, ids = random_model(**options), torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
     targets, positions = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256)
 
     def values(branched: Any) -> list[Tensor]:
@@ -46,9 +47,10 @@ def test_packed_rows_give_the_same_losses_and_gradients() -> None:
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_with_products_learns_as_one_without() -> None:
+@pytest.mark.parametrize("options", [dict(qk_norm=True), dict(attention="mla")], ids=str)
+def test_a_model_with_products_learns_as_one_without(options: dict[str, Any]) -> None:
     """Under bfloat16 autocast the gradients point the same way; in float32 the option changes nothing."""
-    shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, qk_norm=True)
+    shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, **options)
     ids = torch.randint(300, (2, 150), generator=torch.Generator().manual_seed(0))
 
     def gradient(products: bool, dtype: torch.dtype) -> torch.Tensor:

@@ -26,6 +26,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]
 STOPS = ((5,), (7, 8), (30,), (60,))
 ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=2)]
 ARCHITECTURES += [dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False)]
+ARCHITECTURES += [dict(attention="mla"), dict(attention="mla", kv_rank=12, q_rank=10, rope_width=6, head_width=10)]
 
 
 def random_model(scale: float = 0.2, **options: Any) -> GPT:
@@ -64,6 +65,41 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
         at = cache.lengths[:, None] + torch.arange(new)
         got = model(ids.gather(1, at), cache=cache)
         torch.testing.assert_close(got, full[torch.arange(3)[:, None], at], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_of_latent_attention_the_latent_and_one_rotated_key_are_all_that_is_kept() -> None:
+    """arXiv:2405.04434, table 1: (kv_rank + rope_width) numbers per token and block, whatever the number of heads."""
+    shape = dict(head_width=16, kv_rank=24, rope_width=8)
+    for heads in (4, 16):
+        model = random_model(attention="mla", n_head=heads, **shape)
+        cache = KVCache(model.cfg, 3, 10)
+        model(torch.zeros(3, 10, dtype=torch.long), cache=cache)
+        assert (
+            cache.kv.numel() == 3 * 10 * model.cfg.depth * (24 + 8) == 3 * 10 * model.cfg.depth * model.cfg.cache_width
+        )
+        per_head = random_model(n_head=heads, head_width=16)
+        assert KVCache(per_head.cfg, 3, 10).kv.numel() == 3 * 10 * 2 * 2 * heads * 16
+    (block,) = cache.kv[0]  # no values beside the keys
+    latent = model.blocks[0].attn.kv_norm(
+        model.blocks[0].attn.kv_a(model.blocks[0].attn_norm(model.wte.weight[:1]))[:, :24]
+    )
+    torch.testing.assert_close(block[0, 0, 0, :24], latent[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", [("qkv",), ("qkv", "out", "up", "down")])
+def test_latent_attention_with_adapters_samples_what_it_scores(targets: tuple[str, ...]) -> None:
+    model = random_model(attention="mla", q_rank=10)
+    lora.attach(model, 3, 6.0, targets)
+    for name, p in model.named_parameters():
+        if name.endswith(".b"):
+            torch.nn.init.normal_(p, std=0.1)
+    adapted = {name.split(".")[-1] for name, _ in lora.adapted(model)}
+    assert adapted == {"q_a", "q_b", "kv_a", "kv_b", *targets} - {"qkv"}
+    for graph in (False, True):
+        for i, completion in enumerate(sample(model, PROMPTS, max_new_tokens=8, seed=0, graph=graph)):
+            expected = recomputed(model, PROMPTS[i], completion, 1.0)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)

@@ -26,6 +26,16 @@ OPTIONS = [
     dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
     dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
     dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_scaling=(4.0, 1.0, 4.0, 16)),
+    dict(attention="mla"),
+    dict(
+        attention="mla",
+        kv_rank=12,
+        q_rank=10,
+        rope_width=6,
+        head_width=10,
+        mlp="swiglu",
+        rope_scaling=(4.0, 1.0, 4.0, 16),
+    ),
 ]
 
 
@@ -59,6 +69,35 @@ def test_flops_against_a_count_by_hand() -> None:
     scores_and_sums = 10 * 8 + 10 * 8  # each token against 10 keys, then 10 values, over all heads
     forward = 2 * (2 * (block + scores_and_sums) + 64 * 8)
     assert cfg.flops_per_token(10) == 3 * forward
+
+
+def test_flops_of_latent_attention_against_a_count_by_hand() -> None:
+    """Depth 2, width 8, two heads of 4 and 2 rotated numbers, latents of 6, 64 ids, 10 tokens."""
+    cfg = config(n_embd=8, n_head=2, vocab_size=50, attention="mla", kv_rank=6, rope_width=2)
+    block = 8 * 2 * 6 + 8 * (6 + 2) + 6 * 2 * 2 * 4 + 8 * 8 + 8 * 32 + 32 * 8  # q, kv_a, kv_b, out, up, down
+    scores_and_sums = 10 * 2 * (4 + 2) + 10 * 2 * 4
+    assert cfg.flops_per_token(10) == 3 * 2 * (2 * (block + scores_and_sums) + 64 * 8)
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        (dict(n_kv_head=2), "n_kv_head 2"),
+        (dict(qk_norm=True), "qk_norm True"),
+        (dict(qkv_bias=True), "qkv_bias True"),
+        (dict(pos="learned"), "pos learned"),
+        (dict(rope_width=3), "rope_width 3"),
+        (dict(n_embd=24, n_head=4), "rope_width 3"),
+        (dict(kv_rank=0), "kv_rank"),
+        (dict(attention="heads", kv_rank=8), "attention heads with kv_rank 8"),
+        (dict(attention="heads", q_rank=8), "attention heads with q_rank 8"),
+        (dict(attention="heads", rope_width=8), "attention heads with rope_width 8"),
+    ],
+    ids=str,
+)
+def test_what_latent_attention_does_not_have_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config(**{"attention": "mla"} | settings)
 
 
 def test_impossible_shapes_raise() -> None:
@@ -121,6 +160,33 @@ def test_attention_by_hand() -> None:
     q, k, v = (x @ model.blocks[0].attn.qkv.weight.T).split(8, dim=-1)
     scores = (rotated(q) @ rotated(k).T / math.sqrt(8)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     torch.testing.assert_close(seen[0], scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("q_rank", [None, 5])
+@torch.no_grad()
+def test_latent_attention_by_hand(q_rank: int | None) -> None:
+    """arXiv:2405.04434, eq. 9 to 19, head by head: keys and values of one normalised latent, one rotated key for both."""
+    shape = dict(depth=1, n_head=2, n_embd=8, attention="mla", kv_rank=6, rope_width=2, q_rank=q_rank)
+    model, x = random_model(**shape), torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    attn = model.blocks[0].attn
+    attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    model.blocks[0].attn_norm, model.wte.weight.data[:5] = torch.nn.Identity(), x
+    model(torch.arange(5)[None])
+    weights = {name: p for name, p in attn.named_parameters()}
+    if q_rank:
+        low = F.rms_norm(x @ weights["q_a.weight"].T, (q_rank,), weights["q_norm.weight"], 1e-5)
+        queries = low @ weights["q_b.weight"].T
+    else:
+        queries = x @ weights["q.weight"].T
+    down = x @ weights["kv_a.weight"].T
+    latent, k_turned = F.rms_norm(down[:, :6], (6,), weights["kv_norm.weight"], 1e-5), rotated(down[:, 6:])
+    later, heads = torch.ones(5, 5).triu(1).bool(), []
+    for q, up in zip(queries.split(4 + 2, dim=1), weights["kv_b.weight"].split(2 * 4), strict=True):
+        k, v = (latent @ up.T).split(4, dim=1)
+        scores = q[:, :4] @ k.T + rotated(q[:, 4:]) @ k_turned.T
+        heads.append((scores / math.sqrt(4 + 2)).masked_fill(later, -math.inf).softmax(-1) @ v)
+    torch.testing.assert_close(seen[0], torch.cat(heads, dim=1), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
