@@ -24,6 +24,7 @@ M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
 BYTES_PER_WEIGHT = 18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
+BYTES_PER_FROZEN = 6  # of it the master and the copy: no gradient and no moments
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
 FSDP = "torch.distributed.fsdp"  # importing it takes as long as torch itself: only where a model is sharded
 FORWARD_METHODS = ("loss", "token_logprobs")  # what loops call besides forward: each gathers the root's weights
@@ -36,9 +37,11 @@ def device_memory(device: torch.device) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def fits(n_params: int, memory: float) -> bool:
-    """Whether a device with so many bytes of memory can train its own replica."""
-    return BYTES_PER_WEIGHT * n_params <= SHARE_FOR_WEIGHTS * memory
+def fits(n_params: int, memory: float, adapters: int = 0) -> bool:
+    """Whether a device with so many bytes of memory can train its own replica. adapters: parameters that are trained in
+    place of these, which are then frozen; 0 = they are trained."""
+    held = BYTES_PER_FROZEN * n_params + BYTES_PER_WEIGHT * adapters if adapters else BYTES_PER_WEIGHT * n_params
+    return held <= SHARE_FOR_WEIGHTS * memory
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
@@ -77,14 +80,21 @@ def is_sharded(model: nn.Module) -> bool:
     return FSDP in sys.modules and isinstance(model, sys.modules[FSDP].FSDPModule)
 
 
-def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None = None, over: int | None = None) -> M:
+def build(
+    make: Callable[[], M],
+    *,
+    seed: int | None = 0,
+    shard_it: bool | None = None,
+    over: int | None = None,
+    adapters: int = 0,
+) -> M:
     """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
-    whole or sharded. shard_it: None = where a replica does not fit."""
+    whole or sharded. shard_it: None = where a replica does not fit; adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
     device, n_params = dist.device(), sum(p.numel() for p in model.parameters())
     if shard_it is None:
-        shard_it = not all(dist.gather(fits(n_params, device_memory(device))))
+        shard_it = not all(dist.gather(fits(n_params, device_memory(device), adapters)))
     if dist.world_size() > 1 and shard_it:
         shard(model, mesh(over))
     model.to_empty(device=device)

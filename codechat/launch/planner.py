@@ -2,6 +2,7 @@
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
+    codechat plan sft --preset 8b --gpus 1 --gpu h200-141gb --lora-rank 16 --device-batch-size 1
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
 
 Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the prefetch buffers of the
@@ -24,7 +25,7 @@ from codechat.distributed import gpu_specs, sharding
 from codechat.launch import step_memory  # modules, not names: --help then runs no torch
 from codechat.models import config as models
 from codechat.models import decode_graph
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig
 from codechat.rl import rollout
 from codechat.runs import checkpoint
 
@@ -57,6 +58,8 @@ class PlanConfig(config.Settings):
     grad_accum: int = opt(1, "microbatches per step", least=1)
     max_steps: int = opt(1000, "optimizer steps", least=1)
     optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
+    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
+    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}")
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
     mfu: float | None = opt(None, f"share of the peak; none: {HOPPER_MFU} from H100, else {MFU}", least=0.01, most=1)
@@ -72,6 +75,11 @@ class PlanConfig(config.Settings):
         gpu_specs.find(self.gpu)
         if (self.seq_len or 1) > (block := self.model.block_size) and self.loop == "pretrain":
             raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {block}; set --seq-len {block} or less")
+        if self.lora_rank and not self.adapters:
+            got = f"lora_rank {self.lora_rank} with lora_targets {' '.join(self.lora_targets) or 'none'}"
+            raise ConfigError(f"{got}; required are matrices of this model: {' '.join(LORA_TARGETS)}")
+        if self.lora_rank and self.shard and self.gpus > 1:
+            raise ConfigError(f"lora_rank {self.lora_rank} with sharded weights; set --no-shard, or --lora-rank 0")
         if self.gpus % self.over:
             raise ConfigError(f"shard_over {self.over} does not divide {self.gpus} GPUs; set --shard-over to a divisor")
 
@@ -97,11 +105,23 @@ class PlanConfig(config.Settings):
         return gpu_specs.find(self.gpu).usable_gib
 
     @property
+    def adapters(self) -> int:
+        """Parameters of the low-rank updates, which are trained in place of the weights; 0 = the weights are."""
+        return self.model.lora_params(self.lora_rank, self.lora_targets)
+
+    @property
     def over(self) -> int:
         """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where a replica does not fit
-        the GPU, as `sharding.build` decides."""
-        shard = not sharding.fits(self.model.n_params, self.usable_gib * GIB) if self.shard is None else self.shard
-        return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 else 1
+        the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never shared."""
+        fits = sharding.fits(self.model.n_params, self.usable_gib * GIB, self.adapters)
+        shard = self.shard if self.shard is not None else not fits
+        return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 and not self.lora_rank else 1
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward and backward; a frozen matrix has no gradient of its own, which is 2 of the 6 FLOPs per weight."""
+        frozen = 2 * self.model.matmul_params if self.lora_rank else 0
+        return self.model.flops_per_token(self.length) - frozen + 6 * self.adapters
 
     @property
     def buffers_gib(self) -> float:
@@ -172,7 +192,7 @@ class Plan:
     @property
     def tokens_per_s(self) -> float:
         peak = self.cfg.gpus * gpu_specs.find(self.cfg.gpu).bf16_flops
-        return self.cfg.share * peak / self.cfg.model.flops_per_token(self.cfg.length)
+        return self.cfg.share * peak / self.cfg.flops_per_token
 
     @property
     def hours(self) -> float:
@@ -226,7 +246,8 @@ class Plan:
 
     def __str__(self) -> str:
         cfg = self.cfg
-        lines = [f"{cfg.model.n_params:,} parameters, {cfg.batch} x {cfg.length} tokens per GPU", self.verdict]
+        trained = f", frozen, and {cfg.adapters:,} of low-rank updates" if cfg.lora_rank else ""
+        lines = [f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU", self.verdict]
         return "\n".join([*lines, *(f"  {name:<36}{text}" for name, text in self.rows().items())])
 
     __repr__ = __str__
@@ -263,7 +284,7 @@ def try_knobs(plan: Plan) -> dict[str, float]:
     for flags, changes in {
         f"--device-batch-size {rows} --grad-accum {accum}": dict(device_batch_size=rows, grad_accum=accum),
         "--model.recompute blocks": dict(model=recompute),
-        "--shard": dict(shard=True),
+        **({} if cfg.lora_rank else {"--shard": dict(shard=True)}),
         "--model.recompute blocks --device-batch-size 1": dict(model=recompute, device_batch_size=1),
     }.items():
         changed = replace(cfg, **changes)

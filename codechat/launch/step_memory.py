@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist
-from codechat.models import attention, gpt, head, optim
+from codechat.models import attention, gpt, head, lora, optim
 
 if TYPE_CHECKING:
     from codechat.launch.planner import PlanConfig
@@ -96,7 +96,8 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     model, over, size = cfg.model, cfg.over, 4 if dtype == "float32" else 2
     matrices, block = model.depth * model.block_matmul_params, size * model.block_matmul_params
     weights, states, outside = one["weights"] // over, one["states"] // over, one["weights"] - 4 * matrices
-    backward, earlier = outside + 2 * block + 4 * model.block_matmul_params, weights if cfg.grad_accum > 1 else 0
+    gradients = one["gradients"] // over
+    backward, earlier = outside + 2 * block + 4 * model.block_matmul_params, gradients if cfg.grad_accum > 1 else 0
     # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
     mine = -(-model.depth // (over if over > 1 else cfg.gpus)) / model.depth
     share = 1 if cfg.gpus == 1 else 0.5 + 0.6 * mine if over == 1 else 1.95 * mine
@@ -105,13 +106,13 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     moments = [  # gradients, gathered weights, activations, temporaries of the optimizer
         (earlier, outside + block, one["forward"], 0),
         (earlier, backward, one["begins"], 0),
-        (weights, backward, one["ends"] + earlier - weights, 0),
-        (weights, 0, 0, int(share * one["update"])),
+        (gradients, backward, one["ends"] + earlier - gradients, 0),
+        (gradients, 0, 0, int(share * one["update"])),
         (0, outside + size * matrices, one["evaluation"], 0),
     ]
     *training, evaluation = (
-        dict(zip(CATEGORIES, (weights, gradients, states, gathered if over > 1 else 0, *rest))) | reference
-        for gradients, gathered, *rest in moments
+        dict(zip(CATEGORIES, (weights, held, states, gathered if over > 1 else 0, *rest))) | reference
+        for held, gathered, *rest in moments
     )
     return Peaks(max(training, key=lambda held: sum(held.values())), evaluation)
 
@@ -130,8 +131,9 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         FakeTensorMode(),
         Tape() as tape,
     ):
-        model = gpt.GPT(cfg.model)
-        one = {"weights": tape.now}
+        model = lora.attach(gpt.GPT(cfg.model), cfg.lora_rank, targets=cfg.lora_targets)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
         _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first
         one["states"] = tape.now - one["weights"]
@@ -139,7 +141,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
             for p in model.blocks.parameters():
                 p.data = p.data.to(numbers)
-        shards, middle = [], next(model.blocks[cfg.model.depth // 2].parameters())
+        shards, middle = [], next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
 
         def reduce(p: Tensor) -> None:
             """A gradient is summed over ranks, which keep their shards of it, as soon as it is there."""
@@ -150,7 +152,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
             if p is middle:
                 one["begins"], tape.peak = tape.peak - start, tape.now
 
-        for p in model.parameters():
+        for p in trained:
             p.register_post_accumulate_grad_hook(reduce)
         start = tape.peak = tape.now
         loss = _loss(model, cfg, numbers)
@@ -180,7 +182,7 @@ def _loss(model: gpt.GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
 def _update(model: gpt.GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
     """A step of the optimizers: the bytes at its peak beyond gradients and what was there before."""
     for p in model.parameters():
-        p.grad = torch.zeros_like(p)
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
     start = tape.peak = tape.now
     dist.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:

@@ -218,7 +218,13 @@ def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the seed."""
     # random weights of 8b take over a minute per rank: none where others are read
     seed = None if parent else cfg.seed
-    model = sharding.build(lambda: GPT(cfg.model), seed=seed, shard_it=cfg.shard, over=cfg.shard_over)
+    model = sharding.build(
+        lambda: GPT(cfg.model),
+        seed=seed,
+        shard_it=cfg.shard,
+        over=cfg.shard_over,
+        adapters=cfg.model.lora_params(cfg.lora_rank, cfg.lora_targets),
+    )
     if parent:
         checkpoint.restore(parent, model)
     return model

@@ -19,7 +19,7 @@ from codechat.expert_iteration import ExpertConfig
 from codechat.launch import launcher, planner, step_memory
 from codechat.launch.planner import GIB, PlanConfig
 from codechat.launch.step_memory import Peaks, Tape, measure
-from codechat.models import head
+from codechat.models import head, lora
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
@@ -105,6 +105,80 @@ def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings
     real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])  # FSDP's threads may free a buffer later
     planned = plan_of(gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)})
     assert total(planned) == pytest.approx(real, rel=0.03)
+
+
+LORA = dict(lora_rank=16, lora_targets=("qkv", "out"))
+
+
+def test_a_fake_step_with_adapters_equals_the_real_one() -> None:
+    cfg = plan_of(**LORA)
+    planned = total(cfg, dtype="float32")
+    gc.collect()
+    with Tape() as tape:
+        model = lora.attach(GPT(TINY), 16)
+        optimizers = step_memory.optim.build(model, lr=1e-3)
+        for _ in range(2):
+            tape.peak = tape.now
+            step_memory._loss(model, cfg, torch.float32).backward()
+            step_memory.dist.clip_gradients(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        assert tape.peak == planned
+
+
+@pytest.mark.parametrize("targets", [("qkv", "out"), ("up", "down"), ("qkv", "out", "gate", "up", "down")])
+@pytest.mark.parametrize("model", [TINY, replace(TINY, n_kv_head=1, mlp="swiglu"), replace(TINY, attention="mla")])
+def test_frozen_weights_have_neither_gradients_nor_moments(model: GPTConfig, targets: tuple[str, ...]) -> None:
+    """By hand: 4 bytes of each weight; of each adapter 4, two moments, and a gradient in the backward pass."""
+    plan = plan_of(model=model, loop="sft", lora_rank=8, lora_targets=targets)
+    attached = lora.attach(GPT(model), 8, targets=targets)
+    adapters = sum(p.numel() for p in attached.parameters() if p.requires_grad)
+    assert plan.adapters == adapters
+    held, full = measure(plan).training, measure(replace(plan, lora_rank=0)).training
+    assert held["weights"] == 4 * (model.n_params + adapters) and full["weights"] == 4 * model.n_params
+    assert held["optimizer states"] == pytest.approx(8 * adapters, rel=0.01)
+    assert full["optimizer states"] == pytest.approx(8 * model.n_params, rel=0.01)
+    assert held["gradients"] in (0, 4 * adapters) and sum(held.values()) < sum(full.values())
+
+
+@pytest.mark.slow
+def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
+    """12 bytes for each frozen weight less than with all weights trained: 92 GiB of gradients and moments."""
+    model = GPTConfig(**PRESETS["8b"])
+    cfg = PlanConfig(loop="sft", model=model, gpus=1, gpu="h200-141gb", device_batch_size=1, optimizer="adamw", **LORA)
+    plan, full = planner.make(cfg), planner.make(replace(cfg, lora_rank=0))
+    states = [sum(p.peaks.training[name] for name in ("gradients", "optimizer states")) for p in (plan, full)]
+    assert (
+        (states[1] - states[0]) / GIB
+        == pytest.approx(12 * model.n_params / GIB, rel=0.01)
+        == pytest.approx(92.3, rel=0.01)
+    )
+    assert plan.fits and not full.fits
+    assert plan.memory["weights"] == pytest.approx(4 * model.n_params / GIB, rel=0.01)
+    assert "frozen, and 15,728,640 of low-rank updates" in str(plan)
+    eight = replace(cfg, gpus=8)
+    assert eight.over == 1 and replace(eight, lora_rank=0, gpu="a800-80gb").over == 8
+    assert 1.4 < plan.tokens_per_s / full.tokens_per_s < 1.6, "no gradients of frozen matrices: 4 of 6 FLOPs"
+
+
+def test_what_cannot_be_trained_with_adapters_is_refused_in_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings, named in (
+        (dict(gpus=2, shard=True), "set --no-shard"),
+        (dict(lora_targets=("gate",)), "required are matrices of this model"),
+        (dict(lora_targets=()), "required are matrices of this model"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            PlanConfig(**dict(model=TINY, gpus=1) | LORA | settings)
+    fake_measure(monkeypatch)
+    plan = planner.make(replace(BIG, gpu="l4-24gb", device_batch_size=4, shard=None, **LORA))
+    assert not plan.fits and "--shard" not in plan.knobs, "frozen weights are not sharded"
+
+
+def test_a_written_run_with_adapters_is_planned_with_them() -> None:
+    cfg = SFTConfig(run_name="x", model=replace(TINY, block_size=512), lora_rank=4, lora_targets=("up",))
+    planned = planner.from_settings(cfg, gpus=1, gpu="l4-24gb")
+    assert (planned.lora_rank, planned.lora_targets, planned.adapters) == (4, ("up",), 3 * 4 * (64 + 256))
 
 
 def test_sharding_divides_weights_and_states_and_less_of_a_row_needs_less() -> None:
