@@ -112,7 +112,7 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
     from codechat.models import lora
     from codechat.runs import checkpoint
 
-    run, tensors, more = ckpt.path.parent.parent, ckpt.model_state, {}
+    run, tensors, more, wider = ckpt.path.parent.parent, ckpt.model_state, {}, list[str]()
     about = f"{sum(v.numel() for v in tensors.values()):,} parameters"
     if cfg.format == "adapter":
         first = ckpt.meta["lineage"][0]
@@ -122,9 +122,14 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
         tensors, lost = lora.low_rank(base.model_state, tensors, cfg.rank)
         more = {"base": SMOLLM2, "rank": cfg.rank, "lost": round(lost, 4), "dtype": cfg.dtype}
         about = f"rank {cfg.rank} of {about}; {lost:.2%} of the squared change is lost"
+        wider = [name for name, tensor in tensors.items() if not hf_format.holds(tensor, cfg.dtype)]
+        if wider:
+            about += (
+                f"; {len(wider)} of {len(tensors)} tensors in bfloat16, since {cfg.dtype} does not hold their numbers"
+            )
     weights = folder / "checkpoints" / ckpt.path.name / (checkpoint.ADAPTER if more else hf_format.ONE_FILE)
     weights.parent.mkdir(parents=True)
-    size = hf_format.save(weights, tensors, cfg.dtype)
+    size = hf_format.save(weights, tensors, cfg.dtype, wider)
     changed = more | {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
     write_json(weights.with_name("meta.json"), ckpt.meta | changed)
     config, env, status = (read_json(run / f"{name}.json") for name in ("config", "env", "status"))

@@ -5,6 +5,7 @@ A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, th
 interleaved rotary positions. Tokenizers are byte-level ("gpt2"); SentencePiece ones ("llama") are not read.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ KEYS = {
     "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
 }  # fmt: skip
+LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}  # the scale of a block is in float16
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
 # Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change nothing.
 # One that stands in no table and is set would be a computation that our model does not have.
@@ -246,6 +248,11 @@ def write(
     for name, weight in tensors.items():
         weight = _reordered(name, weight, about, (2, -1))
         kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
+        hf_format.check_finite(name, weight)
+        if weight.abs().max() > LARGEST.get(kind.name, math.inf):
+            raise ConfigError(
+                f"{name} reaches {weight.abs().max():.3g}, more than {kind.name} holds; set --dtype bfloat16"
+            )
         try:
             data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
         except gguf.quants.QuantError as error:

@@ -10,7 +10,7 @@ original system's .pt files. transformers is never imported.
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,11 +123,26 @@ def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {p.theirs: state[p.ours][p.start : p.stop] for p in pieces(cfg)}
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], dtype: str) -> int:
-    """Write a safetensors file in a type of torch, such as "bfloat16"; returns its bytes."""
-    how: Any = dict(device="cpu", dtype=getattr(torch, dtype), copy=True)  # the format refuses shared memory
+def holds(tensor: Tensor, dtype: str) -> bool:
+    """Whether a type of torch holds these numbers: none lies beyond its largest, where float8 would become that one
+    silently, and rounding moves the tensor by at most 1/16 of its root mean square, as one number of float8_e4m3fn moves
+    by. Numbers far below its smallest normal one, 2^-6, lose more."""
+    kind, wide = getattr(torch, dtype), tensor.detach().float()
+    if wide.abs().max() > torch.finfo(kind).max:
+        return False
+    return bool((wide.to(kind).float() - wide).norm() <= wide.norm() / 16)
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], dtype: str, wider: Container[str] = ()) -> int:
+    """Write a safetensors file in a type of torch, such as "bfloat16", and the tensors named in `wider` in bfloat16;
+    returns its bytes. CheckpointError for NaN and infinity."""
+    copies = {}
+    for name, tensor in tensors.items():
+        check_finite(name, tensor)
+        kind = torch.bfloat16 if name in wider else getattr(torch, dtype)
+        # the format refuses shared memory
+        copies[name] = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
     try:
-        copies = {name: t.detach().to(**how).contiguous() for name, t in tensors.items()}
         save_file(copies, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise RunError(f"{path} cannot be written ({error}); free space or change permissions") from error

@@ -505,3 +505,14 @@ def test_ends_of_texts_are_written_and_read(tmp_path: Path) -> None:
     again = tokenizer.from_dict(gguf_format.read(tmp_path / "out" / "model.gguf").saved)
     whole = tokenizers.Tokenizer.from_str(again.to_dict()["json"]).encode("ab").ids
     assert (whole[0], whole[-1], again.beginning) == (0, 1, (0,))
+
+
+@pytest.mark.parametrize("dtype, largest", [("float16", 7e4), ("q8_0", 1e7)])
+def test_numbers_that_a_type_does_not_hold_are_refused_by_name(tmp_path: Path, dtype: Any, largest: float) -> None:
+    """They would be infinite in the file."""
+    up = numbers(1, WIDTH, WIDTH)
+    up[0, 0] = largest
+    loaded(file(tmp_path / "x.gguf", {"blk.0.ffn_up.weight": up}))
+    with pytest.raises(ConfigError, match=r"up_proj.weight reaches .*--dtype bfloat16"):
+        exchange.export(exchange.ExportConfig(ckpt="theirs", out=tmp_path / "out", format="gguf", dtype=dtype))
+    assert not (tmp_path / "out").exists()

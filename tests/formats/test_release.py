@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import codechat
 from codechat import cli
 from codechat.core.errors import CheckpointError
+from codechat.formats import hf_format
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -106,6 +107,42 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     rounded, name = loading.load_model(tmp_path / "eight").model.state_dict(), "blocks.1.mlp.up.weight"
     wrong, changed = (w - tuned.state_dict()[name] for w in (rounded[name], base.model.state_dict()[name]))
     assert 0 < wrong.square().sum() < 0.005 * changed.square().sum()
+
+
+@pytest.mark.parametrize(
+    "numbers, held",
+    [([400.0, 3.0], True), ([448.0, -448.0], True), ([449.0, 1.0], False), ([1e4, 1.0], False), ([-500.0], False),
+     ([1e-4, 2e-4], False), ([0.02, 0.03, 0.004], True), ([0.0, 0.0], True), ([448.0, 1e-9], True)],
+)  # fmt: skip
+def test_float8_holds_numbers_up_to_448_and_not_those_it_would_round_away(numbers: list[float], held: bool) -> None:
+    assert hf_format.holds(torch.tensor(numbers), "float8_e4m3fn") is held
+    assert hf_format.holds(torch.tensor(numbers), "bfloat16")
+
+
+@pytest.mark.parametrize("scale", [600.0, 1e-3])
+def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
+    trained: GPT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scale: float
+) -> None:
+    """torch turns what is larger than 448 into 448 without a word, and what is far below 2^-6 into 0."""
+    theirs = tmp_path / "smollm2"
+    cli.main(["export", "--ckpt", "own/sft", "--out", str(theirs), "--dtype", "float32"])
+    cli.main(["import", str(theirs), "--run-name", "tools/pretrained"])
+    base = loading.load_model("tools/pretrained")
+    tuned, name = copy.deepcopy(base.model), "blocks.1.mlp.up.weight"
+    with torch.no_grad():
+        matrix = tuned.blocks[1].mlp.up.weight
+        matrix += scale**2 * torch.randn(len(matrix), 2) @ torch.randn(2, matrix.shape[1])
+        tuned.norm.weight += scale
+    with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
+        checkpoint.save(run.path, 9, model=tuned, meta=base.meta)
+    monkeypatch.setattr("codechat.data.download.download", lambda cfg: theirs)
+    words = "export --format adapter --rank 2 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
+    assert cli.main([*words, str(tmp_path / "eight")]) in (0, None)
+    assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
+    found = loading.load_model(tmp_path / "eight").model.state_dict()
+    for changed in (name, "norm.weight"):
+        wrong, change = (weights[changed] - tuned.state_dict()[changed] for weights in (found, base.model.state_dict()))
+        assert wrong.norm() < 0.01 * change.norm()
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
