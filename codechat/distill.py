@@ -25,7 +25,7 @@ class DistillConfig(RLSettings):
     """Settings of one distillation."""
 
     run_name: str = "distill"
-    teacher: str = opt("released/mini", "checkpoint of the teacher")
+    teacher: str = opt("released/mini", "checkpoint of the teacher", reads="run")
     samples: Literal["student", "teacher"] = opt("student", "who writes what is learned from: reverse KL or forward KL")
     group_size: int = 4
     diagnose_groups: int = 0

@@ -34,8 +34,10 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
 
     run_name: str = "preference"
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
-    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
-    task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
+    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", reads="path")
+    task_data: str | None = opt(
+        None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own", reads="path"
+    )
     sample_groups: int = opt(256, "groups to sample if pairs come from rollouts", least=1)
     group_size: int = 8
     beta: float | None = opt(

@@ -109,11 +109,11 @@ def train(cfg: PretrainConfig) -> Run:
         batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
         loader = conversations.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)
+        hardware.compile_blocks(model, cfg.compile)
         how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
         session = Session("pretrain", cfg, model, tok, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        hardware.compile_blocks(model, cfg.compile)
         with session.running():
             for _ in session.steps():
                 nats = 0.0

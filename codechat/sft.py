@@ -34,9 +34,13 @@ class SFTConfig(ChatSettings, SupervisedSettings):
     eval_examples: int = opt(64, "held-out conversations per domain, and problems of --eval-task", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     eval_task: str | None = opt(
-        None, "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = off"
+        None,
+        "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = off",
+        reads="path",
     )
-    eval_task_data: str | None = opt(None, "data of --eval-task: a directory, or hub; none = the task's own problems")
+    eval_task_data: str | None = opt(
+        None, "data of --eval-task: a directory, or hub; none = the task's own problems", reads="path"
+    )
     eval_new_tokens: int = opt(256, "longest completion for --eval-task, tokens", least=1)
 
     def __post_init__(self) -> None:
@@ -83,12 +87,12 @@ def train(cfg: SFTConfig) -> Run:
         rows = conversations.PackedLoader(examples, shares, *shape)
         loader = conversations.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = build_policy(cfg, parent)
+        hardware.compile_blocks(model, cfg.compile)
         style = prepared.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
         session = Session("sft", cfg, model, tok, kept={"loader": loader}, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        hardware.compile_blocks(model, cfg.compile)
         with session.running():
             for _ in session.steps():
                 # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks

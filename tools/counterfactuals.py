@@ -49,8 +49,10 @@ class SwapsConfig(SamplingSettings):
     """Which checkpoints answer which cases."""
 
     run_name: str = "swaps"
-    ckpt: tuple[str, ...] = opt(REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
-    data_dir: str = opt(REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
+    ckpt: tuple[str, ...] = opt(
+        REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
+    )
+    data_dir: str = opt(REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl", reads="path")
     split: Literal["select", "test"] = opt("test", "split of the requests")
     limit: int = opt(100, "requests per swap", least=1)
     temperature: float = 0.0

@@ -31,7 +31,7 @@ class SupervisionConfig:
 
     run_name: str = opt("supervision", "name of the run directory under runs/", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
-    files: tuple[str, ...] = opt(config.REQUIRED, "files of conversations, DOMAIN=PATH each")
+    files: tuple[str, ...] = opt(config.REQUIRED, "files of conversations, DOMAIN=PATH each", reads="path")
     tokenizer: str = opt("gpt2", "tokenizer")
     tags: Literal["reserved", "text"] = opt("text", "turn tags as plain text, or as single reserved ids")
     limit: int = opt(2049, "longest row, tokens; what is longer is cut")

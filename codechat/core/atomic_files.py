@@ -1,6 +1,7 @@
 """Files that are replaced as a whole, and row files (jsonl) that survive a kill."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -37,26 +38,38 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path, fresh: Path | None = None) -> Iterator[Path]:
+def atomic_directory(path: Path, fresh: Path | None = None, keep_old: bool = False) -> Iterator[Path]:
     """A new directory that becomes `path`, in the place of an older one, at the end of the block; after an exception nothing has changed.
 
-    fresh: where it is until then, which may hold files already. A kill between the two renames leaves the older one as .NAME.old."""
+    fresh: where it is until then, which may hold files already. keep_old: the older one stays as .NAME.old, as it does after a kill between
+    the two renames; where a .NAME.old is there already, that one stays. RunError where another process made `path` during the block."""
     fresh, old = fresh or path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
+    there = path.exists()
     try:
         fresh.mkdir(parents=True, exist_ok=True)
         yield fresh
         sync_directory(fresh)
-        if path.exists():
+        if there and keep_old and old.exists():
+            shutil.rmtree(path)
+        elif there:
             shutil.rmtree(old, ignore_errors=True)
             os.rename(path, old)
-        os.rename(fresh, path)
+        try:
+            os.rename(fresh, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise RunError(
+                f"{path} was written by another process meanwhile, and is kept; choose another name"
+            ) from error
         sync_directory(path.parent)
     except BaseException:  # an interrupt too must leave nothing partial
         shutil.rmtree(fresh, ignore_errors=True)
         if old.exists() and not path.exists():
             os.rename(old, path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if not keep_old:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -36,6 +36,7 @@ Presets = Mapping[str, Mapping[str, Any]]
 # of the docstring is the help.
 Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
+SEEDS: dict[str, int] = {"least": 0, "most": 2**32 - 1}  # bounds of a seed: what every generator takes, no two alike
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text())
 # Spelling of another tool -> what to write here, where no field takes its value.
@@ -47,7 +48,7 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     another default by a plain `lr: float = 5e-5`; help and bounds stay.
 
     meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`; positional=True takes a bare word of
-    the command line."""
+    the command line; reads="run" or "path" says that the value names runs or files that are read, which no --overwrite may delete."""
     how = {} if default is REQUIRED else {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(metadata={"help": help, **meta}, **how)
 
@@ -258,6 +259,17 @@ def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False."""
     values = {n: getattr(cfg, n) for n, f in fields_of(type(cfg)).items() if f.meta.get("identity", True)}
     return {n: identity(v) if dataclasses.is_dataclass(v) else plain(v) for n, v in values.items()}
+
+
+def read_by(cfg: Any, kind: Literal["run", "path"]) -> list[tuple[str, str]]:
+    """(flag, text) of each run, or file or folder, that a configuration reads: the values of fields with reads=`kind`."""
+    found = []
+    for name, field in fields_of(type(cfg)).items():
+        value = getattr(cfg, name)
+        if field.meta.get("reads") == kind and value:
+            values = value if isinstance(value, tuple) else (value,)
+            found += [(flag_of(name), str(one)) for one in values]
+    return found
 
 
 def config_hash(cfg: Any) -> str:

@@ -31,7 +31,7 @@ from codechat.core.config import opt
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import public_rows, sources
 from codechat.data.conversations import IGNORE
-from codechat.data.prepared import MANIFEST, print_ledgers, require_kind
+from codechat.data.prepared import MANIFEST, print_ledgers, require_kind, written_by_one
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
 
@@ -51,7 +51,9 @@ CORPUS_HUB = "codeparrot/github-code-clean"
 class CorpusConfig(config.Settings):
     """Source text -> shards of token ids."""
 
-    source: str = opt("embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them")
+    source: str = opt(
+        "embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them", reads="path"
+    )
     out: str = opt("data/corpus", "directory to write")
     tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
     max_examples: int | None = opt(None, "documents to read; none = all", least=0)
@@ -63,7 +65,7 @@ class CorpusConfig(config.Settings):
 def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     """Write the corpus; returns its manifest. Raises UserError."""
     out, path = Path(cfg.out), Path(cfg.source)
-    require_kind(out, "corpus")
+    require_kind(out, "corpus", cfg)
     ledger = Ledger(path.name, cfg.max_lost)
     if cfg.source == "embedded":
         documents = sources.embedded_python(ledger)
@@ -91,10 +93,26 @@ def write_corpus(
 ) -> dict[str, Any]:
     """Tokenise the documents into `out_dir` and return the manifest. An earlier corpus is replaced when this is complete.
 
-    max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss."""
+    max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss. RunError where another
+    process writes into `out_dir`."""
     if tokenizer.n_vocab > 1 << 16:
         raise DataError(f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards are uint16; choose another")
     out, ledger = Path(out_dir), ledger or Ledger("text")
+    with written_by_one(out, wait=False):
+        return _write_shards(documents, out, tokenizer, ledger, max_tokens, val_share, shard_tokens)
+
+
+def _write_shards(
+    documents: Iterable[Document | str],
+    out: Path,
+    tokenizer: tokenizers.Tokenizer,
+    ledger: Ledger,
+    max_tokens: int | None,
+    val_share: float,
+    shard_tokens: int,
+) -> dict[str, Any]:
+    """What `write_corpus` does while no other process writes into the directory."""
+    require_kind(out, "corpus")
     fresh = out / ".new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from codechat.core.atomic_files import atomic_directory
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import UserError
+from codechat.core.processes import alone
 from codechat.data import sources
 from codechat.runs import paths
 
@@ -39,6 +40,12 @@ class DownloadConfig:
 def download(cfg: DownloadConfig) -> Path:
     """Fetch into the directory, unless it is there; returns its path. UserError within seconds where the hub does not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with alone(out.with_name(f".{out.name}.lock")):  # a second command for the same folder waits, and finds it
+        return _download(cfg, out)
+
+
+def _download(cfg: DownloadConfig, out: Path) -> Path:
     if out.exists():
         print(f"{out} is there already; remove it to fetch {cfg.name} again")
         return out

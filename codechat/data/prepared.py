@@ -1,12 +1,13 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory. Each replaces its own files and entries of the manifest, and removes those
-that it does not write again. A file of another command is never replaced. The manifest is written last.
+Several commands may write into one directory, one after the other: who comes second waits. Each replaces its own files and entries of the
+manifest, and removes those that it does not write again. A file of another command is never replaced. The manifest is written last.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from rich.table import Table
 
 from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.errors import DataError
+from codechat.core.errors import DataError, RunError
+from codechat.core.processes import alone
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.data.sources import Ledger, Row, digest
@@ -26,14 +28,36 @@ from codechat.text import chat, token_view, tokenizer
 MANIFEST = "manifest.json"
 
 
-def require_kind(out: Path, kind: str) -> None:
-    """DataError where `out` holds a corpus and not conversations, or the reverse, or it or a folder above it is a file."""
+@contextmanager
+def written_by_one(out: Path, wait: bool) -> Iterator[None]:
+    """Within the block no other process or thread writes into the directory, which is made. wait: for one that does; else RunError."""
+    out.mkdir(parents=True, exist_ok=True)
+    with alone(out / ".lock", wait=wait) as mine:
+        if not mine:
+            raise RunError(f"{out} is being written by another command; wait for its end, or choose another --out")
+        yield
+
+
+def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
+    """DataError where `out` holds a corpus and not conversations, or the reverse, or what neither wrote, or is the folder that `cfg` reads,
+    or it or a folder above it is a file."""
+    for flag, text in config.read_by(cfg, "path") if cfg else ():
+        if Path(text).is_dir() and Path(text).resolve() == out.resolve():
+            raise DataError(
+                f"{flag} and --out are one folder, {text}: its rows would be replaced; choose another --out"
+            )
     place = next((place for place in (out, *out.parents) if place.exists()), None)
     if place is not None and not place.is_dir():
         raise DataError(f"{place} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
     path = out / MANIFEST
-    if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
-        other = "a corpus" if kind == "conversations" else "conversations"
+    if not path.exists():
+        if kind == "corpus" and any(out.glob("*.bin")):
+            raise DataError(f"{out} holds *.bin shards that codechat did not write; choose another --out")
+        return
+    manifest = config.read_json(path)
+    held = "conversations" if "domains" in manifest else "corpus" if "train_tokens" in manifest else "something else"
+    if held != kind:
+        other = {"corpus": "a corpus", "something else": f"a {MANIFEST} that codechat did not write"}.get(held, held)
         raise DataError(f"{out} holds {other}; {kind} need a directory of their own; choose another --out")
 
 
@@ -41,6 +65,15 @@ def write(
     out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
 ) -> dict[str, Any]:
     """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries."""
+    with written_by_one(out, wait=True):
+        return _write(out, files, ledgers, cfg, measured)
+
+
+def _write(
+    out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `write` does while no other command writes into the directory."""
+    require_kind(out, "conversations")
     path = out / MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
     style, kind = getattr(cfg, "tools_style", "compact"), type(cfg).__name__
@@ -52,10 +85,12 @@ def write(
     if taken := sorted(files.keys() & manifest["files"].keys() - earlier):
         other = f"{out / taken[0]} was written by codechat {manifest['files'][taken[0]]['command']}"
         raise DataError(f"{other}, and codechat {command} has rows for a file of that name; choose another --out")
+    for flag, text in config.read_by(cfg, "path"):
+        if any(Path(text).exists() and Path(text).resolve() == (out / name).resolve() for name in files):
+            raise DataError(f"{flag} {text} is a file that this command writes; choose another --out")
     for name in earlier:
         del manifest["files"][name]
         manifest["domains"].pop(name.partition(".")[0], None)
-    out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         write_atomic(out / name, text := json_lines(rows))
         entry = {"rows": len(rows), "sha256": digest(text), "command": command}

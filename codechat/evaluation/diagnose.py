@@ -143,7 +143,7 @@ class DiagnoseConfig(TaskSettings):
     """What to judge, and from how many samples."""
 
     run_name: str = "diagnose"
-    ckpt: str = opt(REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
+    ckpt: str = opt(REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint", reads="run")
     groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
     group_size: int = opt(8, "completions per problem", least=2)
 

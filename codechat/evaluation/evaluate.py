@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core.atomic_files import append_rows
-from codechat.core.config import Settings, opt
+from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations
 from codechat.distributed import dist
@@ -170,16 +170,18 @@ class SamplingSettings(Settings):
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, one completion", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
-    seed: int = opt(0, "seed of problem order, sampling and bootstrap")
+    seed: int = opt(0, "seed of problem order, sampling and bootstrap", **SEEDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(SamplingSettings):
     """The task."""
 
-    task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], FILE.py:CLASS, or of a package")
+    task: str = opt(
+        "funcall", "task, such as funcall, micro, reasoning:levels=[1,2], FILE.py:CLASS, or of a package", reads="path"
+    )
     data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems"
+        None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems", reads="path"
     )
     tags: Literal["raw"] | None = opt(None, "raw = prompts as plain text, for base models; none = as it was trained")
 
@@ -195,10 +197,14 @@ class TaskSettings(SamplingSettings):
 class EvaluateConfig(TaskSettings):
     """What to evaluate, and how many samples to draw."""
 
-    ckpt: tuple[str, ...] = opt((), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint")
+    ckpt: tuple[str, ...] = opt(
+        (), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
+    )
     endpoint: str = opt("", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any")
     model: str = opt("", "the endpoint's name of the model; empty = the first that it lists")
-    api_key_file: Path | None = opt(None, "file with the key that the endpoint expects; none = no key", identity=False)
+    api_key_file: Path | None = opt(
+        None, "file with the key that the endpoint expects; none = no key", identity=False, reads="path"
+    )
     contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
@@ -341,6 +347,7 @@ def _evaluate_one(
                 row |= matrix.metrics()
                 say(matrix)
         run.log_eval(step, row | which | dict(task=cfg.task))
+        run.keep()
     return rows
 
 

@@ -17,6 +17,7 @@ from codechat import tasks
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
+from codechat.data.prepared import written_by_one
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
@@ -95,7 +96,7 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
 class FilterConfig(Settings):
     """Which problems to keep."""
 
-    rates: str = opt(REQUIRED, "run of codechat passk, on split train")
+    rates: str = opt(REQUIRED, "run of codechat passk, on split train", reads="run")
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
     out: str = opt(REQUIRED, "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept")
 
@@ -134,10 +135,12 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     files = {split: task.problems(split) for split in task.splits} | {"prompt": task.worked}
     files["train"] = [by_id[id] for id in kept]
     out = Path(cfg.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
-    for split, problems in files.items():
-        if problems:
-            write_atomic(out / f"{task.name}.{split}.jsonl", json_lines(map(row_of, problems)))
-            print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
+    if tried["data_dir"] and out.resolve() == Path(tried["data_dir"]).resolve():
+        raise ConfigError(f"--out {cfg.out} holds the problems that are filtered; choose another --out")
+    with written_by_one(out, wait=True):
+        (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
+        for split, problems in files.items():
+            if problems:
+                write_atomic(out / f"{task.name}.{split}.jsonl", json_lines(map(row_of, problems)))
+                print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
     return {split: len(problems) for split, problems in files.items()}

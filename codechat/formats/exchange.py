@@ -43,7 +43,7 @@ OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entri
 class ExportConfig:
     """Which checkpoint goes where."""
 
-    ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory")
+    ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory", reads="run")
     out: Path = opt(REQUIRED, "directory to make")
     dtype: Literal["bfloat16", "float32", "float16", "q8_0", "float8_e4m3fn"] = opt(
         "bfloat16", "type of the weights; float32 is exact; float16 and q8_0 for gguf, float8_e4m3fn for adapters"
@@ -68,6 +68,8 @@ def export(cfg: ExportConfig) -> str:
     if cfg.format != needed:
         raise ConfigError(f"--dtype {cfg.dtype} is for --format {needed}; required here is bfloat16 or float32")
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+    if ckpt.path.resolve().is_relative_to(out):
+        raise ConfigError(f"--out {out} holds the checkpoint that --ckpt {cfg.ckpt} reads; choose another --out")
     with atomic_directory(out) as folder:
         about, size = (_write_run if cfg.format in ("run", "adapter") else _write_model)(cfg, ckpt, folder)
     return f"{cfg.out}: {about}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
@@ -119,6 +121,10 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
         if (first["kind"], first.get("source")) != ("import", SMOLLM2):
             raise ConfigError(f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}")
         base = checkpoint.load(first["run"], optimizer=False, mmap=True)
+        if base.path.resolve().is_relative_to(cfg.out.resolve()):
+            raise ConfigError(
+                f"--out {cfg.out} holds {first['run']}, which the adapter is made from; choose another --out"
+            )
         tensors, lost = lora.low_rank(base.model_state, tensors, cfg.rank)
         more = {"base": SMOLLM2, "rank": cfg.rank, "lost": round(lost, 4), "dtype": cfg.dtype}
         about = f"rank {cfg.rank} of {about}; {lost:.2%} of the squared change is lost"
@@ -284,10 +290,13 @@ class ImportConfig:
     """Which weights become which run."""
 
     source: Path = opt(
-        REQUIRED, "directory of a Hugging Face model, a GGUF file, or an original .pt file", positional=True
+        REQUIRED,
+        "directory of a Hugging Face model, a GGUF file, or an original .pt file",
+        positional=True,
+        reads="path",
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
-    tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file")
+    tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file", reads="path")
     tags: Literal["template", "reserved", "text", "raw"] | None = opt(
         None,
         "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the "

@@ -23,7 +23,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError, UserError, nearest
 from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import dist
@@ -63,7 +63,7 @@ class ChatConfig(Settings):
     max_new_tokens: int | None = opt(None, f"longest answer; none = {DEFAULT_TOKENS}, or what the block has", least=1)
     temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token", least=0)
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all", least=1)
-    seed: int = opt(0, "seed of the sampling; the same seed gives the same answers")
+    seed: int = opt(0, "seed of the sampling; the same seed gives the same answers", **SEEDS)
     tools: tuple[str, ...] = opt((), "functions to offer, by name")
     tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
     executors: Path | None = opt(None, "Python file whose functions are offered and run (see examples/my_tools.py)")

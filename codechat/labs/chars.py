@@ -36,7 +36,9 @@ class CharsConfig(MinibatchSettings, RunSettings):
 
     run_name: str = "chars"
     objective: Literal["supervised", "grpo", "ppo", "denoise"] = opt("grpo", "how the text is learned")
-    source: str = opt("embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file")
+    source: str = opt(
+        "embedded", "the text: embedded (the interpreter's help), hub (tiny-Shakespeare), or a text file", reads="path"
+    )
     tokenizer: str = opt("chars", "what a symbol is: chars (the text's own), bytes, gpt2, gpt2:N, python:N")
     model: GPTConfig = opt(
         GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128),

@@ -16,6 +16,7 @@ its directory. Jobs are submitted with sbatch; runs on other hosts are stopped t
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ from codechat.core import config, registry
 from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.core.processes import alive, descendants, process_start
+from codechat.core.processes import alive, alone, descendants, process_start
 from codechat.launch import planner
 from codechat.launch.portable_scripts import SAVE_S, fill
 from codechat.runs import paths
@@ -43,6 +44,7 @@ LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.fin
 SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517
+ALIVE = ".alive"  # locked by a detached process while it lives
 
 _children: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of those that it forgets while they run
 
@@ -128,20 +130,46 @@ def launch_sh(cfg: Any, command: str, where: Machines) -> str:
 # ---- a detached process
 
 
-def start_detached(words: list[str], where: Path, log: str) -> None:
+def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
     """Start a process in a session of its own, output to the file `log` in `where`, beside process.json: it outlives the kernel or
-    shell that started it."""
-    with open(where / log, "ab") as out:
-        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    _children.append(child)
-    process = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid)}
-    write_json(where / "process.json", process)
+    shell that started it. RunError where one that was started there is alive, or is being started."""
+    with alone(where / ".start", wait=False) as mine:
+        if not mine:
+            raise RunError(f"{what} is being started by another command")
+        check_not_started(what, where)
+        with open(where / log, "ab") as out, open(where / ALIVE, "ab") as kept:
+            # the child inherits this lock (its own children do not) and holds it until it ends, also where its host gets another name
+            fcntl.flock(kept, fcntl.LOCK_EX)
+            child = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                pass_fds=[kept.fileno()],
+            )
+        _children.append(child)
+        process = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid)}
+        write_json(where / "process.json", process)
+
+
+def _holds_lock(where: Path) -> bool:
+    """Whether a process that was started there lives, here or on another host that shares the folder."""
+    with contextlib.suppress(FileNotFoundError), open(where / ALIVE, "rb") as kept:
+        try:
+            fcntl.flock(kept, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def process_of(where: Path) -> dict[str, Any] | None:
     """{host, pid, pid_start} of the process that was started last there; None where it is gone."""
     file = where / "process.json"
-    return process if file.is_file() and alive(process := read_json(file)) else None
+    if not file.is_file():
+        return None
+    process = read_json(file)
+    return process if alive(process) or _holds_lock(where) else None
 
 
 def check_not_started(what: str, where: Path) -> None:
@@ -153,7 +181,7 @@ def check_not_started(what: str, where: Path) -> None:
 
 def end(what: str, process: Mapping[str, Any], now: bool) -> None:
     """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after SAVE_S."""
-    if process["host"] != platform.node():
+    if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
     targets = {pid: process_start(pid) for pid in [process["pid"], *(descendants(process["pid"]) if now else ())]}
     for pid in targets:
@@ -215,7 +243,7 @@ def start(ref: str | Path) -> Path:
     check_not_started(paths.name_of(path), path)
     if state in ("running", "finished"):
         raise RunError(f"run {paths.name_of(path)} is {state}; nothing to start")
-    start_detached(["sh", str(path / "launch.sh")], path, "launch.log")
+    start_detached(["sh", str(path / "launch.sh")], path, "launch.log", paths.name_of(path))
     return path
 
 

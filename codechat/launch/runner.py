@@ -26,7 +26,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ from rich.table import Table
 
 from codechat.core import config, processes
 from codechat.core.atomic_files import read_json, write_json
-from codechat.core.config import opt
+from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError, MissingFile, RunError, check_choice
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import FOLDER, NANO, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
@@ -51,8 +50,8 @@ class RecipeConfig:
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
     force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
-    base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of the recipe's pretraining")
-    seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
+    base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of its pretraining", reads="run")
+    seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared", **SEEDS)
     scale: str = opt(NANO, "size of the models: 2b (one GPU) or 8b (eight GPUs); nano = the recipe as it is")
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
@@ -85,10 +84,11 @@ def read_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
 
 
 def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
-    """Set the row of a stage; None removes it. Another seed may run beside this one, so the file is read again."""
-    rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
+    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this one, so the file is read again, alone."""
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    write_json(ledger, rows | ({name: row} if row else {}))
+    with processes.alone(ledger.with_name(f".{ledger.name}.lock")):
+        rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
+        write_json(ledger, rows | ({name: row} if row else {}))
 
 
 def is_finished(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -118,6 +118,9 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
     bound, scale, console, rows = cfg.bound, find_scale(cfg.scale), Console(highlight=False), read_ledger(cfg.ledger)
     todo, again = pending(cfg)
+    for b in bound:
+        if b.stage.name in todo and b.run_name and paths.exists(b.run_name):
+            paths.check_not_read(b.run_name, cfg, what=f"stage {b.name} would replace")
     if scale.ranks and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
     expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
@@ -191,8 +194,8 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
         raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
                           "and runs it again, --overwrite deletes it")  # fmt: skip
     if finished and not overwrite:
-        names = (old.path.with_name(f"{old.path.name}.{n}") for n in count(1))
-        old.path.rename(next(path for path in names if not path.exists()))
+        paths.check_not_read(b.run_name, b.cfg, what="running the stage again would rename")
+        paths.move_away(b.run_name)
         return b.cfg
     goes_on = hasattr(b.cfg, "resume") and not finished and bool(old.checkpoints()) and not changes
     return replace(b.cfg, resume=True) if goes_on else replace(b.cfg, overwrite=True)
@@ -290,7 +293,7 @@ def start_recipe(cfg: RecipeLaunch) -> None:
     cfg.where.mkdir(parents=True, exist_ok=True)
     settings = cfg.where / "settings.json"
     write_json(settings, config.plain(command))
-    launcher.start_detached([sys.executable, "-m", "codechat", "run", "--config", str(settings)], cfg.where, "recipe.log")  # fmt: skip
+    launcher.start_detached([sys.executable, "-m", "codechat", "run", "--config", str(settings)], cfg.where, "recipe.log", cfg.recipe)  # fmt: skip
 
 
 def launched(where: Path) -> RecipeConfig:

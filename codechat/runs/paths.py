@@ -5,13 +5,23 @@ file inside. released/NAME is a run that came with the package. All are below ru
 called (`codechat --root DIR` for another one), or of the checkout where it is called inside of that.
 
 A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
+
+Who writes a run holds the lock .NAME.lock beside it, from before the directory is there until the run ends: one process at a time has a name,
+and a running run whose lock is free was killed, whatever host name its status has (`core.processes` says on which file systems).
+
+A run that --overwrite replaces lies in .NAME.old until the new one has begun: a row of metrics, a checkpoint, its end. If the new one fails or
+is killed before that, the former run comes back.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import platform
 import re
-from collections.abc import Mapping
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +29,8 @@ import codechat
 from codechat.core import config as configs
 from codechat.core import provenance
 from codechat.core.atomic_files import atomic_directory, read_json, write_atomic, write_json
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
-from codechat.core.processes import alive, lock, process_start, unlock
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError, nearest
+from codechat.core.processes import holder, lock, process_start, unlock
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
@@ -31,6 +41,7 @@ SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
+OLD = re.compile(r"\.(.+)\.old")  # what --overwrite replaces, until the new run has begun
 
 
 def runs_dir() -> Path:
@@ -42,6 +53,9 @@ def is_run(path: Path) -> bool:
 
 
 def run_paths() -> list[Path]:
+    for pattern in (".*.old", "*/.*.old"):
+        for old in runs_dir().glob(pattern):
+            recover(old.with_name(OLD.fullmatch(old.name)[1]))
     paths = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
     return sorted(p for p in paths if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
 
@@ -58,6 +72,8 @@ def _place(ref: str | Path) -> Path | None:
     places = [runs_dir() / ref, Path(ref)]
     if Path(ref).parts[:1] == (RELEASED,):
         places.append(_PACKAGE / ref)
+    for place in places:
+        recover(place)
     return next((p.resolve() for p in places if p.exists()), None)
 
 
@@ -81,6 +97,7 @@ def find_run(ref: str | Path) -> Path:
 
 def exists(name: str) -> bool:
     """Whether a run of this name exists, in any state."""
+    recover(runs_dir() / name)
     return is_run(runs_dir() / name)
 
 
@@ -158,12 +175,12 @@ def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
 
 
 def read_status(run_path: Path) -> dict[str, Any]:
-    """status.json; the status is "killed" where the process of a running run is gone."""
+    """status.json; the status is "killed" where nobody holds the lock of a running run."""
     path = run_path / "status.json"
     status = read_json(path)
     if not isinstance(status.get("status"), str) or not isinstance(status.get("pid"), int | None):
         raise RunError(f"{path} has no readable status or pid; the run is damaged")
-    if status["status"] == "running" and not alive(status):
+    if status["status"] == "running" and holder(lock_of(run_path)) is None:
         status |= {"status": "killed", "reason": f"process {status.get('pid')} is gone"}
     return status
 
@@ -175,6 +192,8 @@ def check_name(name: str) -> None:
     """ConfigError or RunError where no run can have this name."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)")
+    if name.partition("/")[0] == RELEASED:
+        raise ConfigError(f"run name {name!r}; {RELEASED}/ is for the runs that come with the package; choose another")
     path = runs_dir() / name
     if is_run(path.parent):
         raise ConfigError(f"run name {name!r} is inside run {path.parent.name!r}; choose another --run-name")
@@ -182,15 +201,109 @@ def check_name(name: str) -> None:
         raise RunError(f"{path} exists and is not a run; choose another --run-name, or move it away")
 
 
+def _beside(run_path: Path, kind: str) -> Path:
+    """.NAME.KIND beside a run, which no run can be called; where the run is a link, beside what it links to."""
+    real = run_path.resolve()
+    return real.with_name(f".{real.name}.{kind}")
+
+
 def lock_of(run_path: Path) -> Path:
-    return run_path / ".lock"
+    return _beside(run_path, "lock")
 
 
 def hold(run_path: Path) -> None:
-    """Lock the run for this process; RunError where another one holds it."""
-    if not lock(lock_of(run_path)):
-        writer = f"run {name_of(run_path)} is being written by process {read_status(run_path).get('pid')}"
-        raise RunError(f"{writer}; stop it, or choose another --run-name")
+    """Claim the name of the run for this process; RunError where another one has it."""
+    place = lock_of(run_path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not lock(place):
+        who = f"process {pid}" if (pid := holder(place)) else "another process"
+        raise RunError(
+            f"run {name_of(run_path.resolve())} is being written by {who}; stop it, or choose another --run-name"
+        )
+
+
+# ---- runs that --overwrite replaces
+
+
+def has_begun(run_path: Path) -> bool:
+    """Whether a run holds something that took time: a row of metrics, a checkpoint, or a finished result."""
+    if (run_path / "metrics.jsonl").exists() or checkpoint_paths(run_path):
+        return True
+    return is_run(run_path) and read_json(run_path / "status.json").get("status") == "finished"
+
+
+def recover(run_path: Path) -> None:
+    """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has begun or was launched and still may.
+
+    Nothing where the name is being written, or no former run is there."""
+    with contextlib.suppress(OSError, ValueError):  # a folder that this user can only read; a text that is no path
+        place = lock_of(run_path)
+        if is_run(_beside(run_path, "old")) and holder(place) is None and lock(place):
+            settle_former(run_path)
+            unlock(place)
+
+
+def settle_former(run_path: Path) -> bool:
+    """For who holds the lock: delete the former run where the new one has begun, else put it back; whether it was put back.
+
+    It stays aside while a launched run is in its place, which has its log there and may be started again."""
+    real, old = run_path.resolve(), _beside(run_path, "old")
+    if not old.exists():
+        return False
+    if real.exists() and has_begun(real):
+        shutil.rmtree(old, ignore_errors=True)
+        return False
+    if not is_run(old) or (real / "launch.sh").is_file():
+        return False
+    if real.exists():
+        shutil.rmtree(real)
+    os.rename(old, real)
+    return True
+
+
+def drop_former(run_path: Path) -> None:
+    """Delete what the run has replaced."""
+    shutil.rmtree(_beside(run_path, "old"), ignore_errors=True)
+
+
+def _places_read(config: Any, parent: str | Path | None) -> Iterator[tuple[str, Path]]:
+    """(flag, place) of all that a configuration reads: directories of runs and checkpoints, data, files."""
+    if not dataclasses.is_dataclass(config):
+        config = None
+    refs = configs.read_by(config, "run") if config else []
+    if parent is not None:
+        refs = [*refs, ("--init-from", str(parent))]
+    for flag, ref in refs:
+        for place in _places_of_run(ref):
+            yield flag, place
+    for flag, text in configs.read_by(config, "path") if config else []:
+        # a path, or one within hf:DIR, FILE.py:CLASS or DOMAIN=FILE
+        parts = (text, *text.partition(":")[::2], text.partition("=")[2])
+        for part in parts:
+            if part and Path(part).exists():
+                yield flag, Path(part).resolve()
+
+
+def _places_of_run(ref: str) -> Iterator[Path]:
+    """A reference's run and checkpoint, and the pretrained model that an adapter is added to."""
+    for text in (ref, ref.rpartition("@")[0]):
+        if text and (place := _place(text)):
+            yield place
+    with contextlib.suppress(UserError):  # who reads it says what is wrong with it
+        folder = find_checkpoint(ref)
+        yield from (folder.resolve(), folder.parent.parent.resolve())
+        if base := read_json(folder / "meta.json").get("base"):
+            yield (runs_dir() / "base" / base).resolve()
+
+
+def check_not_read(
+    name: str, config: Any, parent: str | Path | None = None, what: str = "--overwrite would delete"
+) -> None:
+    """ConfigError where a command reads the run of this name, or anything inside."""
+    real = (runs_dir() / name).resolve()
+    for flag, place in _places_read(config, parent):
+        if place.is_relative_to(real):
+            raise ConfigError(f"{what} run {name}, which holds what {flag} reads; choose another --run-name")
 
 
 # ---- resumed runs
@@ -233,6 +346,24 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
     return {"ref": str(ref), "run": name_of(owner) if is_run(owner) else None, "step": int(m[1]) if m else None}
 
 
+_preparing = threading.RLock()  # the threads of a process share its locks
+
+
+@contextlib.contextmanager
+def _claimed(path: Path, for_good: bool) -> Iterator[bool]:
+    """Hold the name of a run within the block, `for_good` also after it unless it fails; whether this process had it before."""
+    with _preparing:
+        before = holder(lock_of(path)) == os.getpid()
+        hold(path)
+        done = False
+        try:
+            yield before
+            done = True
+        finally:
+            if not before and not (done and for_good):
+                unlock(lock_of(path))
+
+
 def prepare(
     name: str,
     config: Any,
@@ -243,49 +374,65 @@ def prepare(
     plan: Mapping[str, str] | None = None,
 ) -> Path:
     """Create the directory of a run, complete or not at all, or take over that of a resumed or planned one. plan: text
-    files of a run that is only planned, whose ranks will lock it."""
+    files of a run that is only planned, whose ranks will lock it. The name is claimed before anything is written."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
-    path, there = runs_dir() / name, exists(name)
-    state = read_status(path)["status"] if there else ""
-    planned = state == PLANNED and not overwrite
-    if resume and not there:
+    path = runs_dir() / name
+    if resume and not exists(name):
         raise no_such_run(name)
-    if there and not (resume or overwrite or planned):
-        continued = "--resume to continue it, " if hasattr(config, "resume") else ""
-        raise RunError(f"run name {name!r} is in use ({state}); "
-                       f"set {continued}--overwrite to replace it, or another --run-name")  # fmt: skip
-    if there:
-        hold(path)
-    origin = _parent_record(parent)
-    if overwrite and origin and origin["run"] == name:
-        raise ConfigError(f"--overwrite would delete {name}, which holds --init-from {parent}")
-    here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
-    here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
-    status = dict(reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node(), status=PLANNED)
-    if plan is None:
-        status |= dict(
-            status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
+    with _claimed(path, for_good=plan is None) as mine:
+        settle_former(path)
+        there = is_run(path)
+        state = read_status(path)["status"] if there else ""
+        if state == "running" and not mine:
+            state = "killed"  # its lock was free until now
+        planned = state == PLANNED and not overwrite
+        if there and not (resume or overwrite or planned):
+            continued = "--resume to continue it, " if hasattr(config, "resume") else ""
+            raise RunError(f"run name {name!r} is in use ({state}); "
+                           f"set {continued}--overwrite to replace it, or another --run-name")  # fmt: skip
+        if there and overwrite:
+            check_not_read(name, config, parent)
+        origin = _parent_record(parent)
+        here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
+        here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
+        status = dict(
+            reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node(), status=PLANNED
         )
-    files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
-    if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
-        if not planned:
-            check_same(name, config)
-            env = read_json(path / "env.json")
-            status["started"] = read_json(path / "status.json")["started"]
-            files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
-            del files["config.json"]
-        for file, value in files.items():
-            write_json(path / file, value)
-        return path
-    with atomic_directory(path) as fresh:
-        (fresh / "checkpoints").mkdir()
-        for file, value in files.items():
-            write_json(fresh / file, value)
-        for file, text in (plan or {}).items():
-            write_atomic(fresh / file, text)
-    unlock(lock_of(path))  # of the directory that was replaced
-    if plan is None:
-        hold(path)
+        if plan is None:
+            status |= dict(
+                status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
+            )
+        files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
+        if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
+            if not planned:
+                check_same(name, config)
+                env = read_json(path / "env.json")
+                status["started"] = read_json(path / "status.json")["started"]
+                files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
+                del files["config.json"]
+            for file, value in files.items():
+                write_json(path / file, value)
+            return path
+        new = _beside(path, "new")
+        shutil.rmtree(new, ignore_errors=True)  # a kill left it
+        # the former run stays aside; a plan that another plan replaces need not, unless a run waits there already
+        keep_old = state != PLANNED or _beside(path, "old").exists()
+        with atomic_directory(path.resolve(), new, keep_old=keep_old) as fresh:
+            (fresh / "checkpoints").mkdir()
+            for file, value in files.items():
+                write_json(fresh / file, value)
+            for file, text in (plan or {}).items():
+                write_atomic(fresh / file, text)
     return path
+
+
+def move_away(name: str) -> Path:
+    """Rename a run that has ended to NAME.1, or the next number that is free; its new directory. RunError where it is being written."""
+    path = runs_dir() / name
+    with _claimed(path, for_good=False):
+        numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+        free = next(other for other in numbered if not other.exists())
+        path.rename(free)
+    return free

@@ -27,6 +27,7 @@ import html
 import importlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -142,6 +143,8 @@ class Run:
         self.path, self.name = path, paths.name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
+        self._alone = False  # whether the run that this one replaces is deleted
+        self._ended: dict[str, Any] | None = None  # the status of a run that gave its place back
         self._begins: int | None = None  # step from which a resumed run continues
         self._rewind = False  # whether the next row drops those behind that step
         self._board: Any = None
@@ -165,7 +168,11 @@ class Run:
                     wandb = importlib.import_module("wandb") if tracked else None
                     paths.prepare(name, config, kind, parent, resume, overwrite)
                     if wandb:
-                        run._track(wandb, kind, resume)
+                        try:
+                            run._track(wandb, kind, resume)
+                        except RunError as failed:
+                            run.fail(str(failed))
+                            raise
                 except ModuleNotFoundError:
                     raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
                 except UserError:  # of which MissingFile is an OSError too
@@ -196,7 +203,7 @@ class Run:
     @property
     def status(self) -> dict[str, Any]:
         """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed or killed."""
-        return paths.read_status(self.path)
+        return self._ended or paths.read_status(self.path)
 
     def checkpoints(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""
@@ -222,6 +229,7 @@ class Run:
             unit_of(name)
         if _ranks().is_main():
             self._append("metrics.jsonl", [row])
+            self.keep()
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
@@ -231,6 +239,12 @@ class Run:
             self._append("eval.jsonl", [row])
             shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or declared(k)}
             self._show(shown, "eval/" + (f"{row['split']}/" if "split" in row else ""))
+
+    def keep(self) -> None:
+        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it: until then a failure brings the former run back."""
+        if self._writing and not self._alone and _ranks().is_main():
+            paths.drop_former(self.path)
+            self._alone = True
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
@@ -302,13 +316,17 @@ class Run:
             self._tracked.finish(exit_code=int(state == "failed"))
         self._board, self._tracked, self._writing = None, None, False
         if _ranks().is_main():
-            unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")
             status |= {"status": state, "reason": reason, "ended": provenance.now(), **more}
             try:
                 write_json(self.path / "status.json", status)
+                if paths.settle_former(self.path):
+                    self._ended = status
+                    print(f"run {self.name}: {state} before its first step; the former run is kept", file=sys.stderr)
             except OSError as e:
                 raise self._unwritable("status.json", e) from e
+            finally:
+                unlock(paths.lock_of(self.path))
 
     def __enter__(self) -> Run:
         return self

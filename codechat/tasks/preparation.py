@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import (
@@ -55,7 +55,7 @@ class GeneratedConfig(PreparedConfig):
     problems: int = opt(2000, "training problems", least=1)
     eval_examples: int = opt(200, "worked examples and problems of each split but train", least=1)
     levels: tuple[int, ...] = opt((1,), "levels of the problems; repeat one to sample it more often")
-    seed: int = opt(0, "seed of everything that is drawn")
+    seed: int = opt(0, "seed of everything that is drawn", **SEEDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +71,7 @@ def prepare(
 ) -> Row:
     """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the
     directory, with the entries that `measure` makes of the files."""
-    require_kind(Path(cfg.out), "conversations")
+    require_kind(Path(cfg.out), "conversations", cfg)
     ledgers: list[Ledger] = []
     try:
         files = collect(ledgers)

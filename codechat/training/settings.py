@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 from codechat.tasks import NAMES, name_of
@@ -28,8 +28,10 @@ class RunSettings(Settings):
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
     overwrite: bool = opt(False, "delete the run of this name first", **HERE)
     wandb: bool = opt(False, "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
-    seed: int = opt(0, "seed of new weights, data order and sampling")
-    init_from: str | None = opt(None, "checkpoint to start from: run or directory; none = new weights of --model")
+    seed: int = opt(0, "seed of new weights, data order and sampling", **SEEDS)
+    init_from: str | None = opt(
+        None, "checkpoint to start from: run or directory; none = new weights of --model", reads="run"
+    )
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **OFTEN)
@@ -53,6 +55,7 @@ class LearningSettings(RunSettings):
         None,
         "directory of prepared data: a corpus, DOMAIN.SPLIT.jsonl, preferences.SPLIT.jsonl or TASK.SPLIT.jsonl; "
         "none = the task generates its problems, or preferences are sampled on --task",
+        reads="path",
     )
     max_steps: int = opt(500, "steps: optimizer updates, RL: batches of rollouts", least=1)
     grad_accum: int = opt(1, "microbatches (RL: batches of problems) per step, whose gradients are summed", least=1)
@@ -96,7 +99,7 @@ class ChatSettings(Settings):
     tags: Literal["reserved", "text", "template", "raw"] | None = opt(
         None, "turns: tags of one id each, text, a template; raw = no turns; none = as in the checkpoint, else reserved"
     )
-    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
+    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none", reads="path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,11 @@ class SamplingSettings(ChatSettings):
 class RLSettings(SamplingSettings, LearningSettings):
     """What every loop that learns from a task's reward has."""
 
-    task: str = opt("funcall", f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or of a package")
+    task: str = opt(
+        "funcall",
+        f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or of a package",
+        reads="path",
+    )
     device_batch_size: int = 16
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)

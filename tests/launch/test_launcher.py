@@ -1,5 +1,6 @@
 """Launching: what is written reads back as what was asked for; starting, following, stopping; what is refused."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +198,68 @@ def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
         launcher.stop("plain")
     path = launcher.write(toy).path
     (path / "process.json").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}))
-    with pytest.raises(RunError, match="elsewhere"):
+    with pytest.raises(RunError, match="not running"):
         launcher.stop("toy")
+    with held_as_a_detached_process(path):
+        with pytest.raises(RunError, match="elsewhere"):
+            launcher.stop("toy")
+        with pytest.raises(RunError, match="elsewhere"):
+            launcher.start("toy")
+
+
+@contextlib.contextmanager
+def held_as_a_detached_process(path: Path) -> Iterator[None]:
+    """Another process that has the lock of a detached one."""
+    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    command = [sys.executable, "-c", program, str(path / launcher.ALIVE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        yield
+        other.kill()
+
+
+def rename_host(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "its-former-name"}))
+
+
+def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is_called(
+    toy: ReinforceConfig, home: Path
+) -> None:
+    """A container that starts again has another host name and the same folder."""
+    path = launcher.write(toy).path
+    use_python(path / "launch.sh", stand_in(home / "sleeps", "exec sleep 100"))
+    launcher.start("toy")
+    rename_host(path / "process.json")
+    pid = launcher.process_of(path)["pid"]
+    with pytest.raises(RunError, match=str(pid)):
+        launcher.start("toy")
+    assert launcher.stop("toy", now=True) == "planned" and launcher.process_of(path) is None
+    launcher.start("toy")  # free again
+    rename_host(path / "process.json")
+    os.kill(launcher.process_of(path)["pid"], 9)
+    launcher._children[-1].wait()
+    assert launcher.process_of(path) is None and launcher.status("toy")["status"] == "start failed"
+
+
+def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_killed_one(
+    toy: ReinforceConfig, home: Path
+) -> None:
+    path = launcher.write(toy).path
+    program = "import pathlib, sys\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run\npaths.ROOT = pathlib.Path(sys.argv[1])\nrun = Run.create('toy', {}, kind='reinforce')\nprint('up', flush=True)\ninput()"
+    command = [sys.executable, "-c", program, str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as trainer:
+        assert trainer.stdout.readline() == "up\n"
+        rename_host(path / "status.json")
+        rename_host(path / "env.json")
+        assert launcher.status("toy")["status"] == "running", "its lock is held"
+        trainer.kill()
+    assert launcher.status("toy")["status"] == "killed"
+    with pytest.raises(RunError, match="not running"):
+        launcher.stop("toy")
+    assert launcher.attach("toy")["status"] == "killed", "tail ends"
+    use_python(path / "launch.sh", stand_in(home / "ends", "exit 0"))
+    launcher.start("toy")
+    launcher._children[-1].wait()
 
 
 def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:

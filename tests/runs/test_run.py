@@ -163,7 +163,9 @@ def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
     with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
     assert len(Run.open("r").metrics()) == 1
-    assert len(new(overwrite=True).metrics()) == 0
+    with new(overwrite=True) as run:
+        assert len(run.metrics()) == 0
+        run.log(1, lr=1.0)
     assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], "nothing is left of the former run"
     with pytest.raises(MissingFile, match="'q'.*r"):
         new("q", resume=True)
@@ -187,7 +189,7 @@ def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    new("old")
+    new("old").finish()
     monkeypatch.setattr(os, "fsync", full)
     for name in ("r", "old"):
         with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):

@@ -98,7 +98,9 @@ class RowsConfig(preparation.PreparedConfig):
 class CodeConfig(RowsConfig):
     """Instructions and programs -> programs.SPLIT.jsonl."""
 
-    source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
+    source: tuple[str, ...] = opt(
+        ("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths", reads="path"
+    )
     max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
     max_chars: int = opt(4000, "longest program, characters", least=1)
     neutral_share: float = 0.0
@@ -223,7 +225,9 @@ class SftConfig(RowsConfig, preparation.ColumnsConfig):
     """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
 
     source: str = opt(
-        "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
+        "embedded",
+        "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations",
+        reads="path",
     )
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
     tools_style: Literal["compact", "described", "json"] = opt(

@@ -214,7 +214,9 @@ class ReasoningConfig(preparation.GeneratedConfig, preparation.ColumnsConfig):
     (problems)."""
 
     source: str = opt(
-        "embedded", "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name"
+        "embedded",
+        "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name",
+        reads="path",
     )
     out: str = "data/reasoning"
     template: Literal["xml", "r1_zero", "question_only", "alpaca", "zero_shot"] = opt(

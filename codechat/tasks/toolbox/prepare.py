@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core import processes
-from codechat.core.config import opt
+from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS
@@ -39,6 +39,7 @@ class CallsConfig(ColumnsConfig):
     source: str = opt(
         "embedded",
         "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, ToolACE, xLAM, glaive",
+        reads="path",
     )
     domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
@@ -53,7 +54,7 @@ class CallsConfig(ColumnsConfig):
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
-    seed: int = opt(0, "seed of the toolbox")
+    seed: int = opt(0, "seed of the toolbox", **SEEDS)
     mix: dialogues.Mix = opt(dialogues.Mix(), "shares of the toolbox's conversations")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
 
