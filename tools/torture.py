@@ -1,7 +1,8 @@
-"""Faults in numbers: processes killed at random moments, a disk that fills up or turns read-only, fuzzed inputs, a server under hostile clients.
+"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up or turns read-only, fuzzed inputs, a server under
+hostile clients.
 
     make torture                                    everything, an hour at most
-    python tools/torture.py kills --kills 40        one part; parts: kills disk fuzz server
+    python tools/torture.py kills --kills 40        one part; parts: kills names disk fuzz server
     python tools/torture.py kills --jobs recipe     one job of a part
     python tools/torture.py --minutes 10 --seed 1
 
@@ -312,6 +313,197 @@ def compare(table: Table, job: Job, whole: Path, victim: Path) -> None:
         table.count(job.name, "ended the same")
     else:
         table.fail(job.name, "ended with other bytes than the run that nobody killed")
+
+
+# ---------------------------------------------------------------- names
+
+
+# a run whose last evaluation never ends: the moment in which it is killed does not depend on the machine
+SLOW = """
+import sys, time
+from codechat import cli
+from codechat.runs.run import Run
+usual = Run.log_eval
+def slow(self, step, values):
+    if step:
+        print("last evaluation", flush=True)
+        time.sleep(600)
+    usual(self, step, values)
+Run.log_eval = slow
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+FEW_STEPS = ["--max-steps", "12", "--save-every", "0", "--eval-every", "0"]
+BASE = ["reinforce", "--preset", "toy", "--max-steps", "2", "--diagnose-groups", "0", "--run-name"]
+SCORED = ["--task", "toy", "--limit", "8", "--n", "1", "--ks", "1", "--max-new-tokens", "8", "--no-contamination"]
+CHARS = [
+    "--source", "{home}/text.txt", "--objective", "supervised", "--horizon", "8", "--max-tokens", "3072", "--save-every", "0", "--eval-every", "0",
+    "--model.depth", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "16", "--samples", "0",
+]  # fmt: skip
+LOOPS = {
+    "pretrain": [*PRETRAIN, *FEW_STEPS, "--no-compile"],
+    "sft": [*SFT, *FEW_STEPS, "--no-compile"],
+    **{
+        name: ["--preset", "toy", *FEW_STEPS, "--diagnose-groups", "0"]
+        for name in ("reinforce", "grpo", "ppo", "expert")
+    },
+    "distill": ["--preset", "toy", "--teacher", "base", "--task", "toy", *FEW_STEPS],
+    "preference": ["--preset", "toy", "--task", "toy", *FEW_STEPS],
+    "chars": CHARS,
+}
+# (words, the run that the command would replace and reads)
+READING = (
+    ("evaluate --ckpt other base", "base"),
+    ("evaluate --ckpt other base@2", "base"),
+    ("evaluate --ckpt other runs/base/checkpoints/step_000002", "base"),
+    ("evaluate --ckpt other link", "base"),
+    ("diagnose --task toy --ckpt base", "base"),
+    ("sft --init-from base --data-dir {home}/talks --probe-examples 0 --max-steps 1", "base"),
+    ("grpo --preset toy --init-from base --max-steps 1", "base"),
+    ("preference --preset toy --task toy --init-from base --max-steps 1", "base"),
+    ("distill --preset toy --task toy --teacher base --max-steps 1", "base"),
+    ("import runs/base", "base"),
+)
+
+
+def start(home: Path, root: Path, words: list[str], program: str = "") -> subprocess.Popen[str]:
+    """A command in a session of its own."""
+    first = ["-c", program] if program else ["-m", "codechat"]
+    command = [sys.executable, *first, *(word.format(home=home) for word in words)]
+    return subprocess.Popen(command, cwd=root, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+
+
+def one_line(err: str) -> bool:
+    return "Traceback" not in err and len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def names(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
+    """Two of every loop, of an evaluation and of a corpus at once with one name: one of them is whole, the other says so in one line. Every loop
+    killed in its last evaluation on a host that is then called otherwise: no step is lost, and it goes on. No command replaces a run that it reads."""
+    root = home / "names"
+    root.mkdir()
+    for base in ("base", "other"):
+        _, err = start(home, root, [*BASE, base]).communicate(timeout=600)
+        assert (root / "runs" / base / "checkpoints").exists(), err
+    for turn in range(n):
+        for name, words in LOOPS.items():
+            if time.monotonic() > until:
+                return
+            two_at_once(
+                table,
+                home,
+                root,
+                Job(name, [name, *words, "--run-name", f"{name}-{turn}"], runs=(f"{name}-{turn}",)),
+                rng,
+            )
+            kill_in_last_evaluation(table, home, root, Job(name, [name, *words, "--run-name", f"{name}-k{turn}"], runs=(f"{name}-k{turn}",)))  # fmt: skip
+            table.print_row(name)
+        two_at_once(table, home, root, Job("evaluate", ["evaluate", "--ckpt", "base", *SCORED, "--run-name", f"e{turn}"], runs=(f"e{turn}",)), rng)  # fmt: skip
+        corpus = ["data", "corpus", "--source", "{home}/text.txt", "--tokenizer", "bytes", "--out", f"made-{turn}"]
+        two_at_once(table, home, root, Job("data corpus", corpus, out=f"made-{turn}"), rng)
+    reading(table, home, root)
+    launched(table, home, root)
+
+
+def two_at_once(table: Table, home: Path, root: Path, job: Job, rng: random.Random) -> None:
+    first = start(home, root, job.words)
+    time.sleep(rng.choice([0.0, 0.0, rng.uniform(0, 0.5)]))
+    second = start(home, root, job.words)
+    ends = [(p.communicate(timeout=600)[1], p.returncode) for p in (first, second)]
+    refused = [err for err, code in ends if code]
+    if len(refused) > 1 or (job.runs and not refused) or not all(map(one_line, refused)):
+        table.fail(job.name, f"two at once ended with {[(code, err[-300:]) for err, code in ends]}")
+        return
+    alone = root / f"alone-{job.name.replace(' ', '-')}"
+    if not alone.exists():
+        alone.mkdir()
+        shutil.copytree(root / "runs" / "base", alone / "runs" / "base")
+        start(home, alone, job.words).communicate(timeout=600)
+        (alone / "outcome").write_text(outcome(job, alone))
+    if outcome(job, root) != (alone / "outcome").read_text():
+        table.fail(job.name, "two at once left other bytes than one alone")
+    elif left := [p.name for run in job.runs for p in (root / "runs").glob(f".{run}.*")]:
+        table.fail(job.name, f"left {left}")
+    else:
+        table.count(job.name, "two at once, one whole")
+
+
+def kill_in_last_evaluation(table: Table, home: Path, root: Path, job: Job) -> None:
+    """The weights were saved before that evaluation began, so nothing is left to train."""
+    process = start(home, root, job.words, SLOW)
+    said = process.stdout.readline() if process.stdout else ""
+    while said and "last evaluation" not in said:
+        said = process.stdout.readline() if process.stdout else ""
+    os.killpg(process.pid, signal.SIGKILL)
+    _, err = process.communicate()
+    run = root / "runs" / job.runs[0]
+    if "last evaluation" not in said:
+        table.fail(job.name, f"ended before its last evaluation: {err[-300:]}")
+        return
+    rename_host(run)
+    from codechat.runs import paths
+
+    if (state := paths.read_status(run)["status"]) != "killed":
+        table.fail(job.name, f"killed in its last evaluation, on a host that was renamed, it is {state}")
+    steps, rows = paths.checkpoint_paths(run), len((run / "metrics.jsonl").read_text().splitlines())
+    if not steps:
+        table.fail(job.name, "killed in its last evaluation it has lost all steps: no checkpoint")
+        return
+    _, err = (going := start(home, root, [*job.words, "--resume"])).communicate(timeout=600)
+    if going.returncode or paths.read_status(run)["status"] != "finished":
+        table.fail(job.name, f"killed in its last evaluation it does not go on: {err[-300:]}")
+    elif len((run / "metrics.jsonl").read_text().splitlines()) != rows:
+        table.fail(job.name, "killed in its last evaluation it trained steps again")
+    else:
+        table.count(job.name, "killed in its last evaluation, no step lost")
+
+
+def rename_host(folder: Path) -> None:
+    """As of a container that starts again."""
+    for name in ("status.json", "env.json", "process.json"):
+        if (file := folder / name).is_file():
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "a-former-name"}))
+
+
+def reading(table: Table, home: Path, root: Path) -> None:
+    """No command replaces what it reads."""
+    (root / "link").symlink_to(root / "runs" / "base")
+    for text, name in READING:
+        before = bytes_of(root / "runs" / name)
+        words = [*text.split(), "--run-name", name, "--overwrite", *(SCORED if text.startswith("evaluate") else ())]
+        _, err = (process := start(home, root, words)).communicate(timeout=600)
+        if process.returncode != 2 or not one_line(err) or bytes_of(root / "runs" / name) != before:
+            table.fail("reading", f"{text}: {process.returncode}, {err[-300:]}")
+        else:
+            table.count("reading", "commands that keep what they read")
+
+
+def launched(table: Table, home: Path, root: Path) -> None:
+    """A launched run that was killed on a host that is then called otherwise: status, tail and stop end, and start goes on."""
+    words = "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 --eval-every 0 --diagnose-groups 0 --run-name launched"
+    start(home, root, words.split()).communicate(timeout=600)
+    run = root / "runs" / "launched"
+    ends = time.monotonic() + 120
+    while not checkpoints(run) and time.monotonic() < ends:
+        time.sleep(0.2)
+    start(home, root, ["launch", "launched", "stop", "--now"]).communicate(timeout=600)
+    rename_host(run)
+    told = {}
+    for what in ("status", "tail", "stop", "start", "tail"):
+        process = start(home, root, ["launch", "launched", what])
+        out, err = process.communicate(timeout=600)
+        told[what] = (process.returncode, out + err)
+    good = (
+        "killed" in told["status"][1] and "not running" in told["stop"][1] and told["start"][0] == told["tail"][0] == 0
+    )
+    if not good or "finished" not in told["tail"][1]:
+        table.fail("launched", str({what: (code, text[-200:]) for what, (code, text) in told.items()}))
+    else:
+        table.count("launched", "killed on a renamed host, and finished")
 
 
 # ---------------------------------------------------------------- disk
@@ -652,19 +844,26 @@ def resident() -> int:
 def main() -> int:
     global JOBS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="kills disk fuzz server; none = all")
+    parser.add_argument("parts", nargs="*", help="kills names disk fuzz server; none = all")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument(
         "--jobs", nargs="+", default=[job.name for job in JOBS], help="of kills, such as 'data calls' or recipe"
     )
+    parser.add_argument("--turns", type=int, default=2, help="of names: how often two of each are started at once")
     parser.add_argument("--disks", type=int, default=10, help="faults of each kind")
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
     given = parser.parse_args()
-    sizes = {"kills": given.kills, "disk": given.disks, "fuzz": given.inputs, "server": given.clients}
-    share = {"kills": 0.6, "disk": 0.1, "fuzz": 0.13, "server": 0.17}
+    sizes = {
+        "kills": given.kills,
+        "names": given.turns,
+        "disk": given.disks,
+        "fuzz": given.inputs,
+        "server": given.clients,
+    }
+    share = {"kills": 0.5, "names": 0.1, "disk": 0.1, "fuzz": 0.13, "server": 0.17}
     parts = given.parts or list(sizes)
     if unknown := [name for name in given.jobs if name not in {job.name for job in JOBS}]:
         parser.error(f"no job {unknown[0]!r}; there are {', '.join(job.name for job in JOBS)}")
