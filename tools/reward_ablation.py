@@ -53,7 +53,7 @@ class AblationConfig:
     """What to sample, and how many groups to differentiate."""
 
     run_name: str = opt("anatomy", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
     ckpt: tuple[str, ...] = opt(config.REQUIRED, "checkpoints, in the order in which they were trained", reads="run")
     # the museum's rows are of the published staircase
     task: str = opt("funcall:staircase=published", "task of function calls")

@@ -30,7 +30,7 @@ class SupervisionConfig:
     """Which files to count, and how."""
 
     run_name: str = opt("supervision", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
     files: tuple[str, ...] = opt(config.REQUIRED, "files of conversations, DOMAIN=PATH each", reads="path")
     tokenizer: str = opt("gpt2", "tokenizer")
     tags: Literal["reserved", "text"] = opt("text", "turn tags as plain text, or as single reserved ids")

@@ -5,6 +5,7 @@ manifest, and removes those that it does not write again. A file of another comm
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
     """DataError where `out` holds a corpus and not conversations, or the reverse, or what neither wrote, or is the folder that `cfg` reads,
     or it or a folder above it is a file."""
     for flag, text in config.read_by(cfg, "path") if cfg else ():
-        if Path(text).is_dir() and Path(text).resolve() == out.resolve():
+        if os.path.isdir(text) and Path(text).resolve() == out.resolve():
             raise DataError(
                 f"{flag} and --out are one folder, {text}: its rows would be replaced; choose another --out"
             )
@@ -86,7 +87,7 @@ def _write(
         other = f"{out / taken[0]} was written by codechat {manifest['files'][taken[0]]['command']}"
         raise DataError(f"{other}, and codechat {command} has rows for a file of that name; choose another --out")
     for flag, text in config.read_by(cfg, "path"):
-        if any(Path(text).exists() and Path(text).resolve() == (out / name).resolve() for name in files):
+        if any(os.path.exists(text) and Path(text).resolve() == (out / name).resolve() for name in files):
             raise DataError(f"{flag} {text} is a file that this command writes; choose another --out")
     for name in earlier:
         del manifest["files"][name]

@@ -166,7 +166,7 @@ class SamplingSettings(Settings):
     """The run to write, and how completions are sampled."""
 
     run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, one completion", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)

@@ -236,7 +236,7 @@ def recover(run_path: Path) -> None:
     """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has begun or was launched and still may.
 
     Nothing where the name is being written, or no former run is there."""
-    with contextlib.suppress(OSError, ValueError):  # a folder that this user can only read; a text that is no path
+    with contextlib.suppress(OSError, ValueError, RunError):  # only readable; a text that is no path; a damaged run
         place = lock_of(run_path)
         if is_run(_beside(run_path, "old")) and holder(place) is None and lock(place):
             settle_former(run_path)
@@ -280,7 +280,7 @@ def _places_read(config: Any, parent: str | Path | None) -> Iterator[tuple[str, 
         # a path, or one within hf:DIR, FILE.py:CLASS or DOMAIN=FILE
         parts = (text, *text.partition(":")[::2], text.partition("=")[2])
         for part in parts:
-            if part and Path(part).exists():
+            if part and os.path.exists(part):  # False for a text that is no path
                 yield flag, Path(part).resolve()
 
 

@@ -26,7 +26,7 @@ class RunSettings(Settings):
 
     run_name: str = opt("run", "name of the run directory under runs/", **HERE)
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
-    overwrite: bool = opt(False, "delete the run of this name first", **HERE)
+    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", **HERE)
     wandb: bool = opt(False, "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
     seed: int = opt(0, "seed of new weights, data order and sampling", **SEEDS)
     init_from: str | None = opt(

@@ -121,6 +121,13 @@ def test_a_name_that_is_also_a_word_of_another_setting_is_no_reading(home: Path)
     assert Run.open("toy").status["status"] == "finished"
 
 
+def test_settings_that_are_no_paths_are_no_reading(home: Path) -> None:
+    train(small("reinforce", home, run_name="r", max_steps=1))
+    for task in ("toy" + "x" * 5000, "reasoning:levels=[" + ",".join(["1"] * 400) + "]"):
+        cfg = config.resolve(ReinforceConfig, overrides={"run_name": "r", "task": task, "data_dir": "a\0b"})
+        paths.check_not_read("r", cfg)
+
+
 def test_every_setting_that_names_runs_or_files_says_so() -> None:
     """A setting of a new command is forgotten otherwise: its name or its help tells what it is."""
     run_names = {"ckpt", "init_from", "teacher", "rates", "base"}

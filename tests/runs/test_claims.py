@@ -396,6 +396,15 @@ def test_a_kill_between_the_two_renames_loses_nothing(former: dict[str, str]) ->
     assert paths.exists("r") and hashes(runs_dir() / "r") == former
 
 
+def test_a_former_run_beside_a_damaged_one_is_neither_deleted_nor_put_back(former: dict[str, str]) -> None:
+    run = replace_run()
+    (run.path / "status.json").write_text("{")
+    processes.unlock(paths.lock_of(run.path))
+    with pytest.raises(RunError, match="status.json"):
+        Run.open("r").status  # noqa: B018
+    assert hashes(runs_dir() / ".r.old") == former
+
+
 def test_a_launch_that_replaces_a_run_keeps_it_until_the_loop_begins(former: dict[str, str]) -> None:
     for _ in range(2):  # and a plan that replaces the plan
         path = paths.prepare("r", {"lr": 0.2}, "test", overwrite=True, plan={"launch.sh": "exit 1"})
