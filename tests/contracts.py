@@ -24,6 +24,7 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
+from codechat.training.session import Session
 
 # what another process measures differently
 TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}
@@ -143,6 +144,21 @@ def killed_after(step: int | None = None) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoint, "save", save_then_die)
+        yield
+
+
+@contextmanager
+def failing_in(method: str, step: int) -> Iterator[None]:
+    """The block must end in an error that is raised where a session's method begins at `step`."""
+    own = getattr(Session, method)
+
+    def fail(session: Session) -> None:
+        if session.step == step:
+            raise Killed
+        own(session)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Session, method, fail)
         yield
 
 

@@ -113,9 +113,10 @@ def train(cfg: CharsConfig) -> Run:
 
         def evaluate(model: GPT, step: int) -> dict[str, Any]:
             with sharding.whole(model) as reader:
-                if cfg.samples:
+                found = learning.validate(reader, text, cfg, world.device)
+                if cfg.samples:  # last, so that an evaluation which fails and is repeated writes them once
                     session.run.log_samples(step, learning.write_samples(reader, text, cfg, world.device))
-                return {**learning.validate(reader, text, cfg, world.device), "tokens": step * per_step}
+            return found | {"tokens": step * per_step}
 
         heads = {learner.head: VALUE_LR} if cfg.objective == "ppo" else {}
         how = dict(parent=None, evaluate=evaluate, heads=heads, max_steps=steps, kept={"value_head": learner.head})

@@ -1,7 +1,7 @@
 """What the loops that learn from a task's reward share: rollouts in, updates out, and everything about a step that has one right answer.
 
     with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
-        for step in r.steps():                              # evaluates and saves when due
+        for step in r.steps():                              # saves and evaluates when due
             batch = r.sample()                              # P problems x G completions
             advantage = group_advantages(batch.rewards)     # (P, G)
             for update in r.updates(batch, advantage != 0): # none where all groups of all ranks agree

@@ -2,7 +2,7 @@
 
 s = Session("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader})
 with s.running():
-    for step in s.steps():             # evaluates, saves and ends when due
+    for step in s.steps():             # saves, evaluates and ends when due
         ...                            # forward and backward passes
         s.apply_gradients()
         s.log_supervised(nats, tokens_per_step)
@@ -44,7 +44,7 @@ KEPT = "the last checkpoint is kept"
 
 
 class Session:
-    """Opens or resumes a run, then evaluates, saves and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
+    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
 
     evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, and their learning rates.
     kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
@@ -111,20 +111,18 @@ class Session:
     # ---- the steps
 
     def steps(self) -> Iterator[int]:
-        """The steps to train. Before each what is due is evaluated and saved, once more after the last; ends early when interrupted, on all
+        """The steps to train. Before each what is due is saved and evaluated, once more after the last; ends early when interrupted, on all
         ranks together. A resumed run evaluates its first weights only if that was cut off."""
         self.pace = (self.start, time.perf_counter())
-        evaluated = self.run.resumed and dist.gather(self.start in set(self.run.evals()["step"]))[0]
+        evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
             self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
-            if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
-                self.run.log_eval(self.step, self.evaluate(self.model, self.step))
-                for warning in warnings(self.run.evals()) if dist.is_main() else ():
-                    print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
-                self.pace = (self.step, time.perf_counter())
+            # saved first: an evaluation that fails or is killed costs no step, and --resume makes up for it
             if (done or self.stopping or self._due(self.cfg.save_every)) and self.step > self.start:
                 self.save(wait=done or self.stopping)
+            if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
+                self._evaluate()
             if done or self.stopping:
                 return
             schedule = dict(schedule=self.cfg.schedule, final=self.cfg.final_lr_share)
@@ -132,6 +130,16 @@ class Session:
             optim.set_lr(self.optimizers, scale)
             self.lr = self.cfg.lr * scale
             yield self.step
+
+    def _evaluate(self) -> None:
+        """Append a row to eval.jsonl, and warn. Training continues from the random state that was saved, whatever an evaluation draws."""
+        random_state = checkpoint.rng_state()
+        row = self.evaluate(self.model, self.step)
+        checkpoint.set_rng_state(random_state)
+        self.run.log_eval(self.step, row)
+        for warning in warnings(self.run.evals()) if dist.is_main() else ():
+            print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
+        self.pace = (self.step, time.perf_counter())
 
     def _due(self, every: int) -> bool:
         return bool(every and self.step % every == 0)

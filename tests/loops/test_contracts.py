@@ -2,6 +2,7 @@
 be are refused, and nothing that is not finite is learned from or saved."""
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,59 @@ COLUMNS = {
 def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, home: Path) -> None:
     loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
     contracts.resume_contract(small(loop, home, **more), 2)
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
+def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(loop: str, home: Path) -> None:
+    """Nothing else is saved on the way: the checkpoint is the one of the last step. A second --resume finds nothing to do."""
+    loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
+    cfg = small(loop, home, **more | dict(save_every=0))
+    whole = train(replace(cfg, run_name="whole"))
+    cut = replace(cfg, run_name="cut")
+    with contracts.failing_in("_evaluate", step=4):
+        train(cut)
+    failed = run.Run.open("cut")
+    assert failed.status["status"] == "failed" and failed.checkpoints() == [4]
+    assert 4 not in set(failed.evals()["step"]) and len(failed.metrics()) == len(whole.metrics())
+    for _ in range(2):
+        resumed = train(replace(cut, resume=True))
+        contracts.assert_same_runs(resumed, whole)
+        assert resumed.status["status"] == "finished"
+        kept = [(row["step"], row.get("completion")) for row in resumed.samples()]
+        assert kept == [(row["step"], row.get("completion")) for row in whole.samples()]
+
+
+def noisy_score(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
+    """A reward of one's own that draws from Python's generator, in training and in evaluations."""
+    return toy.Score(random.random(), "none", {}, False)
+
+
+@pytest.mark.parametrize("killed", ["_evaluate", "apply_gradients"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_an_evaluation_draws_changes_nothing_that_is_learned(
+    loop: str, killed: str, home: Path, monkeypatch: Any
+) -> None:
+    """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up for, or behind it, where it is not repeated."""
+    monkeypatch.setattr(toy.ToyTask, "score", noisy_score)
+    cfg = small(loop, home, eval_every=2, **MORE.get(loop, {}))
+    random.seed(5)
+    whole = train(replace(cfg, run_name="whole"))
+    random.seed(5)
+    with contracts.failing_in(killed, step=2):
+        train(replace(cfg, run_name="cut"))
+    contracts.assert_same_runs(train(replace(cfg, run_name="cut", resume=True)), whole)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_run_that_died_before_its_first_checkpoint_does_not_repeat_its_first_evaluation(
+    loop: str, home: Path
+) -> None:
+    cfg = small(loop, home, **MORE.get(loop, {}))
+    whole = train(replace(cfg, run_name="whole"))
+    with contracts.failing_in("apply_gradients", step=1):
+        train(replace(cfg, run_name="cut"))
+    assert not run.Run.open("cut").checkpoints()
+    contracts.assert_same_runs(train(replace(cfg, run_name="cut", resume=True)), whole)
 
 
 @pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "chars"), "preference by DPO"])

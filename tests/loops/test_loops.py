@@ -19,7 +19,7 @@ from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, trai
 from raising import raising
 
 from codechat import cli, grpo, sft, tasks
-from codechat.core import registry
+from codechat.core import config, registry
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import evaluate
@@ -130,6 +130,32 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
         done = subprocess.run([*words, *more], capture_output=True, timeout=900)
         assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert_same_runs(run.Run.open("killed"), run.Run.open("whole"))
+
+
+KILLED_IN_THE_LAST_EVALUATION = """
+import os, signal
+from codechat.training.session import Session
+evaluate = Session._evaluate
+def die(session):
+    if session.step == session.max_steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+    evaluate(session)
+Session._evaluate = die
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["pretrain", "sft", "preference", "grpo", "chars"])
+def test_kill_9_during_the_last_evaluation_loses_no_step(loop: str, home: Path) -> None:
+    """In a process of its own, killed for real. The kernel frees the lock of the run, so --resume takes it over."""
+    cfg = small(loop, home, run_name="killed", save_every=0)
+    whole = train(replace(cfg, run_name="whole"))
+    (home / "killed.json").write_text(json.dumps(config.plain(cfg)))
+    words = [str(home), loop.replace("_", "-"), "--config", str(home / "killed.json")]
+    first = subprocess.run([sys.executable, "-c", KILLED_IN_THE_LAST_EVALUATION + PROGRAM, *words], capture_output=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr.decode()[-2000:]
+    assert run.Run.open("killed").status["status"] == "killed" and run.Run.open("killed").checkpoints() == [4]
+    assert_same_runs(train(replace(cfg, resume=True)), whole)
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
