@@ -44,6 +44,7 @@ def train(cfg: DistillConfig) -> Run:
     from codechat.rl.losses import masked_sum, policy_gradient_loss
     from codechat.runs import checkpoint
     from codechat.training.rl_session import rl_session
+    from codechat.training.session import weights_hash
 
     new = {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags or "reserved"}
     theirs, ours = (checkpoint.read_meta(source) if source else new for source in (cfg.teacher, cfg.init_from))
@@ -51,7 +52,7 @@ def train(cfg: DistillConfig) -> Run:
         named, needed = (meta[name] for meta in (theirs, ours))
         if named != needed and not (name == "tokenizer" and named.get("json", 0) == needed.get("json")):
             raise ConfigError(f"the {name} of teacher {cfg.teacher} and of the student differ; required is the same")
-    with rl_session(cfg, "distill") as r:
+    with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as r:
         teacher = loading.load_model(cfg.teacher, dist.device()).model
         if cfg.samples == "teacher":
             r.sampler.model = teacher

@@ -75,17 +75,24 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat import tasks
     from codechat.distributed import dist, hardware
     from codechat.models import lora
-    from codechat.rl.preference_losses import BETA
+    from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.rl_session import Meter
-    from codechat.training.session import Session, build_model, evaluate_policy, load_parent
+    from codechat.training.session import (
+        Session,
+        build_model,
+        evaluate_policy,
+        load_parent,
+        task_hash,
+        weights_hash,
+    )
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(replace(cfg, beta=BETA[cfg.loss] if cfg.beta is None else cfg.beta))
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = build_model(cfg, parent)
-        pairs, held_out = read_or_sample(cfg, model, task, tok)
+        pairs, held_out, data = read_or_sample(cfg, model, task, tok)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         hardware.compile_blocks(model)
@@ -95,7 +102,11 @@ def train(cfg: PreferenceConfig) -> Run:
             return row | (evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
         trained_on = dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data)
-        session = Session("preference", cfg, model, tok, parent=parent, evaluate=evaluate, trained_on=trained_on)
+        data |= task_hash(cfg.task, cfg.task_data, "select", problems)
+        if parent and (cfg.loss in NEEDS_REFERENCE or cfg.data_dir is None):
+            data |= weights_hash(cfg.init_from, parent.meta)
+        how = dict(parent=parent, evaluate=evaluate, trained_on=trained_on, data=data)
+        session = Session("preference", cfg, model, tok, **how)
         size, count = len(pairs.prompts), cfg.device_batch_size * cfg.grad_accum * world.size
         with session.running():
             for step in session.steps():

@@ -112,7 +112,8 @@ def train(cfg: PretrainConfig) -> Run:
         hardware.compile_blocks(model, cfg.compile)
         how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
-        session = Session("pretrain", cfg, model, tok, **how)
+        data = {f"corpus {cfg.data_dir}": str(manifest.get("hash"))}
+        session = Session("pretrain", cfg, model, tok, data=data, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():

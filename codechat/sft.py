@@ -70,7 +70,7 @@ def train(cfg: SFTConfig) -> Run:
     from codechat.data import conversations, prepared
     from codechat.distributed import dist, hardware
     from codechat.models import attention
-    from codechat.training.session import HeldOut, Session, build_policy, load_parent, totals
+    from codechat.training.session import HeldOut, Session, build_policy, domains_hash, load_parent, totals
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
@@ -91,7 +91,8 @@ def train(cfg: SFTConfig) -> Run:
         style = prepared.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
-        session = Session("sft", cfg, model, tok, kept={"loader": loader}, **how)
+        data = domains_hash(cfg.data_dir, "train", rows.hashes) | held_out.hashes
+        session = Session("sft", cfg, model, tok, kept={"loader": loader}, data=data, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():

@@ -26,7 +26,7 @@ import numpy as np
 from codechat.core import processes
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import Ledger, Row, read_jsonl
+from codechat.data.sources import Ledger, Row, hash_rows, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -218,6 +218,11 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
+def hash_examples(examples: Iterable[Example]) -> str:
+    """What these conversations are as ids and loss mask."""
+    return hash_rows(example.ids.tobytes() + example.loss_mask.tobytes() for example in examples)
+
+
 def packed_mask(docs: torch.Tensor) -> Any:
     """What the tokens of packed rows see, for `attention.attend`."""
     from codechat.models import attention
@@ -261,6 +266,7 @@ class PackedLoader:
             raise DataError("no domain has a positive weight; required is at least one; change --mix")
         self.weights = [weights[name] / sum(weights.values()) for name in self.domains]
         self.examples = [examples[name] for name in self.domains]
+        self.hashes = {name: hash_examples(rows) for name, rows in zip(self.domains, self.examples)}
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
         self.drawn = [0] * len(self.domains)
         self.supervised = [0] * len(self.domains)
@@ -292,14 +298,15 @@ class PackedLoader:
         return {
             "seed": self.seed,
             "sizes": dict(zip(self.domains, map(len, self.examples), strict=True)),
+            "hashes": dict(self.hashes),
             "drawn": list(self.drawn),
             "supervised": list(self.supervised),
             "waiting": [[self.domains[d], i] for *_, d, i in self.waiting],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """DataError when the seed or the data are not those of the saved state."""
-        saved, mine = ({key: at[key] for key in ("seed", "sizes")} for at in (state, self.state()))
+        """DataError when the seed or the conversations are not those of the saved state."""
+        saved, mine = ({key: at[key] for key in ("seed", "sizes", "hashes")} for at in (state, self.state()))
         if saved != mine:
             raise DataError(f"saved with {saved}, this run has {mine}; resume with the same data, --mix and --seed")
         self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])

@@ -95,6 +95,33 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object, another one in each process
+
+
+def hash_rows(rows: Iterable[Any]) -> str:
+    """16 hex digits of the content of rows, in their order: bytes, or what json can hold. What it cannot hold, as a user's rows may, counts by its
+    repr without addresses, so another process finds the same."""
+    sha = hashlib.sha256()
+    for row in rows:
+        sha.update(row if isinstance(row, bytes) else _as_text(row).encode("utf-8", "surrogatepass"))
+        sha.update(b"\0")
+    return sha.hexdigest()[:16]
+
+
+def _as_text(row: Any) -> str:
+    def stable(value: Any) -> Any:
+        if isinstance(value, set | frozenset):
+            return sorted(map(_as_text, value))
+        if isinstance(value, Mapping):
+            return dict(value)
+        return ADDRESS.sub("", repr(value))
+
+    try:
+        return json.dumps(row, default=stable)
+    except (TypeError, ValueError):  # keys that are no text, or a circle
+        return ADDRESS.sub("", repr(row))
+
+
 def fraction(hex_digest: str) -> float:
     """The digest as a number in [0, 1): a document is in the same split on every machine."""
     return int(hex_digest[:8], 16) / 2**32

@@ -121,7 +121,8 @@ def train(cfg: CharsConfig) -> Run:
         heads = {learner.head: VALUE_LR} if cfg.objective == "ppo" else {}
         how = dict(parent=None, evaluate=evaluate, heads=heads, max_steps=steps, kept={"value_head": learner.head})
         how |= dict(tags="text", trained_on=dict(objective=cfg.objective))
-        session = Session("chars", cfg, learner.model, text.tokenizer, **how)
+        data = {f"text {cfg.source}": text.hash()}
+        session = Session("chars", cfg, learner.model, text.tokenizer, data=data, **how)
         with session.running():
             for step in session.steps():
                 row: dict[str, float] = {}

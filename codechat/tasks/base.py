@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from codechat.core.errors import DataError, check_choice
+from codechat.data.sources import hash_rows
 from codechat.text.tool_calls import CALL_TAG, TAGS
 from codechat.text.tool_lists import described
 
@@ -148,6 +149,11 @@ def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[
 def row_of(problem: Problem) -> dict[str, Any]:
     """The row of a problem in a jsonl file; `problem_of` reads it."""
     return {key: getattr(problem, key) for key in ("id", "messages", "gold", "split")} | {"meta": dict(problem.meta)}
+
+
+def hash_problems(problems: Iterable[Problem]) -> str:
+    """What these problems are, also where a task generates them."""
+    return hash_rows(map(row_of, problems))
 
 
 def problem_of(

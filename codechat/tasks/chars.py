@@ -40,6 +40,9 @@ class Text:
         _starts(self.val, length)
         return self.val.unfold(0, length, step)[: max(1, limit)]
 
+    def hash(self) -> str:
+        return sources.hash_rows(ids.numpy().tobytes() for ids in (self.train, self.val))
+
     def symbol_bytes(self) -> Tensor:
         """(n_vocab,) bytes of text of each id."""
         lengths = [len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.n_vocab)]

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import preference_rows
-from codechat.data.sources import read_jsonl
+from codechat.data.sources import hash_rows, read_jsonl
 from codechat.distributed import dist, sharding
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
@@ -28,7 +28,7 @@ from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.rl_session import Meter
-from codechat.training.session import Session, totals
+from codechat.training.session import Session, task_hash, totals
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
@@ -138,12 +138,23 @@ def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> N
     session.bar.set_postfix({name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")})
 
 
-def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> tuple[RolloutBatch, RolloutBatch | None]:
+class Preferences(NamedTuple):
+    """Pairs to train on, held-out ones, and the hashes of what they come from."""
+
+    pairs: RolloutBatch
+    held_out: RolloutBatch | None
+    hashes: dict[str, str]
+
+
+def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> Preferences:
     """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
     if cfg.data_dir is None:
         assert task is not None
-        sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, task.problems("train", seed=cfg.seed), tok)
-        return pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
+        problems = task.problems("train", seed=cfg.seed)
+        sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, problems, tok)
+        pairs = pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1))
+        # not of the pairs, since the same policy may sample others on a GPU
+        return Preferences(pairs, None, task_hash(cfg.task, cfg.task_data, "train", problems))
 
     def read(split: str, limit: int | None = None) -> RolloutBatch:
         batch = read_preferences(cfg.data_dir, split, tok, cfg.tags, cfg.model.block_size, limit)
@@ -153,10 +164,18 @@ def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> t
         return batch
 
     pairs = read("train")
+    hashes = {f"{cfg.data_dir}/preferences.train.jsonl": hash_pairs(pairs)}
     try:
-        return pairs, read("select", cfg.eval_examples)
+        held_out = read("select", cfg.eval_examples)
     except MissingFile:
-        return pairs, None
+        return Preferences(pairs, None, hashes)
+    return Preferences(pairs, held_out, hashes | {f"{cfg.data_dir}/preferences.select.jsonl": hash_pairs(held_out)})
+
+
+def hash_pairs(batch: RolloutBatch) -> str:
+    """What these preferences are as ids and labels."""
+    answers = [(completion.ids, score.reward) for completion, score in zip(batch.completions, batch.scores)]
+    return hash_rows([*batch.prompts, *answers])
 
 
 def place(i: int, size: int, seed: int) -> int:

@@ -48,7 +48,16 @@ from codechat.rl.engines import RolloutSampler, step_seed
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
 from codechat.tasks.base import Problem, Task, warn_of_shortcuts
-from codechat.training.session import KEPT, Session, build_model, build_policy, load_parent, load_task, totals
+from codechat.training.session import (
+    KEPT,
+    Session,
+    build_model,
+    build_policy,
+    load_parent,
+    load_task,
+    totals,
+    weights_hash,
+)
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
 MAXIMA = ("logprob_mismatch", "ratio_max")
@@ -61,13 +70,20 @@ Rank = tuple[Tensor, Pairs, Values, Values]
 
 @contextmanager
 def rl_session(
-    cfg: Any, kind: str, *, reference: bool = False, value_head: bool = False, measures: Sequence[str] = ()
+    cfg: Any,
+    kind: str,
+    *,
+    reference: bool = False,
+    value_head: bool = False,
+    measures: Sequence[str] = (),
+    data: Mapping[str, str] = {},
 ) -> Iterator[RLSession]:
     """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad settings or a DEAD task.
 
-    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up."""
+    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up.
+    data: hashes of what the loop uses beside its task."""
     with dist.session(cfg) as world:
-        r = RLSession(cfg, kind, world, reference, value_head, measures)
+        r = RLSession(cfg, kind, world, reference, value_head, measures, data)
         with r.running():
             yield r
 
@@ -93,13 +109,22 @@ class RLSession(Session):
     """A run that learns from rollouts; see `rl_session`, which opens it."""
 
     def __init__(
-        self, cfg: Any, kind: str, world: dist.World, reference: bool, value_head: bool, measures: Sequence[str]
-    ) -> None:  # fmt: skip
+        self,
+        cfg: Any,
+        kind: str,
+        world: dist.World,
+        reference: bool,
+        value_head: bool,
+        measures: Sequence[str],
+        data: Mapping[str, str],
+    ) -> None:
         cfg, parent, tok = load_parent(cfg)
         self.world, self.measures = world, measures
-        self.task, problems, evaluate = load_task(cfg, tok)
+        self.task, problems, evaluate, hashes = load_task(cfg, tok)
         model = build_policy(cfg, parent)
         self.reference = build_model(cfg, parent) if reference else None
+        if reference and parent:
+            hashes |= weights_hash(cfg.init_from, parent.meta)
         self.head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
         hardware.compile_blocks(model)
         self.engine = engines.open_engine(cfg, tok)
@@ -109,7 +134,8 @@ class RLSession(Session):
         heads = {self.head: VALUE_LR} if self.head else {}
         kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
         how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
-        super().__init__(kind, cfg, model, tok, trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), **how)
+        how |= dict(trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), data=hashes | data)
+        super().__init__(kind, cfg, model, tok, **how)
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
         """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pandas as pd
 import torch
@@ -23,19 +23,20 @@ from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.core.processes import stop, stoppable
 from codechat.data import conversations
+from codechat.data.sources import hash_rows
 from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import evaluate
 from codechat.models import lora, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl.engines import EngineLost
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Task
+from codechat.tasks.base import Problem, Task, hash_problems
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ KEPT = "the last checkpoint is kept"
 class Session:
     """Opens or resumes a run, then saves, evaluates and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
 
-    evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, and their learning rates.
+    evaluate(model, step): a row of eval.jsonl. data: {what the run uses: hash}; --resume with other data is refused by name. heads: modules beside the model, such as a value head, and their learning rates.
     kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
 
     def __init__(
@@ -63,6 +64,7 @@ class Session:
         tags: str | None = None,
         trained_on: Mapping[str, Any] = {},
         kept: Mapping[str, Any] = {},
+        data: Mapping[str, str] = {},
     ) -> None:
         self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
         self.heads, self.kept = heads, kept
@@ -73,13 +75,41 @@ class Session:
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
         lineage = parent.meta.get("lineage", []) if parent else []
         lineage = [*lineage, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
-        self.meta = dict(tokenizer=tok.to_dict(), tags=tags or cfg.tags, lineage=lineage)
+        self.meta = dict(tokenizer=tok.to_dict(), tags=tags or cfg.tags, lineage=lineage, data=dict(data))
+        if parent and getattr(
+            cfg, "lora_rank", 0
+        ):  # a checkpoint holds the merged weights, not those below the adapters
+            self.meta["data"] |= weights_hash(cfg.init_from, parent.meta)
+        if cfg.resume:
+            self._check_data()
         self.counts: dict[str, int] = {}  # what the loop counts over the whole run; saved too
         self.stopping, self.why = False, ""  # why: the reason of an early end, if it is not an interruption
         self.lr = self.grad_norm = 0.0
         how = dict(kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite)
         self.run = Run.create(cfg.run_name, cfg, **how)
-        self.start = self.step = self._restore() if self.run.resumed else 0
+        try:
+            self.start = self.step = self._restore() if self.run.resumed else 0
+        except UserError as error:
+            self.run.fail(str(error))
+            raise
+
+    def _check_data(self) -> None:
+        """RunError where the settings are not those of the run, DataError where its data are not, before anything is written. A collective."""
+        name, path = self.cfg.run_name, paths.runs_dir() / self.cfg.run_name
+        with dist.together():
+            if not paths.exists(name) or paths.latest_step(path) is None:
+                return
+            before, now = checkpoint.read_meta(path).get("data", {}), self.meta["data"]
+            changed = [f"{what} has changed" for what in before if what in now and before[what] != now[what]]
+            changed += [f"{what} is no longer there" for what in before if what not in now]
+            changed += [f"{what} is new" for what in now if what not in before]
+            try:
+                paths.check_same(name, self.cfg)
+            except RunError as error:  # a setting may follow from the data, and data from a setting: both are named
+                raise RunError(f"{error}; of its data {', '.join(changed)}" if changed else str(error)) from None
+            if changed:
+                remedy = "restore the data, or begin another run with --run-name"
+                raise DataError(f"run {name} began with other data: {', '.join(changed)}; {remedy}")
 
     def _restore(self) -> int:
         last = checkpoint.load(self.run.path)
@@ -244,12 +274,47 @@ def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
     return lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
-def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT, int], dict[str, Any]]]:
-    """(task, its training problems, evaluate). evaluate(model, step) gives a row of eval.jsonl: `evaluate_policy` on validation problems."""
+class TaskData(NamedTuple):
+    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what both use."""
+
+    task: Task
+    problems: list[Problem]
+    evaluate: Callable[[GPT, int], dict[str, Any]]
+    hashes: dict[str, str]
+
+
+def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
+    """The task of cfg, with `evaluate_policy` on its validation problems."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
-    held_out, probes = task.problems("select", limit=cfg.eval_examples), read_probes(cfg)
-    training_problems = task.problems("train", seed=cfg.seed)
-    return task, training_problems, lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes)
+    held_out = task.problems("select", limit=cfg.eval_examples)
+    problems = task.problems("train", seed=cfg.seed)
+    probes = read_probes(cfg)
+    hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
+    hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
+    return TaskData(
+        task, problems, lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes), hashes
+    )
+
+
+# ---- names and hashes of what a run uses
+
+
+def task_hash(name: str | None, source: str | None, split: str, problems: Sequence[Problem]) -> dict[str, str]:
+    origin = f" of {source}" if source else ""
+    return {f"task {name}{origin} ({split})": hash_problems(problems)} if problems else {}
+
+
+def probes_hash(source: str | None, probes: Sequence[Any]) -> dict[str, str]:
+    return {f"{source}/probes.select.jsonl": hash_rows(probes)} if probes else {}
+
+
+def domains_hash(source: str, split: str, hashes: Mapping[str, str]) -> dict[str, str]:
+    return {f"domain {domain} of {source} ({split})": found for domain, found in hashes.items()}
+
+
+def weights_hash(ref: str, meta: Mapping[str, Any]) -> dict[str, str]:
+    """Weights that a run reads again when it is resumed: a reference model, a teacher, what lies below adapters."""
+    return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}
 
 
 def evaluate_policy(
@@ -290,6 +355,9 @@ class HeldOut:
         self.probes = read_probes(cfg)
         self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data) if cfg.eval_task else None
         self.problems = self.task.problems("select", limit=cfg.eval_examples) if self.task else []
+        hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
+        self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
+        self.hashes |= task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
 
     def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
         """A row of eval.jsonl."""

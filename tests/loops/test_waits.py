@@ -38,7 +38,9 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_task = rl_session.load_task
     monkeypatch.setattr(Engine, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
-    monkeypatch.setattr(rl_session, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model, step: {}))
+    monkeypatch.setattr(
+        rl_session, "load_task", lambda cfg, tok: load_task(cfg, tok)._replace(evaluate=lambda model, step: {})
+    )
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(evaluate, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
