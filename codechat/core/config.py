@@ -8,8 +8,10 @@
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
 Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or _. Types: bool, int, float, str, Path, Literal,
-tuple, Any, unions of them, and dataclasses. The word none is None where the type allows it; an int may be written 1_000 or 1e6. tyro converts
-words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks need one line as an exception.
+tuple, Any, unions of them, and dataclasses. The words none and null are None where the type allows it and no choice has this name, in code too, so
+settings mean the same from whatever they are read; an int may be written 1_000 or 1e6. A word of the command line is split at its commas where a
+tuple is expected. tyro converts words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks need one line as
+an exception.
 """
 
 import contextlib
@@ -37,6 +39,7 @@ Presets = Mapping[str, Mapping[str, Any]]
 Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
 SEEDS: dict[str, int] = {"least": 0, "most": 2**32 - 1}  # bounds of a seed: what every generator takes, no two alike
+NONE = ("none", "null")  # words for None
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text())
 # Spelling of another tool -> what to write here, where no field takes its value.
@@ -54,9 +57,13 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
 
 
 class Settings:
-    """Base of settings groups, which a configuration inherits, several at once. The `__post_init__` of each group ends here, in the bounds."""
+    """Base of settings groups, which a configuration inherits, several at once. The `__post_init__` of each group ends here: a word for None becomes
+    None, as it does on a command line, and numbers are within their bounds."""
 
     def __post_init__(self) -> None:
+        for name, field in fields_of(type(self)).items():
+            if isinstance(value := getattr(self, name), str) and means_none(field.type, value):
+                object.__setattr__(self, name, None)
         _check_bounds(type(self), vars(self))
 
     @classmethod
@@ -124,8 +131,22 @@ def arms(tp: Any) -> tuple[Any, ...]:
     return tuple(sorted(typing.get_args(tp), key=lambda a: a is not types.NoneType)) if union else (tp,)
 
 
+def none_words(tp: Any) -> tuple[str, ...]:
+    """The words that mean None for a type: of `Literal["none", "mean"] | None` only null, since none is a choice there."""
+    if types.NoneType not in arms(tp):
+        return ()
+    choices = [str(choice) for arm in arms(tp) if typing.get_origin(arm) is Literal for choice in typing.get_args(arm)]
+    return tuple(word for word in NONE if word not in choices)
+
+
+def means_none(tp: Any, word: str) -> bool:
+    return word.lower() in none_words(tp)
+
+
 def type_name(tp: Any) -> str:
     """As --help writes it: none|int, adamw|muon, tuple[int, ...]."""
+    if len(arms(tp)) > 1 and "none" not in (none_words(tp) or NONE):
+        return "|".join(["null", *(type_name(arm) for arm in arms(tp) if arm is not types.NoneType)])
     if len(arms(tp)) > 1 or typing.get_origin(tp) is Literal:
         return "|".join(map(type_name, arms(tp) if len(arms(tp)) > 1 else typing.get_args(tp)))
     if tp is types.NoneType:
@@ -137,15 +158,18 @@ def convert(tp: Any, value: Any) -> Any:
     """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
     word, kind, args = str(value), typing.get_origin(tp) or tp, typing.get_args(tp)
     if len(arms(tp)) > 1:
+        if value is None or (isinstance(value, str) and means_none(tp, value)):
+            return convert(types.NoneType, None)
         for arm in arms(tp):
-            with contextlib.suppress(ValueError, OverflowError):
-                return convert(arm, value)
+            if arm is not types.NoneType:
+                with contextlib.suppress(ValueError, OverflowError):
+                    return convert(arm, value)
+    elif kind is Literal and isinstance(value, str) and word.lower() in NONE and word.lower() in args:
+        return word.lower()  # as it is read where None is meant: in any case of letters
     elif kind is Literal and word in map(str, args):
         return args[[*map(str, args)].index(word)]
     elif kind is tuple and isinstance(value, (str, list, tuple)):
-        values = [value] if isinstance(value, str) else value
-        if all(isinstance(v, str) for v in values):  # words of which each may hold commas
-            values = [part for v in values for part in v.split(",") if part]
+        values = split_words([value]) if isinstance(value, str) else value
         args = args[:1] * len(values) if args[1:] == (...,) else args
         return tuple(convert(kind, v) for kind, v in zip(args, values, strict=True))
     elif tp in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
@@ -155,11 +179,16 @@ def convert(tp: Any, value: Any) -> Any:
             return tp(number)
     elif tp is Any or (tp in (Path, str) and isinstance(value, (str, Path))):
         return value if tp is Any else tp(value)
-    elif (tp is types.NoneType and word.lower() in ("none", "null")) or value is None is tp:
+    elif tp is types.NoneType and (value is None or word.lower() in NONE):
         return None
     elif tp is bool and word.lower() in ("true", "false") and isinstance(value, (bool, str)):
         return word.lower() == "true"
     raise ValueError
+
+
+def split_words(words: Iterable[str]) -> list[str]:
+    """Words of a command line for a tuple, of which each may hold several with commas between."""
+    return [part for word in words for part in word.split(",") if part]
 
 
 def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -252,7 +281,9 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return f"./{value}" if str(value).lower() in NONE else str(value)  # a folder of that name is not None
+    return value
 
 
 def identity(cfg: Any) -> dict[str, Any]:
@@ -323,14 +354,19 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         if name in values and not many:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
         if not equals and bool in kinds.get(name, ()):
-            value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
+            said = words[0] if words else ""
+            value = words.pop(0) if said in ("true", "false") or means_none(leaves[name].type, said) else True
         elif not equals:
             following = list(itertools.takewhile(lambda w: not w.startswith("--"), words))[: None if many else 1]
             if not (following or many):
                 raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
             del words[: len(following)]
             value = following if many else following[0]
-        values[name] = [*values.get(name, ()), *([value] if isinstance(value, str) else value)] if many else value
+        given = [value] if isinstance(value, str) else value
+        if many and len(given) == 1 and means_none(leaves[name].type, given[0]):
+            values[name] = None
+        else:
+            values[name] = [*(values.get(name) or ()), *split_words(given)] if many else value
     return values
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
-from codechat.core.config import REQUIRED, opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.runs import paths
 from codechat.text import chat, tokenizer
@@ -286,7 +286,7 @@ def main(cfg: ExportConfig) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportConfig:
+class ImportConfig(Settings):
     """Which weights become which run."""
 
     source: Path = opt(

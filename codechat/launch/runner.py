@@ -43,7 +43,7 @@ from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeConfig:
+class RecipeConfig(config.Settings):
     """What to run of a recipe."""
 
     recipe: str = opt("", "recipe, or the path of its file (MY.toml)", positional=True)
@@ -58,6 +58,7 @@ class RecipeConfig:
     settings: Path | None = opt(None, "json file of {stage: settings} from `codechat export-scripts`, used instead")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.settings and self.seed:
             raise ConfigError("--settings names the runs of seed 0; leave out --seed")
 
@@ -364,7 +365,7 @@ SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SheetConfig:
+class SheetConfig(config.Settings):
     """`codechat recipes`: the recipes, or command lines to copy for public models and data (codechat/recipes/NAME.txt)."""
 
     name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)

@@ -3,8 +3,10 @@
 import json
 import math
 import re
+import types
+import typing
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ from raising import raising
 from codechat.core import config
 from codechat.core.config import REQUIRED, Settings, config_hash, flag_of, format_help, from_dict, opt, parse, resolve
 from codechat.core.errors import ConfigError, RunError, UserError
-from codechat.core.registry import ENTRIES, LOOPS, entry_of, find
+from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
 from codechat.grpo import GRPOConfig
 
 
@@ -280,3 +282,95 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "quick, slow" in shown and "(default 1 8)" in shown
     assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, "of the nested value"
     assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)
+
+
+# ---------------------------------------------------------------- every setting, written and read again
+TEXTS = ("x", "a b", "a,b", "none", "None", "true", "1", "--x", "")
+
+
+def values_of(tp: Any) -> list[Any]:
+    """Values that a setting of this type may have, the awkward ones among them."""
+    found: list[Any] = []
+    for arm in config.arms(tp):
+        kind, args = typing.get_origin(arm) or arm, typing.get_args(arm)
+        if kind is Literal:
+            found += args
+        elif kind is tuple and args[1:] == (...,):
+            found += [(), *((item,) for item in values_of(args[0])), tuple(values_of(args[0])[:3])]
+        elif kind is tuple:
+            found.append(tuple(values_of(arg)[1] for arg in args))
+        else:
+            found += {
+                types.NoneType: (None,), bool: (True, False), int: (0, 1, 7), float: (0.0, 0.25, 1.0, 1e-9, 3e20),
+                str: TEXTS, Path: tuple(Path(text) for text in TEXTS if not text.startswith("-")),
+            }.get(kind, ())  # fmt: skip
+    return found
+
+
+def words_of(cfg: Any) -> list[str]:
+    """The command line that gives a configuration, of what differs from the defaults."""
+    found, leaves = list[str](), config.leaves_of(type(cfg))
+    for name, (_, value) in config.changed(cfg).items():
+        if isinstance(value, list):
+            found += [flag_of(name), *map(str, value)]
+        elif value is None:
+            found.append(f"{flag_of(name)}={config.none_words(leaves[name].type)[0]}")
+        else:
+            found += [f"{flag_of(name)}={value}"] if type(value) is not bool else [flag_of(name), str(value).lower()]
+    return found
+
+
+def with_value(cfg: Any, name: str, value: Any) -> Any:
+    head, _, rest = name.partition(".")
+    return replace(cfg, **{head: with_value(getattr(cfg, head), rest, value) if rest else value})
+
+
+NEEDED = dict(ckpt="x", split=("select",), task="toy", what="task", name="x", source="x", server="http://x")
+CONFIGURED = ENTRIES | {entry.id: entry for entry in COMMANDS.values() if entry.config}
+
+
+@pytest.mark.parametrize("id", CONFIGURED)
+def test_every_setting_is_read_as_it_was_written(id: str) -> None:
+    """As json, as launches, exported scripts and --config have it, and as flags."""
+    cls = CONFIGURED[id].config_class
+    names = {name: f for name, f in config.leaves_of(cls).items() if not f.nested}
+    usual = {name: value for name, value in NEEDED.items() if name in names}
+    for name, field in names.items():
+        if field.default is REQUIRED:
+            usual.setdefault(name, values_of(field.type)[0])
+    if "server" in names and "ckpt" in names:
+        del usual["server"]
+    base, tried = from_dict(cls, usual), 0
+    for name, field in names.items():
+        for value in values_of(field.type):
+            try:
+                cfg = with_value(base, name, value)
+                resolve(cls, overrides=config.plain(cfg))
+            except (UserError, ValueError):  # a value that the class does not take
+                continue
+            tried += 1
+            assert from_dict(cls, json.loads(json.dumps(config.plain(cfg)))) == cfg, (name, value)
+            several = value if isinstance(value, tuple) else ()
+            if not any(str(item) in ("", "a,b") or str(item).startswith("--") for item in several):  # no word is that
+                assert parse(cls, words_of(cfg)) == cfg, (name, value)
+    assert tried >= len(names)
+
+
+def test_a_choice_that_is_called_none_is_that_choice_and_null_is_none(tmp_path: Path) -> None:
+    """GRPO's baseline: the word chooses no baseline, and null leaves the choice to the paper of --variant."""
+    file = tmp_path / "grpo.json"
+    for given, meant in (("none", "none"), ("None", "none"), (None, None), ("null", None), ("mean", "mean")):
+        file.write_text(json.dumps({"baseline": given}))
+        assert resolve(GRPOConfig, file=file).baseline == from_dict(GRPOConfig, {"baseline": given}).baseline == meant
+        if given:
+            assert parse(GRPOConfig, ["--baseline", given]).baseline == meant
+    assert parse(GRPOConfig, ["--baseline", "none"]).resolved().baseline == "none"
+    assert parse(GRPOConfig, []).resolved().baseline == "zscore"
+    assert "--baseline null|none|mean|leave_one_out|zscore" in format_help(GRPOConfig)
+
+
+def test_words_for_none_on_a_command_line_are_none_where_no_choice_has_the_name() -> None:
+    got = parse(GRPOConfig, "--shard none --model.rope-scaling none --top-k null --init-from none --tags none".split())
+    assert (got.shard, got.model.rope_scaling, got.top_k, got.init_from, got.tags) == (None,) * 5
+    assert GRPOConfig(init_from="none").init_from is None, "as a notebook writes it, too"
+    assert parse(GRPOConfig, ["--shard", "--seed", "3"]).shard is True
