@@ -6,7 +6,7 @@
     metrics.jsonl  one flat object per logged step, declared names only
     eval.jsonl     evaluations, with what they were measured on
     samples.jsonl  rollouts and samples for people
-    tb/            TensorBoard, the same names
+    tb/            TensorBoard, the same names; those of evaluations are eval/SPLIT/NAME
     checkpoints/   see checkpoint.py
 
 A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds what
@@ -147,6 +147,7 @@ class Run:
         self._ended: dict[str, Any] | None = None  # the status of a run that gave its place back
         self._begins: int | None = None  # step from which a resumed run continues
         self._rewind = False  # whether the next row drops those behind that step
+        self._curves: dict[str, tuple[str, str]] = {}  # split -> checkpoint's run and sampling of its first evaluation
         self._board: Any = None
         self._tracked: Any = None  # the run of wandb
 
@@ -238,7 +239,16 @@ class Run:
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
             shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or declared(k)}
-            self._show(shown, "eval/" + (f"{row['split']}/" if "split" in row else ""))
+            self._show(shown, self._curve(row))
+
+    def _curve(self, row: Mapping[str, Any]) -> str:
+        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another run's checkpoint, or sampled otherwise, than the first
+        ones of the split have these in the name too, so that no curve has two values at one step."""
+        split, run = str(row.get("split", "")), str(row.get("checkpoint", "")).partition("@")[0]
+        source = (run, str(row.get("sampling", "")))
+        first = self._curves.setdefault(split, source)
+        differing = [part for part, usual in zip(source, first) if part != usual]
+        return "".join(f"{part}/" for part in ("eval", split, *differing) if part)
 
     def keep(self) -> None:
         """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it: until then a failure brings the former run back."""
@@ -266,7 +276,7 @@ class Run:
         self._tracked.define_metric("*", step_metric="step")
 
     def _show(self, row: Mapping[str, Any], where: str = "") -> None:
-        """Send a row to TensorBoard, and to the tracker, there under `where`/NAME."""
+        """Send a row to TensorBoard and to the tracker, under `where` and the metric's name."""
         if self._tracked:
             values = {where + k: v for k, v in row.items() if declared(k) and v is not None}
             self._tracked.log({"step": row["step"]} | values)
@@ -280,7 +290,7 @@ class Run:
             self._board = SummaryWriter(self.path / "tb", purge_step=purge)
         for name, value in row.items():
             if name not in ("step", "time") and isinstance(value, (int, float)):
-                self._board.add_scalar(name, float(value), row["step"], row["time"])
+                self._board.add_scalar(where + name, float(value), row["step"], row["time"])
 
     def _unwritable(self, file: str, problem: OSError) -> RunError:
         return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")

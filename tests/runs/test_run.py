@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,8 +86,8 @@ def test_what_is_logged_is_what_is_read() -> None:
     assert again.status["status"] == "finished" and again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
     assert again.env["kind"] == "test" and again.env["argv"] == sys.argv and "torch" in again.env["versions"]
     board = EventAccumulator(str(run.path / "tb")).Reload()
-    assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "pass@1"}
-    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)] and scalars(run, "pass@1") == [(2, 0.25)]
+    assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "eval/select/pass@1"}
+    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)] and scalars(run, "eval/select/pass@1") == [(2, 0.25)]
 
 
 def test_only_declared_scalars_are_taken() -> None:
@@ -379,6 +380,42 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("released/mini", "released/nano"):
         code, out, _ = said(capsys, "show", name)
         assert code == 0 and "finished" in out and "started" not in out
+
+
+def points(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """{name: (step, value) of each point} of what TensorBoard shows."""
+    events = EventAccumulator(str(run.path / "tb"), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(e.step, round(e.value, 3)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(home: Path) -> None:
+    with Run.create("shown", {}, kind="grpo") as run:
+        for step in (1, 2):
+            run.log(step, reward_mean=step / 10)
+            run.log_eval(step, {"reward_mean": step / 2})
+            for split in ("select", "test"):
+                row = {"split": split, "val_loss": float(step), "n": 4, "note": "text", "not_declared": 1.0}
+                run.log_eval(step, row)
+    assert points(run) == {
+        "reward_mean": [(1, 0.1), (2, 0.2)],
+        "eval/reward_mean": [(1, 0.5), (2, 1.0)],
+        "eval/select/val_loss": [(1, 1.0), (2, 2.0)],
+        "eval/test/val_loss": [(1, 1.0), (2, 2.0)],
+    }
+
+
+def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
+    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a split has the short name."""
+    with Run.create("judged", {}, kind="evaluate") as run:
+        for number, (checkpoint, sampling) in enumerate(product(("a@2", "a@4", "nano/b@2"), ("greedy", "T=1"))):
+            row = {"split": "test", "checkpoint": checkpoint, "sampling": sampling, "val_loss": float(number)}
+            run.log_eval(int(checkpoint[-1]), row)
+    assert points(run) == {
+        "eval/test/val_loss": [(2, 0.0), (4, 2.0)],
+        "eval/test/T=1/val_loss": [(2, 1.0), (4, 3.0)],
+        "eval/test/nano/b/val_loss": [(2, 4.0)],
+        "eval/test/nano/b/T=1/val_loss": [(2, 5.0)],
+    }
 
 
 def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
