@@ -8,7 +8,7 @@ every exactly correct completion (STaR, arXiv:2203.14465; the start needs some).
 unequal rewards (RAFT, arXiv:2304.06767; rewards need only differ). Each step samples with the newest policy, like REINFORCE
 (reinforce.py), and makes inner_epochs x minibatches updates on the kept completions.
 
-Twenty steps in a row in which no group has variance end the run.
+Twenty steps in a row in which no group has variance, or no completion is kept, end the run.
 """
 
 from dataclasses import dataclass

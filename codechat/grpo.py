@@ -64,7 +64,9 @@ class GRPOConfig(RatioSettings, GroupSettings):
     resample_rounds: int | None = opt(
         None, "how often groups without variance are replaced by groups of new problems; 0 = never", least=0
     )
-    mask_truncated: bool = opt(False, "completions that were cut off teach nothing (DAPO, section 3.4)")
+    mask_truncated: bool = opt(
+        False, "completions that were cut off teach nothing (DAPO, section 3.4); where all are, the run is DEAD"
+    )
     kl_in: Literal["loss", "reward"] = opt(
         "loss", "where the KL penalty enters; k1 is right in the reward, but only zero-mean noise in the loss"
     )

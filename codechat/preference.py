@@ -74,6 +74,7 @@ def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
     from codechat import tasks
     from codechat.distributed import dist, hardware
+    from codechat.evaluation.evaluate import problems_once
     from codechat.models import lora
     from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
@@ -90,7 +91,7 @@ def train(cfg: PreferenceConfig) -> Run:
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(replace(cfg, beta=BETA[cfg.loss] if cfg.beta is None else cfg.beta))
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
-        problems = task.problems("select", limit=cfg.eval_examples) if task else []
+        problems = problems_once(task, "select", cfg.eval_examples) if task else []
         model = build_model(cfg, parent)
         pairs, held_out, data = read_or_sample(cfg, model, task, tok)
         loss_of = PreferenceLoss(cfg, model, pairs, held_out)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
+from codechat.tasks.base import Problem, hash_problems
 from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
@@ -76,6 +79,9 @@ def evaluate_task(
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
+    if len({p.id for p in problems}) < len(problems):  # draws depend on the id, and results are kept by it
+        repeated, times = Counter(p.id for p in problems).most_common(1)[0]
+        raise DataError(f"problem {repeated!r} of task {task.name} is given {times} times; take `problems_once`")
     mine = problems[dist.rank() :: dist.world_size()]
     my_rows, per_chunk = [], max(1, CHUNK_ROWS // n)
     with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
@@ -93,6 +99,24 @@ def evaluate_task(
     parts = dist.gather(my_rows)
     rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
     return results.TaskResult(task, problems, rows, n, temperature, ks, seed)
+
+
+def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+    """Problems of a split to evaluate on, each once: a line on stderr counts those that are repeated. DataError where different problems share an
+    id, since results are kept by it."""
+    found: dict[str, Problem] = {}
+    repeated = Counter[str]()
+    for problem in task.problems(split, limit=limit, seed=seed):
+        if problem.id in found and hash_problems([found[problem.id]]) != hash_problems([problem]):
+            got = f"task {task.name}, split {split}: two different problems have the id {problem.id!r}"
+            raise DataError(f"{got}; results are kept by the id; give each problem its own")
+        repeated[problem.id] += problem.id in found
+        found[problem.id] = problem
+    if repeated.total() and dist.is_main():
+        such = next(id for id, times in repeated.items() if times)
+        count = f"{repeated.total()} problems are repeated, such as {such!r}"
+        print(f"task {task.name}, split {split}: {count}; each counts once", file=sys.stderr)
+    return list(found.values())
 
 
 def sample_after(
@@ -268,7 +292,7 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         raise ConfigError(
             f"task {task.name} has no choices; --score loglik takes arc_challenge, arc_easy, hellaswag, mmlu"
         )
-    problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
+    problems = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
     left_out = {}
     for split, some in problems.items():
         check = tasks.check_reference_solutions(task, some)

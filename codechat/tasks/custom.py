@@ -29,7 +29,7 @@ from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
-from codechat.data.sources import digest, local_rows
+from codechat.data.sources import digest, hash_rows, local_rows
 from codechat.data.synthetic import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
 
@@ -71,8 +71,12 @@ class RowsTask(BaseTask):
         self._shown = False
 
     def _problems(self, rows: Iterable[Row]) -> list[Problem]:
-        """The problems of the rows, each prompt once."""
-        problems: dict[str, Problem] = {}  # by the hash of the prompt
+        """The problems of the rows, each row once. Rows with one prompt and another answer, or other fields, are problems of one split, unless they
+        name others. What is repeated, and prompts in several splits, are counted on stderr."""
+        problems: dict[str, Problem] = {}  # by id
+        same: dict[str, list[str]] = {}  # hash of a prompt -> ids of the problems with it
+        known: set[str] = set()
+        repeated = 0
         for number, row in enumerate(rows, 1):
             prompt, split = row.get("prompt"), row.get("split")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -80,13 +84,30 @@ class RowsTask(BaseTask):
                 needed = f"required: prompt, gold, split one of {SPLITS} or none"
                 raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {needed}")
             hashed = digest(json.dumps(messages))
-            id = f"{self.name}-{hashed[:12]}"
             meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
-            problems.setdefault(hashed, Problem(id, messages, row["gold"], split or split_of(hashed), meta))
-            self._rows.setdefault(id, row)
+            content = hash_rows([messages, row["gold"], meta])
+            if content in known:
+                repeated += 1
+                continue
+            known.add(content)
+            others = same.setdefault(hashed, [])
+            id = f"{self.name}-{hashed[:12]}" + (f"-{len(others) + 1}" if others else "")
+            others.append(id)
+            problems[id] = Problem(id, messages, row["gold"], split or split_of(hashed), meta)
+            self._rows[id] = row
         if not any("split" in row for row in self._rows.values()):
-            kept = spread([{"id": id, "meta": {"split": p.split}} for id, p in problems.items()], lambda row: row["id"])
+            prompts = {id: hashed for hashed, ids in same.items() for id in ids}
+            kept = spread(
+                [{"id": id, "meta": {"split": p.split}} for id, p in problems.items()], lambda r: prompts[r["id"]]
+            )
             problems |= {row["id"]: replace(problems[row["id"]], split=s) for s, part in kept.items() for row in part}
+        spread_over = sum(len({problems[id].split for id in ids}) > 1 for ids in same.values())
+        for count, what in (
+            (repeated, "rows repeat another one and are left out"),
+            (spread_over, "prompts are in several splits"),
+        ):
+            if count:
+                print(f"task {self.name}: {count} {what}", file=sys.stderr)
         return list(problems.values())
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:

@@ -26,6 +26,7 @@ entropy                    nats per token: mean -log p of the sampled tokens und
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ from codechat.training.session import (
 )
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
+CUT_OFF = "what was cut off teaches nothing under --mask-truncated"
 MAXIMA = ("logprob_mismatch", "ratio_max")
 CLIPPING = ("clipped_low", "clipped_high", "kl_old", "ratio_max")  # measures of loops that clip ratios
 
@@ -103,6 +105,14 @@ def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: Rollout
             f"diagnose says DEAD on {cfg.task}: {signal.effective_groups} of {signal.n_groups} groups have any variance, mean reward "
             f"{signal.reward_mean:.3f}; {signal.remedy}; --allow-dead trains all the same"
         )
+    if getattr(cfg, "mask_truncated", False) and not cfg.allow_dead:
+        left = ~zero_variance(batch.rewards) & ~batch.cut_off().all(1)  # (P,)
+        if left.float().mean() < diagnose.DEAD_BELOW:
+            cut = f"{int(batch.cut_off().sum())} of {batch.cut_off().numel()} completions were cut off"
+            raise RunError(
+                f"diagnose says DEAD on {cfg.task}: {cut} at --max-new-tokens {cfg.max_new_tokens}; {CUT_OFF}; raise it, or leave "
+                "--mask-truncated out; --allow-dead trains all the same"
+            )
 
 
 class RLSession(Session):
@@ -131,6 +141,7 @@ class RLSession(Session):
         self.sampler = RolloutSampler(cfg, self.engine, model, self.task, problems, tok)
         check_signal(cfg, self.task, problems, self.sampler)
         self.sentinel = diagnose.Sentinel(cfg.dead_patience)
+        self.told = False  # whether a step that learned nothing was reported
         heads = {self.head: VALUE_LR} if self.head else {}
         kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
         how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
@@ -221,9 +232,15 @@ class RLSession(Session):
         step_s, sample_s = time.perf_counter() - meter.began, meter.sampled - meter.began
         row |= dict(sample_s=sample_s, step_s=step_s, tok_per_s=self.n_tokens / step_s, train_s=step_s - sample_s)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if meter.updates else 0.0)
-        if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
-            steps = f"{self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance"
-            self.why = f"DEAD: {steps}; {diagnose.REMEDIES['signal']['DEAD']}"
+        with_variance = 1.0 - row["frac_zero_std_groups"]
+        idle = self._idle() if with_variance and not meter.updates else ""
+        if idle and not self.told and dist.is_main():
+            print(f"{self.run.name}: step {self.step + 1} learned nothing: {idle}", file=sys.stderr)
+        self.told = self.told or bool(idle)
+        if self.sentinel.update(with_variance if meter.updates else 0.0):
+            what = f"nothing was learned: {idle}" if idle else "under 5 % of groups had variance"
+            remedy = "" if idle else f"; {diagnose.REMEDIES['signal']['DEAD']}"
+            self.why = f"DEAD: {self.sentinel.dead_steps} steps in a row in which {what}{remedy}"
         self.run.log(self.step + 1, {**row, "dead_steps": self.sentinel.dead_steps})
         every = self.cfg.log_rollouts_every
         if every and self.step % every == 0 and dist.is_main():
@@ -231,6 +248,14 @@ class RLSession(Session):
         shown = dict(reward="reward_mean", exact="exact_match", groups="effective_groups")
         self.bar.update(1)
         self.bar.set_postfix({name: f"{row[key]:.4g}" for name, key in shown.items()})
+
+    def _idle(self) -> str:
+        """Why a step with different rewards in a group made no update, and what to do."""
+        if getattr(self.cfg, "mask_truncated", False):
+            return f"{CUT_OFF}; raise --max-new-tokens, or leave --mask-truncated out"
+        if getattr(self.cfg, "keep", "") == "correct":
+            return "no completion was exactly correct, and --keep correct trains on no other; set --keep best"
+        return "no completion has a token that the policy wrote; raise the block size, or shorten the prompts"
 
 
 @dataclass(frozen=True)

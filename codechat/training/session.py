@@ -286,7 +286,7 @@ class TaskData(NamedTuple):
 def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
     """The task of cfg, with `evaluate_policy` on its validation problems."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
-    held_out = task.problems("select", limit=cfg.eval_examples)
+    held_out = evaluate.problems_once(task, "select", cfg.eval_examples)
     problems = task.problems("train", seed=cfg.seed)
     probes = read_probes(cfg)
     hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
@@ -354,7 +354,7 @@ class HeldOut:
         self.domains = {domain: conversations.held_out(examples, *rows) for domain, examples in read.items()}
         self.probes = read_probes(cfg)
         self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data) if cfg.eval_task else None
-        self.problems = self.task.problems("select", limit=cfg.eval_examples) if self.task else []
+        self.problems = evaluate.problems_once(self.task, "select", cfg.eval_examples) if self.task else []
         hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
         self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
         self.hashes |= task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)

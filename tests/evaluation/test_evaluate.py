@@ -1,13 +1,16 @@
 """Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a checkpoint."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import contracts
 import numpy as np
 import pytest
 import torch
 from contracts import write_rows
+from raising import raising
 
 from codechat import tasks
 from codechat.core.atomic_files import read_rows
@@ -19,7 +22,7 @@ from codechat.evaluation import behaviour_probes, evaluate, results
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall import NAMED
@@ -246,3 +249,66 @@ def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
     monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
     with pytest.raises(DataError, match="8 of 8"):
         COMMANDS["evaluate"].run([*words, "--skip-failing-references", "--overwrite"])
+
+
+# ---------------------------------------------------------------- an id that occurs twice
+class Repeated(ToyTask):
+    """The toy task with its first validation problem three times."""
+
+    name = "repeated"
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        found = super().problems(split, limit, seed)
+        return [*found, found[0], found[0]]
+
+
+class Shared(ToyTask):
+    """The toy task with two problems of one id."""
+
+    name = "shared"
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        first, second, *others = super().problems(split, limit, seed)
+        return [first, replace(second, id=first.id), *others]
+
+
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that a test registers are forgotten after it."""
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_a_problem_that_is_repeated_counts_once_and_is_named(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--ckpt toy@1 toy@2 --task {tasks.name_of(Repeated)} --n 1 --ks 1 --limit 4 --max-new-tokens 2"
+    evaluated = COMMANDS["evaluate"].run([*words.split(), "--no-contamination", "--run-name", "once"])
+    assert evaluated.evals()["n_problems"].tolist() == [4, 4]
+    assert "task repeated, split test: 2 problems are repeated, such as 'toy-test-" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_two_problems_with_one_id_are_refused_before_anything_is_sampled(toy_run: Run) -> None:
+    words = f"--ckpt toy@1 --task {tasks.name_of(Shared)} --n 1 --ks 1 --run-name never"
+    with raising(DataError, "split test", "'toy-test-", "its own"):
+        COMMANDS["evaluate"].run(words.split())
+    assert not paths.exists("never")
+
+
+@pytest.mark.usefixtures("own_tasks")
+@pytest.mark.parametrize("loop", ["grpo", "sft", "preference"])
+def test_loops_evaluate_each_problem_once_and_refuse_two_with_one_id(loop: str, home: Path) -> None:
+    name = "eval_task" if loop == "sft" else "task"
+    for task, found in ((Repeated, 4), (Shared, None)):
+        how = {name: tasks.name_of(task), "eval_examples": 4, "max_steps": 1}
+        cfg = contracts.small(loop, home, run_name=f"{loop}-{task.name}", **how)
+        if found:
+            assert set(contracts.train(cfg).evals()["n_problems"]) == {found}
+        else:
+            with raising(DataError, "split select", "its own"):
+                contracts.train(cfg)
+
+
+def test_problems_that_share_an_id_are_no_evaluation(policy: Policy) -> None:
+    task = Repeated()
+    with raising(DataError, "'toy-select-", "3 times"):
+        evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=4), n=1)

@@ -21,7 +21,7 @@ from raising import raising
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config, registry
 from codechat.core.config import parse
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.evaluation import evaluate
 from codechat.inference import protocol, terminal
 from codechat.models import generate, loading
@@ -176,6 +176,42 @@ def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(loop: str
     more = dict(kl_coef=0.05) if loop == "ppo" else {}
     rows = train(small(loop, home, max_steps=2, **more, **{"model.block_size": full})).metrics()
     assert len(rows) == 2 and (rows["completion_tokens_mean"] == 0).all()
+
+
+def varied_but_wrong(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
+    """Rewards that differ in nearly every group, of answers of which none is right."""
+    return toy.Score(len(set(text)) / 20, "some", {}, False)
+
+
+IDLE = {
+    "grpo": (dict(mask_truncated=True, max_new_tokens=4), "--mask-truncated", "--max-new-tokens"),
+    "expert_iteration": (dict(keep="correct"), "--keep correct", "--keep best"),
+}
+
+
+@pytest.mark.parametrize("loop", IDLE)
+def test_steps_that_learn_nothing_are_reported_and_end_the_run(
+    loop: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewards differ, but no completion that may be learned from has an advantage: everything is cut off, or wrong."""
+    monkeypatch.setattr(toy.ToyTask, "score", varied_but_wrong)
+    how, *named = IDLE[loop]
+    found = train(small(loop, home, max_steps=30, dead_patience=5, eval_every=0, save_every=0, **how))
+    rows = found.metrics()
+    assert (rows["grad_norm"] == 0).all() and (rows["frac_zero_std_groups"] < 0.5).all()
+    assert rows["dead_steps"].tolist() == [1, 2, 3, 4, 5]
+    assert found.status["status"] == "stopped"
+    assert all(word in found.status["reason"] for word in ("DEAD", "5 steps in a row", "nothing was learned", *named))
+    said = [line for line in capsys.readouterr().err.splitlines() if "learned nothing" in line]
+    assert len(said) == 1 and "step 1 " in said[0] and named[0] in said[0]
+
+
+def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(home: Path) -> None:
+    cut = small("grpo", home, mask_truncated=True, max_new_tokens=4, diagnose_groups=8)
+    with raising(RunError, "DEAD", "cut off", "--max-new-tokens 4", "--mask-truncated", "--allow-dead"):
+        train(cut)
+    assert not paths.exists("grpo")
+    assert train(replace(cut, mask_truncated=False, max_steps=1)).status["status"] == "finished"
 
 
 def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty(home: Path) -> None:

@@ -96,6 +96,36 @@ def test_rows_name_their_split_or_come_from_a_file(tmp_path):
         task.problems("train")
 
 
+def test_rows_with_one_prompt_and_other_answers_are_all_kept_in_one_split_and_repeated_ones_counted(capsys):
+    """The rewards of TRL's users often read other columns than the prompt."""
+    again = [row | {"gold": "other", "reference": f"way {i}"} for i in range(2) for row in ROWS]
+    task = task_with(exact, rows=[*ROWS, *again, *ROWS[:3]])
+    assert len(task.rows) == len({p.id for p in task.rows}) == 3 * len(ROWS)
+    assert {p.id for p in Doubles().rows} == {p.id.replace("mine", "doubles") for p in task.rows[: len(ROWS)]}
+    assert all(task.score(p, task.gold(p)).tier in ("full", "none") for p in task.rows)
+    splits: dict[str, set[str]] = {}
+    for problem in task.rows:
+        splits.setdefault(problem.messages[0]["content"], set()).add(problem.split)
+    assert all(len(found) == 1 for found in splits.values()) and set.union(*splits.values()) >= {
+        "train",
+        "select",
+        "test",
+    }
+    assert capsys.readouterr().err == "task mine: 3 rows repeat another one and are left out\n"
+
+
+def test_prompts_that_rows_put_into_several_splits_are_counted(capsys):
+    rows = [
+        row | {"split": split}
+        for split, gold in (("train", {}), ("test", {"gold": "x"}))
+        for row in ROWS[:5]
+        for row in [row | gold]
+    ]
+    task = task_with(exact, rows=rows)
+    assert len(task.problems("train")) == len(task.problems("test")) == 5
+    assert capsys.readouterr().err == "task mine: 5 prompts are in several splits\n"
+
+
 def test_rows_and_weights_that_make_no_task_are_refused():
     for row in ({"gold": 1}, {"prompt": "x"}, {"prompt": "x", "gold": 1, "split": "dev"}, {"prompt": [], "gold": 1}):
         with pytest.raises(DataError, match="row 1"):
