@@ -11,8 +11,9 @@ the likelihood: the forward KL, KL(teacher || student), up to a constant. Both t
 Teacher and student have one tokenizer. The task gives prompts and evaluations; its reward is logged and does not train.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
@@ -35,6 +36,27 @@ class DistillConfig(RLSettings):
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
+def check_room(cfg: DistillConfig, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """ConfigError where the teacher's block is shorter than prompts and completions may become: it has learned no position behind its block. theirs,
+    ours: meta.json of teacher and student."""
+    from codechat import tasks
+    from codechat.rl import episodes
+    from codechat.text import chat, tokenizer
+
+    block = theirs["model_config"]["block_size"]
+    needed = ours.get("model_config", {}).get("block_size", cfg.model.block_size)
+    if block >= needed:
+        return
+    task = tasks.load(cfg.task, source=cfg.data_dir)
+    if not episodes.has_environment(task):  # an episode is as long as it becomes
+        tok = tokenizer.from_dict(theirs["tokenizer"])
+        prompts = [chat.prompt(task.prompt(p), tok, theirs["tags"]) for p in task.problems("train", seed=cfg.seed)]
+        needed = min(needed, max(map(len, prompts), default=0) + cfg.max_new_tokens)
+    if block < needed:
+        got = f"teacher {cfg.teacher} has a block of {block} tokens; prompts and completions of {cfg.task} have up to {needed}"
+        raise ConfigError(f"{got}; lower --max-new-tokens, or take a teacher with a longer block")
+
+
 def train(cfg: DistillConfig) -> Run:
     """Distil the teacher; returns the finished run. UserError, before anything is written, for bad settings or another tokenizer."""
     import torch
@@ -52,6 +74,7 @@ def train(cfg: DistillConfig) -> Run:
         named, needed = (meta[name] for meta in (theirs, ours))
         if named != needed and not (name == "tokenizer" and named.get("json", 0) == needed.get("json")):
             raise ConfigError(f"the {name} of teacher {cfg.teacher} and of the student differ; required is the same")
+    check_room(cfg, theirs, ours)
     with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as r:
         teacher = loading.load_model(cfg.teacher, dist.device()).model
         if cfg.samples == "teacher":

@@ -17,6 +17,7 @@ import pytest
 import torch
 from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
 from raising import raising
+from random_models import randomise
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config, registry
@@ -286,6 +287,24 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
     assert other["teacher_kl"].min() > 0.01 and other["grad_norm"].min() > 0.01
     with pytest.raises(ConfigError, match="tokenizer"):
         train(small("distill", home, run_name="refused", tokenizer="gpt2:400"))
+
+
+@pytest.mark.parametrize("samples", ["student", "teacher"])
+def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(samples: str, home: Path) -> None:
+    """It would score positions that it has never seen. A block that holds prompts and completions is enough, though the student's is longer."""
+    tok = tokenizer.load("bytes")
+    longest = max(len(chat.prompt(p.messages, tok, "reserved")) for p in toy.ToyTask().problems("train"))
+    wide = small("distill", home).model.block_size
+    for name, block in (("short", longest + 7), ("enough", longest + 8)):
+        assert block < wide
+        with run.Run.create(name, {}, kind="sft") as made:
+            meta = dict(tokenizer=tok.to_dict(), tags="reserved", lineage=[])
+            checkpoint.save(made.path, 0, model=randomise(GPT(replace(TINY, block_size=block))), meta=meta)
+    how = dict(samples=samples, max_new_tokens=8, max_steps=1)
+    with raising(ConfigError, "teacher short", longest + 7, longest + 8, "--max-new-tokens"):
+        train(small("distill", home, teacher="short", **how))
+    assert not paths.exists("distill")
+    assert train(small("distill", home, teacher="enough", **how)).status["status"] == "finished"
 
 
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
