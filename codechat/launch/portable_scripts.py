@@ -9,7 +9,7 @@
 NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe calls `codechat run` with
 NAME-SCALE.json, the settings of every stage, which you can edit. SKIP_TO takes a stage or a number: for v6 the original script's
 number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the original's FORCE_PREP_CODE,
-FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. The files hold what differs from the defaults, and no path of this machine.
+FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1 of no stage and misspelt variables. The files hold what differs from the defaults, and no path of this machine.
 """
 
 import json
@@ -61,7 +61,8 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
     entry = registry.entry_of(cfg, registry.ENTRIES)
     settings, how = {"run_name": cfg.run_name, **changed_settings(cfg)}, dict(nproc=nproc, save_s=SAVE_S)
     name = name or cfg.run_name.replace("/", "-")
-    return _write(out, name, settings, "loop.sh", name=name, command=entry.command, about=entry.about, **how)
+    how |= dict(name=name, command=entry.command, about=entry.about, check=check_of("NPROC", "PYTHON"))
+    return _write(out, name, settings, "loop.sh", **how)
 
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
@@ -72,12 +73,19 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
         settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
     gpus = max(size.ranks_of(b.stage) for b in bound)
     numbers, forced = (V6_NUMBERS, V6_FORCED) if recipe == "v6" else (settings, {})
+    flags = [f"FORCE_{stage.upper().replace('-', '_')}" for stage in settings]
     return _write(
         out, f"{recipe}-{scale}", settings, "recipe.sh", recipe=recipe, scale=scale, stages=" ".join(settings),
         machine=f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU",
+        check=check_of("SKIP_TO", "BASE", "PYTHON", *flags, *forced),
         cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
         forced="".join(f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n' for flag, name in forced.items()),
     )  # fmt: skip
+
+
+def check_of(*variables: str) -> str:
+    """The part of a script that refuses what is like one of its variables and is none."""
+    return fill("variables.sh", variables=" ".join(variables))
 
 
 def _write(out: str | Path, file: str, settings: Mapping[str, Any], template: str, **values: Any) -> Path:

@@ -4,7 +4,7 @@
 # checkpoint in place of the recipe's pretraining. PYTHON: the interpreter.
 # Further options of `codechat run` may follow, such as --until sft-general, or --yes where nobody can be asked.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
-{{go}}case ${SKIP_TO:-} in
+{{check}}{{go}}case ${SKIP_TO:-} in
 {{cases}}esac
 [ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"
 [ -z "${BASE:-}" ] || set -- --base "$BASE" "$@"

@@ -20,6 +20,7 @@ restart it. `codechat launch v6` runs a recipe detached: its process id and reci
 at --scale 8b).
 """
 
+import itertools
 import sys
 import textwrap
 import time
@@ -122,6 +123,8 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     for b in bound:
         if b.stage.name in todo and b.run_name and paths.exists(b.run_name):
             paths.check_not_read(b.run_name, cfg, what=f"stage {b.name} would replace")
+    if scale.gpu and todo:
+        say_missing_gpus([b for b in data_first(bound, scale, todo) if b.stage.name in todo], scale)
     if scale.ranks and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
     expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
@@ -232,6 +235,19 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
         if b.stage.name in todo and (scale.ranks_of(b.stage) or late & set(b.stage.needs)):
             late.add(b.stage.name)
     return sorted(bound, key=lambda b: b.stage.name in late)
+
+
+def say_missing_gpus(bound: list[Bound], scale: Scale) -> None:
+    """Before anything is prepared: which stages can run here where there are fewer GPUs than a stage needs. ConfigError where none can."""
+    here = gpus_here()
+    able = [b.name for b in itertools.takewhile(lambda b: scale.ranks_of(b.stage) <= here, bound)]
+    if len(able) == len(bound):
+        return
+    first = bound[len(able)]
+    lack = f"stage {first.name} needs {scale.ranks_of(first.stage)} GPUs and there are {here}"
+    if not able:
+        raise ConfigError(f"{lack}; run the recipe on a machine that has them")
+    print(f"{lack}: only {', '.join(able)} will run here; then run the recipe again on a machine that has them")
 
 
 def gpus_here() -> int:

@@ -90,6 +90,33 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
     assert words[-2:] == ["--from", "ours-rl"], "numbers of other recipes are places"
 
 
+MISREAD = {
+    "v6-2b": [
+        "FORCE_TYPO=1", "FORCE_STAGE=1", "FORCE=1", "FORCE_V6_SFTT=1", "force_v6_rl=1", "FORCE_PREP_COD=true", "FORCE_V6_RL=yes", "FORCE_MERGE=2",
+        "SKIPTO=7", "SKIP_T0=7", "SKIP_T=7", "SKIP_OT=7", "skip_to=7", "BAES=b", "base=b", "PYTHN=python3", "NPROC=2",
+    ],
+    "sft": ["NPROCS=2", "N_PROC=2", "NPORC=2", "nproc=2", "PYHTON=python3", "SKIP_TO=3", "BASE=mine", "FORCE_V6_RL=1"],
+}  # fmt: skip
+OF_OTHERS = {
+    "FORCE_COLOR": "1", "FORCE_CUDA": "1", "FORCE_TORCHRUN": "1", "FORCE_JAVASCRIPT_ACTIONS_TO_NODE20": "true", "FORCE_QWENVL_VIDEO_READER": "decord",
+    "BASE_URL": "http://x", "BASE_DIR": "/x", "BASH": "/bin/bash", "CASE": "1", "PYTHONPATH": "/x", "PYTHON3": "python3.12", "PYTHONHASHSEED": "0",
+    "NPROC_PER_NODE": "8", "SKIP": "ruff", "SKIP_TESTS": "1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "LESSOPEN": "a\nFORCE_TYPO=1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", MISREAD)
+def test_a_variable_that_a_script_would_ignore_is_refused_by_name(script: str, written: Path, tmp_path: Path) -> None:
+    """And none of other programs, also where another one's value looks like a variable. Nothing is started."""
+    for line in MISREAD[script]:
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            words_of(written / f"{script}.sh", tmp_path, **dict([line.split("=")]))
+        assert refused.value.returncode == 2 and not refused.value.stdout, line
+        (said,) = refused.value.stderr.splitlines()
+        assert said.startswith(f"error: {line}: "), line
+    expected = words_of(written / f"{script}.sh", tmp_path)
+    assert words_of(written / f"{script}.sh", tmp_path, **OF_OTHERS) == expected
+
+
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     for settings, named in (({"v6-stf": {}}, "'v6-sft'"), ({"v6-sft": 3}, "v6-sft"), ({"v6-sft": {"lrr": 1}}, "'lr'")):
         (tmp_path / "s.json").write_text(json.dumps(settings))

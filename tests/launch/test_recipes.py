@@ -324,10 +324,17 @@ def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list, monkeypatch: 
         runner.run_recipe(cfg)
     assert planned_8b == []
     monkeypatch.setattr("builtins.input", lambda question: "y")
+    capsys.readouterr()
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
         patch.setattr(runner, "gpus_here", lambda: 2)
         runner.run_recipe(cfg)
+    first = "stage pretrain needs 8 GPUs and there are 2: only corpus, base-code, base-calls will run here"
+    assert capsys.readouterr().out.startswith(first), "said before the plan, the question and the first stage"
     assert planned_8b == ["corpus", "base-code", "base-calls"], "what needs no GPU runs before GPUs are required"
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
+        patch.setattr(runner, "gpus_here", lambda: 2)
+        patch.setattr("builtins.input", lambda question: pytest.fail("asked, though nothing can run here"))
+        runner.run_recipe(cfg)
     runner.run_recipe(cfg)
     runner.run_recipe(cfg)  # finished: neither asked nor launched again
     assert planned_8b == ["corpus", "base-code", "base-calls", "pretrain", "base", "ours-choose"]
