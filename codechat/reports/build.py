@@ -2,7 +2,7 @@
 
     codechat report                            list the reports
     codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
-    codechat report staircase --frozen         the same from the committed rows, without any run
+    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is committed stays as it is
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays unchanged
 
 A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only run directories, freezes their rows and
@@ -17,19 +17,24 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from codechat.core.config import opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import RunError, check_choice
 from codechat.reports import html, notebooks
 from codechat.runs import paths
 
+DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores runs/
+
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """Which reports to build, and where to write them."""
 
     names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
-    out: str = opt("reports", "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root")
-    frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, without the runs")
+    out: str | None = opt(
+        None,
+        "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; none = reports, or runs/drawn/report with --frozen",
+    )
+    frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs")
 
 
 def templates() -> dict[str, str]:
@@ -41,8 +46,10 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page; returns the page's path.
 
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
-    kept, here = paths.SHIPPED / "reports" / name / "data", paths.ROOT / out / name / "data"
-    if kept.is_dir() and not here.exists() and out == "reports":  # the rows that came with the package
+    here, committed = paths.ROOT / out / name / "data", paths.ROOT / "reports" / name / "data"
+    kept = committed if out == DRAWN and committed.is_dir() else paths.SHIPPED / "reports" / name / "data"
+    if kept.is_dir() and (out == DRAWN or (out == "reports" and not here.exists())):
+        shutil.rmtree(here, ignore_errors=True)  # of an earlier call
         shutil.copytree(kept, here)
     path = paths.ROOT / out / f"{name}.ipynb"
     try:
@@ -57,8 +64,9 @@ def write(cfg: ReportConfig) -> None:
     known, folder, runs = templates(), paths.ROOT / "reports", paths.ROOT / "runs"
     for name in cfg.names:
         check_choice("report", name, known)
+    out = cfg.out or (DRAWN if cfg.frozen else "reports")
     for name in cfg.names:
-        print(f"report: {build(name, cfg.out, frozen=cfg.frozen)}")
+        print(f"report: {build(name, out, frozen=cfg.frozen)}")
     if cfg.names:
         reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
         print(f"index: {html.write_index(folder / 'index.html', reports, sorted(runs.glob('*/notebooks/*.ipynb')))}")

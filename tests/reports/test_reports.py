@@ -116,6 +116,51 @@ def test_a_page_fits_its_screen_and_opens_its_code(chromium: Browser, tmp_path: 
     assert chromium.ask("document.querySelector('details').open") and chromium.problems == []
 
 
+DRAWS = """# %% tags=["parameters", "hide-cell"]
+out, frozen = "", False
+
+# %%
+from pathlib import Path
+from codechat.runs import paths
+folder = paths.ROOT / out
+rows = (folder / "data" / "rows.csv").read_text()
+(folder / "picture.txt").write_text(rows)
+print(frozen, rows)
+"""
+
+
+@pytest.mark.slow
+def test_a_report_from_committed_rows_leaves_what_is_committed_as_it_is(
+    home: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Its notebook, page and pictures go to runs/drawn/report, which git ignores, and it reads the rows as they are committed, each time."""
+    (home / "nbs_py").mkdir()
+    shutil.copy(COMMITTED.parent / "jupytext.toml", home)
+    (home / "nbs_py" / "91_draws.py").write_text(DRAWS)
+    monkeypatch.setattr(paths, "SHIPPED", home)
+    monkeypatch.setattr(build, "templates", lambda: {"draws": "91_draws"})
+    (home / "reports" / "draws" / "data").mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(), home / "reports" / "draws.ipynb")
+    for rows in ("one", "two"):
+        (home / "reports" / "draws" / "data" / "rows.csv").write_text(rows)
+        before = {
+            path: path.read_bytes()
+            for path in (home / "reports").rglob("*")
+            if path.is_file() and path.suffix != ".html"
+        }
+        COMMANDS["report"].run(["draws", "--frozen"])
+        assert before == {path: path.read_bytes() for path in before}
+        assert not {*(home / "reports").rglob("*.txt")}
+        drawn = home / "runs" / "drawn" / "report"
+        assert (
+            f"True {rows}" in (drawn / "draws.html").read_text()
+            and (drawn / "draws" / "picture.txt").read_text() == rows
+        )
+        assert 'href="../runs/drawn/report/draws.html"' in (home / "reports" / "index.html").read_text()
+    COMMANDS["report"].run(["draws", "--frozen", "--out", "reports"])
+    assert "True two" in (home / "reports" / "draws.html").read_text(), "to commit it: say so"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in COMMITTED.glob("*.ipynb")))
 def test_a_committed_report_is_drawn_again_from_its_frozen_rows_alike(name: str, tmp_path: Path) -> None:
