@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jupytext
 import notebook_pairs as pairs
 import pytest
+from jupytext.config import load_jupytext_config
 
 from codechat.core.errors import DataError
 from codechat.reports import notebooks
@@ -183,6 +185,40 @@ def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixtu
 
 
 WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
+
+
+def become_commands(text: str) -> list[str]:
+    """Lines of a source (py:percent) that jupytext changes on the way to a notebook: comments that Jupyter would run as commands."""
+    config = load_jupytext_config(str(ROOT))
+    read = jupytext.reads(text, "py:percent", config=config)
+    kept = jupytext.reads(text, dict(extension=".py", format_name="percent", comment_magics=False), config=config)
+    pairs_of_cells = zip(read.cells, kept.cells, strict=True)
+    lines = [zip(a.source.splitlines(), b.source.splitlines(), strict=True) for a, b in pairs_of_cells]
+    return [was for cell in lines for became, was in cell if became != was]
+
+
+SOURCES = sorted(path.name for path in (ROOT / "nbs_py").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_comment_of_a_source_is_a_comment_in_its_notebook_and_back(name: str) -> None:
+    """jupytext takes `# rm -r runs` for an escaped command, and the notebook would run it."""
+    text = (ROOT / "nbs_py" / name).read_text()
+    assert become_commands(text) == []
+    notebook = jupytext.reads(text, "py:percent", config=load_jupytext_config(str(ROOT)))
+    again = jupytext.reads(jupytext.writes(notebook, "py:percent"), "py:percent")
+    assert [(cell.cell_type, cell.source) for cell in again.cells] == [(c.cell_type, c.source) for c in notebook.cells]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["# rm -r runs", "#rm -r runs", "# # rm -r runs", "# ls", "# cat notes", "# cd ..", "# !rm -r runs", "#!pip install x", "    # !ls", "# ? print",
+     "# %time f()", "# %%bash", "# x = !ls", "# x = %pwd", "# echo done", "# mkdir out"],
+)  # fmt: skip
+def test_a_comment_that_jupytext_takes_for_a_command_is_found(line: str) -> None:
+    source = f"# %% [markdown]\n# # Title\n# ls of a folder\n\n# %%\nif True:\n    a = 1\n{line}\n"
+    assert become_commands(source) == [line]
+    assert become_commands(source.replace(line, "# the command is: rm -r runs, or 3 % 2")) == []
 
 
 def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_for_pictures() -> None:
