@@ -145,7 +145,7 @@ class RLSession(Session):
         heads = {self.head: VALUE_LR} if self.head else {}
         kept = {"sentinel": self.sentinel} | ({"value_head": self.head} if self.head else {})
         how: dict[str, Any] = dict(parent=parent, evaluate=evaluate, heads=heads, kept=kept)
-        how |= dict(trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), data=hashes | data)
+        how |= dict(trained_on=dict(task=cfg.task, data_dir=cfg.data_dir), data={**hashes, **data})
         super().__init__(kind, cfg, model, tok, **how)
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
