@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from codechat.sandbox import codec, kernel
+from codechat.sandbox import codec, defined_tests, kernel
 
 ROOT = str(Path(__file__).resolve().parents[2])
 FLAGS = ("-s", "-S", "-P", "-B", "-W", "ignore")  # no installed packages, nothing from the current folder
@@ -34,6 +34,7 @@ START_S = 60.0
 MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
+UNUSED = "no test uses {names}, so any program would pass"
 AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
 Result = tuple[bool, str]  # (passed, reason)
 REFERENCES = 100_000  # most objects of one program that a judge keeps
@@ -115,6 +116,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     signal.signal(signal.SIGALRM, _ring)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    defined_tests.stop_unittest_main()
     say = lambda message: codec.send(control, json.dumps(message).encode())  # noqa: E731
     try:
         if not __debug__:
@@ -299,10 +301,15 @@ class Trial:
         self.deadline = time.monotonic() + job["total_s"]
         self.session: Session | None = None
         self.names: dict[str, Any] = {}  # the namespace of a test
+        self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
+        self.used = False  # whether a test has used the program
 
     def verdict(self) -> dict[str, Any]:
-        """One result per test, in order. reason: of the first failure."""
-        results = [self.prepare() or self.attempt(self.run, test) for test in self.job["tests"]]
+        """One result per test, in order. reason: of the first failure. Where no test used the program, none has
+        passed: any program would."""
+        results = [self.prepare() or self.attempt(self.run_test, test) for test in self.job["tests"]]
+        if not self.used and any(passed for passed, _ in results):
+            results = [(False, UNUSED.format(names=", ".join(self.job["required"]) or "the program"))] * len(results)
         reason = next((why for passed, why in results if not passed), "")
         return {"results": results, "stage": self.stage, "reason": reason}
 
@@ -319,7 +326,7 @@ class Trial:
                 return passed, reason
         return None
 
-    def attempt(self, step: Callable[..., None], *args: str) -> Result:
+    def attempt(self, step: Callable[..., None], *args: Any) -> Result:
         """Whether the step ends in time without an exception."""
         left = min(self.job["timeout_s"], self.deadline - time.monotonic())
         if left <= 0:
@@ -353,12 +360,32 @@ class Trial:
 
     def set_up(self) -> None:
         modules = {name: importlib.import_module(name) for name in self.job["modules"]}
-        self.names = {"__name__": "tests", "__builtins__": __builtins__} | modules | self.defined
+        # As a script, so that a body under `if __name__ == "__main__"` runs.
+        self.names = {"__name__": "__main__", "__builtins__": __builtins__} | modules | self.defined
+        given, before = set(self.names), self.session.number
         self.run(self.job["setup"])
+        self.made = {name for name, value in self.defined.items() if type(value) is not Handle}
+        if self.session.number > before:
+            self.made |= set(self.names) - given
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
 
+    def run_test(self, test: dict[str, Any]) -> None:
+        """Execute the source of a test, then run the tests that it defines."""
+        before = self.session.number
+        try:
+            self.run(test["source"])
+            defined_tests.run_defined(self.names, test["defines"], test["used"])
+            if test["candidate"]:
+                defined_tests.run_check(self.names["check"], self.defined[test["candidate"]])
+        finally:
+            self.used |= self.session.number > before or not self.made.isdisjoint(test["used"])
+
     def run(self, source: str) -> None:
-        exec(compiled(source), self.names)
+        try:
+            exec(compiled(source), self.names)
+        except SystemExit as leaving:  # of a script, never of the program, whose exceptions get other types
+            if leaving.code:
+                raise
 
     def close(self) -> None:
         if self.session:

@@ -46,8 +46,9 @@ TOTAL = 3  # time limit of a whole program, in limits of one test
 class Program:
     """One untrusted program and its trusted tests.
 
-    tests: assert sources, or one source that defines `check(candidate)`. setup: trusted source that runs in the judge
-    before the tests. entry_points: names that the program must define (see `entry_points_of`); for
+    tests: sources of asserts, or of a `check(candidate)`, functions `test*`, classes `Test*` and TestCases, which the
+    judge runs; one result for each source. Where no test uses the program, none passes. setup: trusted source that
+    runs in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
     `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
     program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three
     times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as
@@ -102,14 +103,11 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
     free -= set(vars(builtins))
     required = list(entry_points or ())
     modules = free & sys.stdlib_module_names - set(required)
-    names = required + sorted(free - modules - set(required))
-    calls_check = len(tests) == 1 and "check" in every[1].bound
-    if calls_check and entry_points is None:
-        raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
+    wanted = required + sorted(free - modules - set(required))
     imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
     return {
-        "tests": [tests[0] + f"\ncheck({names[0]})\n"] if calls_check else list(tests),
-        "names": names,
+        "tests": [_defined(source, names, every[1:], required) for source, names in zip(tests, every[1:])],
+        "names": wanted,
         "required": required,
         "modules": sorted(modules),
         "imports": "\n".join(imports),
@@ -117,9 +115,11 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
 
 
 class Names(NamedTuple):
-    """Names of a source's own scope: those that it uses, also within its functions, those that it binds, and among these the imported ones."""
+    """Names of a source's own scope: those that it uses, also within its functions; those that it uses outside of
+    them; those that it binds; among these the imported ones."""
 
     used: set[str]
+    called: set[str]
     bound: set[str]
     imported: set[str]
 
@@ -138,17 +138,46 @@ def names_of(source: str, what: str) -> Names:
     used, assigned, imported = (
         {s.get_name() for s in symbols if getattr(s, f"is_{how}")()} for how in ("referenced", "assigned", "imported")
     )
-    return Names(used, assigned | imported, imported)
+    called = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
+    return Names(used, called, assigned | imported, imported)
+
+
+def _defined(source: str, names: Names, of_all: Sequence[Names], required: Sequence[str]) -> dict[str, Any]:
+    """A test for the judge. defines: names among which it looks for tests. used: by any test. candidate: what its
+    `check` is called with, or None where it has none, or where a test calls it itself.
+
+    DataError for a `check(candidate)` without a candidate."""
+    defines = names.bound - names.imported - set(required)
+    checks = "check" in defines and not any("check" in other.called for other in of_all)
+    if checks and not required:
+        raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
+    return {
+        "source": source,
+        "defines": sorted(defines),
+        "used": sorted(names.used),
+        "candidate": required[0] if checks else None,
+    }
 
 
 def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
-    """The names of a reference solution that tests use: functions, classes and constants, also builtin names.
+    """The names of a reference solution that tests use: functions, classes and constants, also builtin names. Where
+    tests define `check(candidate)` and use none, its only function.
 
-    The reference decides which names a program may define, never the program itself."""
+    The reference decides which names a program may define, never the program itself. DataError where the tests use no
+    name of it."""
     prepared = names_of(setup, "the set-up")
-    used = prepared.used.union(*(names_of(test, "a test").used for test in tests))
-    defined = names_of(reference, "the reference solution")
-    return tuple(sorted(used & (defined.bound - defined.imported) - prepared.bound))
+    sources = [names_of(test, "a test") for test in tests]
+    names = names_of(reference, "the reference solution")
+    defined = names.bound - names.imported - prepared.bound
+    used = defined & prepared.used.union(*(source.used for source in sources))
+    if not used and len(defined) == 1 and any("check" in source.bound for source in sources):
+        used = defined
+    if not used:
+        raise DataError(
+            f"no test uses {', '.join(sorted(defined)) or 'the reference solution, which defines nothing'}, "
+            "so any program would pass; let a test call it"
+        )
+    return tuple(sorted(used))
 
 
 # ---- judges

@@ -206,7 +206,8 @@ class ReferenceCheck:
 def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
     """Score the reference solution of every problem. A failure counts under the tier that it reached.
 
-    A task without reference solutions gives the reason in `no_references`."""
+    A task without reference solutions gives the reason in `no_references`. A task with `hollow(problem)` gives texts
+    that do nothing: where all of them earn the maximum too, the problem has failed."""
     problems, failed = list(problems), {}
     if problems and (why := getattr(task, "no_references", "")):
         return ReferenceCheck(task.name, 0, {}, why)
@@ -215,7 +216,17 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
             failed[problem.id] = f"{score.tier} {score.parts.get('error', '')}".strip()
         elif not score.correct or score.reward > task.max_reward:
             failed[problem.id] = "maximum reward but not correct"
+    if hasattr(task, "hollow"):
+        failed |= dict.fromkeys(_won_by_nothing(task, problems), "programs that do nothing pass its tests")
     return ReferenceCheck(task.name, len(problems), failed)
+
+
+def _won_by_nothing(task: Any, problems: Sequence[Problem]) -> list[str]:
+    """Ids of the problems on which every text of `task.hollow` earns the maximum."""
+    pairs = [(problem, text) for problem in problems for text in task.hollow(problem)]
+    scores = score_all(task, [problem for problem, _ in pairs], [text for _, text in pairs])
+    resisted = {problem.id for (problem, _), score in zip(pairs, scores, strict=True) if score.reward < task.max_reward}
+    return [problem.id for problem in problems if problem.id not in resisted]
 
 
 RED_TEAM_PROBLEMS = 16

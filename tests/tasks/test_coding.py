@@ -233,3 +233,42 @@ def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
         helper = f"def g():\n    return {value}"
         code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{last}\n```", ["f"])
         assert code == f"@(cache)\n{helper}\n{last}" and ast.parse(code)
+
+
+# ---------------------------------------------------------------- tests of a user's file that test nothing
+
+
+@pytest.mark.parametrize("test", ["    candidate(1, 2) == 3\n", "    pass\n", "    candidate(1, 2)\n"])
+def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
+    test: str, task: CodingTask, tmp_path: Path
+) -> None:
+    rows = [human_row("    assert candidate(1, 2) == 3\n"), human_row(test, task_id="HumanEval/1")]
+    made = tasks.load("humaneval", source=str(write(tmp_path / "human.jsonl", rows)))
+    check = tasks.check_reference_solutions(made, made.problems("test"))
+    assert check.n == 2
+    assert list(check.failed) == ["HumanEval/1"]
+    with pytest.raises(DataError, match="1 of 2 reference solutions of task humaneval .*such as HumanEval/1"):
+        check.require()
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["def test_add():\n    assert add(1, 2) == 3"],
+        ["import unittest\nclass T(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)"],
+        ["def check(candidate):\n    assert candidate(1, 2) == 3"],
+        ["def check(candidate):\n    assert candidate(1, 2) == 3", "assert add"],
+    ],
+)
+def test_tests_of_mbpp_that_are_only_defined_are_run(tests: list[str], task: CodingTask, tmp_path: Path) -> None:
+    row = mbpp_row(11, test_list=tests, challenge_test_list=[])
+    made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+    (problem,) = made.problems("test")
+    assert tasks.check_reference_solutions(made, [problem]).require().n == 1
+    assert made.score(problem, "def add(a, b):\n    return 'no idea'").reward < 0.6
+
+
+def test_a_row_of_mbpp_whose_tests_use_no_name_of_its_solution_names_it(tmp_path: Path) -> None:
+    row = mbpp_row(11, test_list=["assert True"], challenge_test_list=[])
+    with pytest.raises(DataError, match="row 1: .*no test uses add"):
+        tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))

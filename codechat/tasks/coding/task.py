@@ -70,6 +70,12 @@ class CodingTask(JudgedTask):
     def gold(self, problem: Problem) -> str:
         return problem.gold["code"]
 
+    def hollow(self, problem: Problem) -> list[str]:
+        """Programs that define the requested names and do nothing. Tests that all of them pass test nothing."""
+        head = "def {name}(*args, **kwargs): return {value}"
+        names = problem.gold["names"]
+        return ["\n".join(head.format(name=name, value=value) for name in names) for value in ("None", "'no idea'")]
+
     def answer(self, problem: Problem, text: str) -> tuple[str, Program | None]:
         code = extract(text, problem.gold["names"], problem.gold.get("stub", ""))
         return code, None if rewards.tier_without_running(code) else self.program(problem, code)
