@@ -162,6 +162,7 @@ HEADER = struct.Struct("!I")
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
 NEXT, END = b"+", b"-"  # a judge's requests to its zygote: the next process; end the one that was given
+FULL = b"!"  # the zygote's answer to END where it has ended the process itself, which had written too much
 
 
 class WireError(ConnectionError):

@@ -3,8 +3,8 @@
 A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
 of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
 
-Levels: landlock (Landlock, seccomp and limits: no writes, and reads only of the interpreter's library), and none (limits
-only, for trusted programs).
+Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes only in a private folder,
+see scratch.py), and none (limits only, for trusted programs).
 """
 
 import builtins
@@ -27,6 +27,7 @@ from types import CodeType
 from typing import Any
 
 from codechat.sandbox import codec, defined_tests, kernel
+from codechat.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
 ROOT = str(Path(__file__).resolve().parents[2])
 FLAGS = ("-s", "-S", "-P", "-B", "-W", "ignore")  # no installed packages, nothing from the current folder
@@ -49,9 +50,11 @@ class NotStarted(OSError):
 
 class Interpreter:
     """A fresh interpreter that runs `codechat.sandbox.MODULE`.main(socket, *words), with nothing of the trainer's
-    environment except the path of the interpreter's libraries. It ends with `close`."""
+    environment except the path of the interpreter's libraries and the folder for temporary files. It ends with `close`."""
 
-    def __init__(self, module: str, *words: str) -> None:
+    def __init__(self, module: str, *words: str, keep: tuple[int, ...] = ()) -> None:
+        """keep: further descriptors that it inherits."""
+        self.told: dict[str, Any] = {}  # its first message
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START_S)
         code = (
@@ -61,15 +64,15 @@ class Interpreter:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, *FLAGS, "-c", code],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *keep],
                 **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
                 env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
-                | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                | {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "TMPDIR")},
                 cwd="/",
                 start_new_session=True,
             )
         try:
-            self.receive()
+            self.told = self.receive()
         except OSError as error:
             self.kill()
             raise NotStarted(f"{module}: {error}") from None
@@ -83,8 +86,9 @@ class Interpreter:
 
     def close(self) -> None:
         """It ends when its socket does, else by force."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        with contextlib.suppress(OSError):  # it is shut already
             self.control.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         self.kill()
 
@@ -96,15 +100,36 @@ class Interpreter:
 
 
 class Zygote(Interpreter):
-    """Gives a process for each program; the next one starts while the current one is in use."""
+    """Gives a process for each program; the next one starts while the current one is in use. They write in `scratch`."""
+
+    def __init__(self, level: str, scratch: Scratch) -> None:
+        super().__init__("zygote", level, scratch.path, keep=(scratch.lock,))
+        self.scratch, self.ending = scratch, False
 
     def take(self) -> socket.socket:
         """The socket of a process that waits for a program. Nothing is left of the one before."""
+        self.clean()
         self.control.sendall(codec.NEXT)
         fds = socket.recv_fds(self.control, 1, 1)[1]
         if not fds:
             raise NotStarted("the zygote has gone")
         return socket.socket(fileno=fds[0])
+
+    def end(self) -> None:
+        """Let the process end; `clean` waits for it."""
+        self.control.sendall(codec.END)
+        self.ending = True
+
+    def clean(self) -> bool:
+        """Remove what an ended process has written, once it has ended. Whether it ended for holding too much."""
+        if not self.ending:
+            return False
+        answer = self.control.recv(1)
+        if not answer:
+            raise NotStarted("the zygote has gone")
+        self.scratch.empty()
+        self.ending = False
+        return answer == codec.FULL
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
@@ -121,8 +146,9 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     try:
         if not __debug__:
             raise NotStarted("python -O removes the asserts of every test")
-        with contextlib.closing(Zygote("zygote", level)) as zygote:
-            say({})
+        scratch = Scratch()  # which the trainer removes
+        with contextlib.closing(Zygote(level, scratch)) as zygote:
+            say({"folder": scratch.path})
             gc.collect()
             gc.freeze()
             while True:
@@ -130,6 +156,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
                 with contextlib.closing(Trial(job, zygote)) as trial:
                     verdict = trial.verdict()
                 say(verdict)
+                zygote.clean()  # while the trainer has the verdict
     except OSError as error:  # no zygote, or the trainer has gone
         with contextlib.suppress(OSError):
             say({"error": str(error)})
@@ -345,6 +372,10 @@ class Trial:
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:
             self.close()
+            if self.zygote.clean():
+                reason = (
+                    f"it held more than {SIZE_MB} MiB or {ENTRIES} entries in its folder, or what cannot be counted"
+                )
         reason = reason or lost
         return not reason, reason[:REASON]
 
@@ -390,7 +421,7 @@ class Trial:
     def close(self) -> None:
         if self.session:
             with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
-                self.zygote.control.sendall(codec.END)
+                self.zygote.end()
             self.session = None
 
 

@@ -21,7 +21,8 @@ SYS = {
     "landlock_restrict_self": 446, "prlimit64": 302, "close": 3,
 }  # fmt: skip
 NAMES = {number: name for name, number in SYS.items()}
-FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
+FILE_MB, DESCRIPTORS, THREADS = 16, 128, 64
+NOBODY = 65534  # the user that root turns into
 SPARE_THREADS = 256  # room for threads that the user's other processes start later, where they count too
 
 Argument = int | bytes | ctypes.Array | ctypes.Structure | None

@@ -1,7 +1,8 @@
 """Landlock: the kernel allows a program to open only the paths of a list.
 
 Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and
-signals to processes outside. A program may read the folders of the running interpreter, without installed packages.
+signals to processes outside. A program may read the folders of the running interpreter, without installed packages, and
+write in one folder.
 """
 
 import contextlib
@@ -13,14 +14,17 @@ import sys
 from pathlib import Path
 
 from codechat.sandbox import kernel
+from codechat.sandbox.kernel import NOBODY
 
 EXECUTE, WRITE, READ, READ_DIR = 1, 2, 4, 8
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 13, 1 << 14
+# Files and folders in the program's own folder; no links, pipes, sockets or devices.
+OWN = WRITE | READ | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
 ALL_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 FILE_ONLY = EXECUTE | WRITE | READ | 1 << 14 | 1 << 15
 DEVICES = ("null", "zero", "random", "urandom")
 TCP, SCOPES = 3, 3
 ASK_VERSION, PATH_BENEATH = 1, 1
-NOBODY = 65534  # the user that root turns into
 FOREIGN = ("site-packages", "dist-packages")  # installed packages may hold a benchmark's answers
 
 
@@ -33,8 +37,9 @@ class _PathRule(ctypes.Structure):
     _fields_ = [("access", ctypes.c_uint64), ("fd", ctypes.c_int32)]
 
 
-def ruleset() -> int:
-    """A descriptor of rules: read the interpreter's library, read and write four harmless devices, nothing else.
+def ruleset(scratch: str) -> int:
+    """A descriptor of rules: read the interpreter's library, read and write four harmless devices and the folder
+    `scratch`, nothing else.
 
     OSError without Landlock."""
     version = kernel.prepared("landlock_create_ruleset", None, 0, ASK_VERSION)()
@@ -44,7 +49,8 @@ def ruleset() -> int:
     fd = kernel.prepared("landlock_create_ruleset", rules, size, 0)()
     reads, listings = readable()
     devices = [f"/dev/{name}" for name in DEVICES]
-    for paths, access in ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE)):
+    rights = ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE), ([scratch], OWN))
+    for paths, access in rights:
         for path in paths:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 _allow(fd, path, access & files)
@@ -92,13 +98,14 @@ def readable() -> tuple[list[str], list[str]]:
     return reads, listings
 
 
-def step_down() -> None:
-    """Change from root to an ordinary user, if that user can read the library. Otherwise root without capabilities
-    remains, and Landlock allows it only the library."""
-    if os.getuid() or not all(map(_open_to_all, folders())):
+def step_down(scratch: str) -> None:
+    """Change from root to an ordinary user, who gets the folder `scratch`, if that user can read the library. Otherwise
+    root without capabilities remains, and Landlock allows it only the library."""
+    if os.getuid() or not all(map(_open_to_all, [*folders(), os.path.dirname(scratch)])):
         return
     with contextlib.suppress(PermissionError):  # in a container root may lack the right
         os.setgroups([])
+        os.chown(scratch, NOBODY, NOBODY)
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of user makes a process undumpable, and its /proc root's

@@ -29,9 +29,10 @@ from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
 from codechat.core.errors import DataError, RunError, check_choice
-from codechat.sandbox import codec
+from codechat.sandbox import codec, scratch
 from codechat.sandbox.judge import Interpreter, NotStarted
 
+END_S = 2.0  # for the processes of a judge that was ended
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
 REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with isolation=none"
 
@@ -208,6 +209,11 @@ class Judge(Interpreter):
             super().__init__("judge", level, str(os.getpid()))
         except OSError as error:
             raise SandboxUnavailable(f"no isolation here ({error}); {REMEDY}") from None
+
+    def kill(self) -> None:
+        super().kill()
+        if "folder" in self.told:  # not where it did not start
+            scratch.remove(self.told["folder"], wait_s=END_S)
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """The verdict on a job. TimeoutError where the judge hangs, another OSError where it has ended."""

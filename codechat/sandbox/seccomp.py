@@ -3,7 +3,8 @@
 The zygote filters itself and so its programs; a program's process then gives up what only the zygote needs (a short filter
 costs each program less). A call off the list fails with EPERM: sockets (except an unconnected pair, for asyncio), exec, fork,
 ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter
-cannot read, answers ENOSYS, and the C library uses `clone`.
+cannot read, answers ENOSYS, and the C library uses `clone`. Changes of modes and times seem to succeed and have no
+effect (shutil.copy needs them): Landlock does not restrict them. A program cannot send descriptors, which would hide files from the watch.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ KILL_NR, TGKILL = 62, 234
 
 # Calls by name, from a file. always: of every program. zygote_only: each program's process gives these up.
 _CALLS: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
-ALWAYS, ZYGOTE_ONLY = _CALLS["always"], _CALLS["zygote_only"]
+ALWAYS, ZYGOTE_ONLY, PRETENDED = _CALLS["always"], _CALLS["zygote_only"], _CALLS["pretended"]
 
 
 class _Program(ctypes.Structure):
@@ -73,6 +74,8 @@ def shared_program() -> bytes:
     # The kernel reads only the low half of these; the C library may leave anything in the high half.
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
+    for number in sorted(PRETENDED.values()):
+        steps += _step(EQUAL, number, 0, 1) + _step(RETURN, ERRNO)  # error 0: nothing is done, and the call succeeds
     return steps + _allow(allowed) + REFUSE
 
 

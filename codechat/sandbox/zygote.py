@@ -1,7 +1,8 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
 It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
-next process, which was forked ahead; END -> that process ends. It also ends before another is given. The first message
+next process, which was forked ahead; END -> that process ends, then END, or FULL where the
+watch had ended it. It also ends before another is given. The first message
 is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
 sockets without Python's wrapper classes.
 
@@ -24,6 +25,7 @@ import json
 import operator
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -31,7 +33,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from codechat.sandbox import codec, kernel, landlock, seccomp
+from codechat.sandbox import codec, kernel, landlock, scratch, seccomp
 
 # The most common imports of programs: loaded before the fork, they cost nothing.
 # Not more: each loaded shared library makes every fork slower.
@@ -40,6 +42,7 @@ PRELOADED = """abc array bisect cmath collections collections.abc copy dataclass
     traceback types typing unicodedata warnings""".split()
 
 
+WATCH_MS = 10  # between two looks at what a program has written
 MESSAGE = 300  # characters of an exception's text that are sent
 MUTABLE = (list, dict, set, bytearray, codec.deque)
 
@@ -50,13 +53,14 @@ class Walls(NamedTuple):
     isolated: bool
     own_bytes: int
     steps: list[kernel.Step]
+    folder: str  # where it may write
 
 
-def main(control: socket.socket, level: str) -> None:
+def main(control: socket.socket, level: str, folder: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and children inherit that
     preload()
     try:
-        walls = build(level)
+        walls = build(level, folder)
     except OSError as error:
         answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
         codec.send(control, json.dumps(answer).encode())
@@ -76,13 +80,15 @@ def preload() -> None:
     random.seed(0)  # every program starts from this state, so verdicts are reproducible
 
 
-def build(level: str) -> Walls:
+def build(level: str, folder: str) -> Walls:
     """Build the isolation that all programs share. OSError where it cannot be built."""
+    os.chdir(folder)
+    os.environ["TMPDIR"] = os.environ["HOME"] = folder
     isolated, parent = level != "none", os.getppid()
     own_bytes, threads, ruleset = kernel.own_addresses(), kernel.limit_threads(), -1
     if isolated:
-        ruleset = landlock.ruleset()
-        landlock.step_down()
+        ruleset = landlock.ruleset(folder)
+        landlock.step_down(folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # it ends its programs' processes too, and leaves no orphans
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -93,7 +99,7 @@ def build(level: str) -> Walls:
     kernel.limit_for_good()
     if isolated:
         seccomp.install(seccomp.shared_program())()
-    return Walls(isolated, own_bytes, own_walls(threads, ruleset))
+    return Walls(isolated, own_bytes, own_walls(threads, ruleset), folder)
 
 
 def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
@@ -106,14 +112,29 @@ def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
 
 
 def serve(control: socket.SocketType, walls: Walls) -> None:
+    """Answer the judge until it is gone, and watch the program that it has."""
+    waiting = select.poll()
+    waiting.register(control.fileno(), select.POLLIN)
     given = 0  # pid of the process that the judge has
+    answer = codec.END
     ahead, channel = fork_child(control, walls)
     try:
-        while command := control.recv(1):
+        while True:
+            if not waiting.poll(WATCH_MS if given else None):
+                if scratch.holds_too_much(walls.folder, given):
+                    end(given)
+                    given, answer = 0, codec.FULL
+                continue
+            command = control.recv(1)
+            if not command:
+                return
             if given:
                 end(given)
                 given = 0
+            if command == codec.END:
+                control.send(answer)  # nothing of the program runs any more
             if command == codec.NEXT:
+                answer = codec.END
                 beside = channel.fileno().to_bytes(4, sys.byteorder)
                 control.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
                 channel.close()

@@ -242,7 +242,7 @@ def test_no_program_runs_after_a_failed_isolation_step() -> None:
         codec.send(theirs, b'[1, "len", ["", ""]]')
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError) as raised:
-            zygote.run(own, zygote.Walls(True, 0, steps))
+            zygote.run(own, zygote.Walls(True, 0, steps, "/"))
         assert not done and raised.value.errno == errno.EBADF and raised.value.filename == "close"
         assert codec.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
 
