@@ -1,19 +1,23 @@
 """Plain data <-> bytes, for values that cross between a judge and an untrusted program.
 
-Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so no method of the sender runs in
-the receiver: an int subclass with a lying `__eq__` arrives as the int it holds. `to_ref` may turn an object that is not
-data into a number, and `from_ref` turns the number into the receiver's object.
+Tagged JSON. Decoding builds exact types of the standard library only (builtin ones, those of collections and datetime,
+Decimal, Fraction), so no method of the sender runs in the receiver: an int subclass with a lying `__eq__` arrives as the
+int it holds. A namedtuple arrives as a new one with the same fields. `to_ref` may turn an object that is not data into
+{tag: JSON}, a tag of REFERENCES, and `from_ref(tag, JSON)` turns that into the receiver's object.
 
 null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}. Cycles
 and nesting beyond MAX_DEPTH raise CodecError.
 """
 
+import functools
 import json
+import keyword
 import math
 import socket
 import struct
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -27,8 +31,9 @@ NAMED = {
 
 PLAIN = frozenset({type(None), bool, str})
 
-ToRef = Callable[[Any], dict[str, int]]
-FromRef = Callable[[int], Any]
+REFERENCES = frozenset("hjgwGp")  # tags that only `from_ref` knows
+ToRef = Callable[[Any], dict[str, Any]]
+FromRef = Callable[[str, Any], Any]
 
 
 class CodecError(ValueError):
@@ -43,7 +48,7 @@ DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 
 
 def encode(value: Any, to_ref: ToRef) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {"h": number} for an object that is not data, or raises CodecError."""
+    """Bytes of a value. `to_ref(object)` gives {tag: JSON} for an object that is not data, or raises CodecError."""
     return ENCODER(_pack(value, to_ref, 0)).encode()
 
 
@@ -59,19 +64,55 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
         raise CodecError(f"nested deeper than {MAX_DEPTH}")
     if kind is list:
         return [_pack(x, to_ref, depth + 1) for x in v]
-    if (packer := PACKERS.get(kind)) is None:
-        base = next((b for b in kind.__mro__ if b in BASES), None)
-        if base is None:
-            return to_ref(v)
-        # A namedtuple, Counter, IntEnum or numpy float is sent as the data it holds.
-        return _pack(BASES[base](v), to_ref, depth)
-    return packer(v, lambda x: _pack(x, to_ref, depth + 1))
+    inner: Pack = lambda x: _pack(x, to_ref, depth + 1)  # noqa: E731
+    if isinstance(v, datetime | time) and type(v.tzinfo) not in (type(None), timezone):
+        return to_ref(v)  # the rules of its time zone are not data
+    packer = PACKERS.get(kind)
+    if packer is not None:
+        return packer(v, inner)
+    if issubclass(kind, tuple) and (fields := _fields(kind)):
+        return {"n": [kind.__name__, fields, [inner(x) for x in tuple.__iter__(v)]]}
+    base = next((b for b in kind.__mro__ if b in BASES), None)
+    if base is None:
+        return pack_name(v) or to_ref(v)
+    # An IntEnum, a numpy float or a class derived from dict is sent as the data it holds.
+    return _pack(BASES[base](v), to_ref, depth)
+
+
+def _fields(kind: type) -> list[str]:
+    """Names of a namedtuple's fields; none for another tuple."""
+    fields = getattr(kind, "_fields", None)
+    names = [kind.__name__, *fields] if type(fields) is tuple and all(type(f) is str for f in fields) else []
+    usable = all(name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_") for name in names[1:])
+    return names[1:] if names and usable and names[0].isidentifier() else []
+
+
+def _pairs(v: dict[Any, Any], p: "Pack") -> list[Any]:
+    return [[p(k), p(x)] for k, x in dict.items(v)]
 
 
 Pack = Callable[[Any], Any]
+
+
+def _clock(v: time | datetime, p: Pack) -> list[Any]:
+    return [v.hour, v.minute, v.second, v.microsecond, p(v.tzinfo), v.fold]
+
+
 PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
     tuple: lambda v, p: {"t": [p(x) for x in v]},
-    dict: lambda v, p: {"d": [[p(k), p(x)] for k, x in v.items()]},
+    dict: lambda v, p: {"d": _pairs(v, p)},
+    Counter: lambda v, p: {"k": _pairs(v, p)},
+    OrderedDict: lambda v, p: {"o": [[p(k), p(x)] for k, x in v.items()]},
+    defaultdict: lambda v, p: {"m": [p(v.default_factory), _pairs(v, p)]},
+    slice: lambda v, p: {"l": [p(v.start), p(v.stop), p(v.step)]},
+    type({}.keys()): lambda v, p: {"v": ["keys", [[p(k), None] for k in v]]},
+    type({}.values()): lambda v, p: {"v": ["values", [[i, p(x)] for i, x in enumerate(v)]]},
+    type({}.items()): lambda v, p: {"v": ["items", [[p(k), p(x)] for k, x in v]]},
+    date: lambda v, p: {"T": ["date", v.year, v.month, v.day]},
+    time: lambda v, p: {"T": ["time", *_clock(v, p)]},
+    datetime: lambda v, p: {"T": ["datetime", v.year, v.month, v.day, *_clock(v, p)]},
+    timedelta: lambda v, p: {"T": ["timedelta", v.days, v.seconds, v.microseconds]},
+    timezone: lambda v, p: {"T": ["timezone", *map(p, v.__getinitargs__())]},
     set: lambda v, p: {"s": [p(x) for x in v]},
     frozenset: lambda v, p: {"z": [p(x) for x in v]},
     bytes: lambda v, p: {"b": v.decode("latin-1")},
@@ -86,6 +127,11 @@ PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
 BASES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__, float: float.__float__, str: str.__str__, bytes: lambda v: bytes(bytearray(v)),
     list: lambda v: list(list.__iter__(v)), tuple: lambda v: tuple(tuple.__iter__(v)),
+    Counter: lambda v: Counter(dict(dict.items(v))), OrderedDict: lambda v: OrderedDict(OrderedDict.items(v)),
+    defaultdict: lambda v: defaultdict(None, dict(dict.items(v))),
+    datetime: lambda v: datetime(v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
+    date: lambda v: date(v.year, v.month, v.day),
+    timedelta: lambda v: timedelta(v.days, v.seconds, v.microseconds),
     dict: lambda v: dict(dict.items(v)), set: lambda v: set(set.__iter__(v)),
     frozenset: lambda v: frozenset(frozenset.__iter__(v)), complex: lambda v: complex(v.real, v.imag),
     deque: lambda v: deque(deque.__iter__(v), v.maxlen), Decimal: Decimal, Fraction: Fraction,
@@ -102,7 +148,7 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes | bytearray, from_ref: FromRef) -> Any:
-    """The value of bytes. References become `from_ref(number)`. CodecError for anything that `encode` does not write."""
+    """The value of bytes. References become `from_ref(tag, JSON)`. CodecError for anything that `encode` does not write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
     # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep nesting.
@@ -120,8 +166,8 @@ def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     if len(j) != 1:
         raise CodecError("an object must have one tag")
     ((tag, body),) = j.items()
-    if tag == "h":
-        return from_ref(_typed(int, body))
+    if tag in REFERENCES:
+        return from_ref(tag, body)
     return UNPACKERS[tag](body, lambda x: _unpack(x, from_ref, depth + 1))
 
 
@@ -137,9 +183,57 @@ def _list(x: Any, length: int | None = None) -> list[Any]:
     return x
 
 
+def _dict(body: Any, u: Pack) -> dict[Any, Any]:
+    pairs = [_list(pair, 2) for pair in _list(body)]
+    return {u(k): u(x) for k, x in pairs}
+
+
+@functools.lru_cache(maxsize=64)
+def _namedtuple(name: str, fields: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple(name, fields)  # which checks the names
+
+
+def _named(body: Any, u: Pack) -> tuple[Any, ...]:
+    name, fields, values = _list(body, 3)
+    names = tuple(_typed(str, field) for field in _list(fields))
+    return _namedtuple(_typed(str, name), names)(*[u(x) for x in _list(values)])
+
+
+def _default(body: Any, u: Pack) -> defaultdict[Any, Any]:
+    factory, pairs = _list(body, 2)
+    return defaultdict(u(factory), _dict(pairs, u))
+
+
+def _view(body: Any, u: Pack) -> Any:
+    kind, pairs = _list(body, 2)
+    whole = _dict(pairs, u)
+    return {"keys": whole.keys, "values": whole.values, "items": whole.items}[_typed(str, kind)]()
+
+
+MOMENTS: dict[str, Callable[..., Any]] = {
+    "date": date,
+    "timedelta": timedelta,
+    "time": lambda *clock: time(*clock[:5], fold=clock[5]),
+    "datetime": lambda *clock: datetime(*clock[:8], fold=clock[8]),
+    "timezone": timezone,
+}
+
+
+def _moment(body: Any, u: Pack) -> Any:
+    kind, *numbers = _list(body)
+    return MOMENTS[_typed(str, kind)](*[u(number) for number in numbers])
+
+
 UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
     "t": lambda b, u: tuple([u(x) for x in _list(b)]),
-    "d": lambda b, u: {u(k): u(x) for k, x in (_list(pair, 2) for pair in _list(b))},
+    "d": _dict,
+    "k": lambda b, u: Counter(_dict(b, u)),
+    "o": lambda b, u: OrderedDict(_dict(b, u)),
+    "m": _default,
+    "n": _named,
+    "v": _view,
+    "T": _moment,
+    "l": lambda b, u: slice(*(u(x) for x in _list(b, 3))),
     "s": lambda b, u: {u(x) for x in _list(b)},
     "z": lambda b, u: frozenset([u(x) for x in _list(b)]),
     "b": lambda b, u: _typed(str, b).encode("latin-1"),

@@ -10,17 +10,18 @@ A program's process holds one untrusted program (`Program`) and answers the judg
 is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
-    [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
-A reply is [number, "ok", value] or [number, "raise", type, message].
+    [number, a key of `Program.ops`, object, ...]
+A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a function of the
+test that it has got: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
 """
 
 import _socket
 import builtins
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
-import itertools
 import json
 import operator
 import os
@@ -29,6 +30,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,7 +46,7 @@ PRELOADED = """abc array bisect cmath collections collections.abc copy dataclass
 
 WATCH_MS = 10  # between two looks at what a program has written
 MESSAGE = 300  # characters of an exception's text that are sent
-MUTABLE = (list, dict, set, bytearray, codec.deque)
+MUTABLE = (list, dict, set, bytearray, codec.deque, codec.Counter, codec.OrderedDict, codec.defaultdict)
 
 
 class Walls(NamedTuple):
@@ -184,26 +186,79 @@ class Program:
         self.channel, self.own_bytes = channel, own_bytes
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
+        self.lent: dict[int, Any] = {}  # functions and iterators of the test, by their places
+        self.places: dict[int, int] = {}  # id -> place, of these
+        self.loop: Any = None  # of asyncio, from the first use on
         self.ops: dict[str, Callable[..., Any]] = {
-            "load": self.load, "call": self.call, "get": getattr, "set": setattr, "len": len,
-            "item": operator.getitem, "bool": bool, "str": str, "repr": repr,
-            # in a box, an iterator crosses as a reference, also one that iterates over itself
-            "iter": lambda target: types.SimpleNamespace(of=iter(target)),
-            "next": lambda box: list(itertools.islice(box.of, 1)),
+            "load": self.load, "call": self.call, "get": getattr, "set": setattr, "delete": delattr, "len": len,
+            "item": operator.getitem, "set item": operator.setitem, "delete item": operator.delitem,
+            "bool": bool, "str": str, "repr": repr, "format": format,
+            # in an iterator of our own, so that it crosses as a reference, also one that iterates over itself
+            "iter": lambda target: Steps(iter(target)), "next": next_of, "send": send_to,
+            "instance": lambda kind, one: kind in type(one).__mro__,
+            "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
+            "enter": lambda target: type(target).__enter__(target), "exit": leave,
+            "await": self.run, "async iter": lambda target: type(target).__aiter__(target), "async next": self.next_async,
+            "async enter": lambda target: self.run(type(target).__aenter__(target)),
+            "async exit": lambda target, *told: self.run(type(target).__aexit__(target, *exception_of(*told))),
         }  # fmt: skip
 
     def to_ref(self, value: Any) -> dict[str, Any]:
-        if name := codec.pack_name(value):
-            return name
+        if id(value) in self.places:
+            return {"j": self.places[id(value)]}
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
-        return {"h": self.numbers[id(value)]}
+        tag = next((tag for kind, tag in NATIVE.items() if type(value) is kind), "h")
+        return {tag: [self.numbers[id(value)], abilities_of(value)]}
+
+    def from_ref(self, tag: str, body: Any) -> Any:
+        """What the judge has sent: an object of this program, a function or an iterator of the test, or a name."""
+        if tag == "h":
+            return self.objects[body]
+        if tag == "p":
+            module, name = body
+            return operator.attrgetter(name)(importlib.import_module(module))
+        place, name = body if tag == "j" else (body, "")
+        if place not in self.lent:
+            self.lent[place] = self.function(place, name) if tag == "j" else self.iterator(place)
+            self.places[id(self.lent[place])] = place
+        return self.lent[place]
+
+    def function(self, place: int, name: str) -> Callable[..., Any]:
+        """A function that calls the one of the test."""
+
+        def lent(*args: Any, **kwargs: Any) -> Any:
+            return self.use(place, args, kwargs)
+
+        lent.__name__ = lent.__qualname__ = name
+        return lent
+
+    def iterator(self, place: int) -> Any:
+        while item := self.use(place, (), {}):
+            yield item[0]
+
+    def use(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of the test. It may ask this program again before it returns."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("only the main thread of a program may call a function of its test")
+        codec.send(self.channel, codec.encode(["use", place, args, kwargs], self.to_ref))
+        while True:
+            match self.received():
+                case ["use", "ok", value]:
+                    return value
+                case ["use", "raise", name, text]:
+                    raise exception_of(name, text)[1]
+                case [number, op, *rest]:
+                    codec.send(self.channel, self.attempt(number, op, rest))
+
+    def received(self) -> Any:
+        return codec.decode(codec.receive(self.channel, codec.TRUSTED), self.from_ref)
 
     def serve(self) -> None:
         """Answer requests until the judge is gone."""
         while True:
-            number, op, *rest = codec.decode(codec.receive(self.channel, codec.TRUSTED), self.objects.__getitem__)
+            number, op, *rest = self.received()
             codec.send(self.channel, self.attempt(number, op, rest))
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
@@ -214,6 +269,23 @@ class Program:
         except BaseException as error:
             nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
             return codec.encode([number, "raise", nearest.__name__, describe(error)], self.to_ref)
+
+    def run(self, awaitable: Any) -> Any:
+        """Its result, in a loop that lasts as long as the program."""
+        asyncio = importlib.import_module("asyncio")  # few programs need it
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+
+        async def whole() -> Any:
+            return await awaitable
+
+        return self.loop.run_until_complete(whole())
+
+    def next_async(self, target: Any) -> list[Any]:
+        try:
+            return [self.run(type(target).__anext__(target))]
+        except StopAsyncIteration:
+            return []
 
     def load(self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float) -> list[Any]:
         module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
@@ -231,6 +303,71 @@ class Program:
         result = function(*args, **kwargs)
         after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
         return [result, after if any(after) else None]
+
+
+class Steps:
+    """An iterator that the judge iterates over."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.of)
+
+
+NATIVE = {types.GeneratorType: "g", types.CoroutineType: "w", types.AsyncGeneratorType: "G"}
+# Letter -> the method that an object must have; see the judge's.
+ABILITIES = {
+    "a": "__await__", "c": "__call__", "e": "__aenter__", "g": "__aiter__", "i": "__iter__", "l": "__len__",
+    "n": "__next__", "t": "__getitem__", "u": "__setitem__", "d": "__delitem__", "w": "__enter__",
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def abilities_of_class(kind: type) -> str:
+    """By what the class and its bases define; `getattr` would also find what its metaclass does."""
+    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return "".join(letter for letter, method in ABILITIES.items() if found.get(method) is not None)
+
+
+def abilities_of(value: Any) -> str:
+    letters = abilities_of_class(type(value))
+    generic = isinstance(value, type) and hasattr(value, "__class_getitem__") and "t" not in letters
+    return letters + "t" if generic else letters
+
+
+def next_of(iterator: Any) -> list[Any]:
+    """[the next item], or [] at the end."""
+    try:
+        return [next(iterator)]
+    except StopIteration:
+        return []
+
+
+def send_to(generator: Any, value: Any) -> list[Any]:
+    try:
+        return [generator.send(value)]
+    except StopIteration:
+        return []
+
+
+def exception_of(name: str = "", text: str = "") -> tuple[Any, Any, None]:
+    """What `__exit__` takes for an exception in the test, of which the name and the text are known."""
+    if not name:
+        return None, None, None
+    kind = getattr(builtins, name, Exception)
+    kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
+    try:
+        return kind, kind(text), None
+    except TypeError:  # UnicodeDecodeError takes five arguments
+        return Exception, Exception(text), None
+
+
+def leave(target: Any, *told: str) -> bool:
+    return bool(type(target).__exit__(target, *exception_of(*told)))
 
 
 def describe(error: BaseException) -> str:
