@@ -1,6 +1,7 @@
 """Code tasks: the program of an answer, readers with splits, three rewards, the reference-solution check, and completions that try to pass without solving."""
 
 import ast
+import json
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,6 +197,43 @@ def test_a_wrapped_function_or_a_bare_body_gives_the_same_program() -> None:
     assert extract(ADD, ["add"], STUB) == ADD  # a whole function is preferred to the stub
 
 
+WRAPPED = json.loads(Path(__file__).with_name("answers_with_code.json").read_text())
+
+
+@pytest.mark.parametrize("row", WRAPPED, ids=lambda row: row["name"])
+def test_the_program_is_found_however_an_answer_wraps_it(row: dict[str, Any]) -> None:
+    """Closing fences alone, fences in docstrings, reasoning, tags, lists, quotations, cut fences, prose."""
+    stubs = [STUB] if row.get("body") else ["", STUB]
+    for stub in stubs:
+        code = extract(row["answer"], ["add"], stub)
+        assert sum_of(code) == 5, code
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"<think>\n```python\n{ADD}\n```",
+        f"<think>{ADD}</think>",
+        f"<think>\n{ADD}\n</think>\nI cannot say.",
+        f"{ADD}\n</think>",
+    ],
+)
+def test_a_draft_is_no_answer(answer: str) -> None:
+    assert extract(answer, ["add"]) == ""
+
+
+def test_tags_in_strings_of_a_program_are_not_those_of_an_answer() -> None:
+    code = "def add(a, b):\n    tags = '<think>', '</think>', \"<answer>\", '</answer>', '[BEGIN]'\n    return a + b"
+    assert extract(code, ["add"]) == code
+    assert extract(f"<think>x</think>\n```python\n{code}\n```", ["add"]) == code
+
+
+def test_a_wrong_program_stays_wrong_whatever_stands_in_its_draft(task: CodingTask) -> None:
+    answer = f"<think>\n```python\n{ADD}\n```\n</think>\n```python\n{ADD.replace('+', '-')}\n```"
+    assert task.score(PROBLEM, answer).tier == "none_passed"
+    assert task.score(PROBLEM, f"{ADD}\n```\nThis adds.").correct
+
+
 def test_earlier_blocks_give_their_imports_helpers_and_constants_but_do_not_run() -> None:
     answer = "```python\nimport math\nK = 2\nprint(undefined)\n```\nthen\n```python\ndef add(a, b):\n    return K * a + math.floor(b) - 2\n```"
     code = extract(answer, ["add"])
@@ -221,7 +259,8 @@ def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -
 
 def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
     for text in ("x = (\n" * 5000, "a = 1\nb = = 2\n" * 5000, "```" * 10000, "(" * 50000, "\0def f(): pass", "def f():\n" * 5000, ">>> " * 20000,
-                 "`" * 50000, "```python\n" * 5000, "    " * 12000 + "x", "def f(a):\n    '''" + "x\n" * 20000):  # fmt: skip
+                 "`" * 50000, "```python\n" * 5000, "    " * 12000 + "x", "def f(a):\n    '''" + "x\n" * 20000, "```\nx = (\n" * 4000, "def f(a):\n'''\n```\n" * 3000,
+                 "x = 1\n```\n" * 4000, "<think>" * 7000, "<answer>" * 6000, "- ```x\n" * 6000, "x```\n" * 9000):  # fmt: skip
         assert isinstance(quick(2, extract, text, ["f"], "def f(a):\n"), str)
 
 
