@@ -14,6 +14,16 @@ HUGE = ["9**9**9**9", "((9^64)^64)^64", "(" * 100 + "1" + ")" * 100, "\\frac" * 
         "((1,2)," * 60 + "1" + ")" * 60, "__import__('os').abort()"]  # fmt: skip
 
 
+def test_white_space_that_separates_nothing_makes_no_difference() -> None:
+    pairs = ANSWERS["same_but_for_white_space"]
+    assert [pair for pair in pairs if not (equivalent(*pair) and equivalent(*pair[::-1]))] == []
+
+
+def test_white_space_between_words_and_digits_counts() -> None:
+    pairs = ANSWERS["different_by_white_space"]
+    assert [pair for pair in pairs if equivalent(*pair) or equivalent(*pair[::-1])] == []
+
+
 def test_equality_holds_in_both_orders_and_an_empty_answer_equals_nothing() -> None:
     assert [pair for pair in ANSWERS["same"] if not (equivalent(*pair) and equivalent(*pair[::-1]))] == []
     assert [pair for pair in ANSWERS["different"] if equivalent(*pair) or equivalent(*pair[::-1])] == []

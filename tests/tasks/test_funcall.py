@@ -14,6 +14,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
 from codechat.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
+from codechat.tasks.toolbox import problems
 from codechat.text import chat
 
 TAG = "<functioncall> "
@@ -295,3 +296,27 @@ def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(
     assert all(p.gold == truth[p.id][0] for p in known) and (len(known) > 900 or name != "glaive_format_short")
     canonical = [p for p in problems if p.gold]
     assert all(task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct for p in canonical)
+
+
+@pytest.mark.parametrize("split", ["train", "select", "test", "test_hard"])
+def test_a_limit_gives_that_many_problems_and_those_of_a_smaller_one(split: str) -> None:
+    task, smaller = FuncallTask(), set()
+    for limit in (0, 1, 2, 3, 5, 9, 10, 37):
+        ids = {problem.id for problem in task.problems(split, limit=limit)}
+        assert len(ids) == limit and smaller <= ids
+        smaller = ids
+
+
+def test_strata_add_up_and_keep_their_shares() -> None:
+    shares = {"call": 0.4, "unfitting": 0.2, "no_tools": 0.1, "chain": 0.2}
+    for n in range(200):
+        counts = problems.counts_of(shares, n)
+        assert sum(counts.values()) == n
+        assert all(abs(count - shares[name] / 0.9 * n) < 1.5 for name, count in counts.items())
+
+
+@pytest.mark.parametrize("name", ["funcall", "toy", "micro", "repair", "apps", "natural"])
+def test_every_task_gives_as_many_problems_as_are_asked_for(name: str) -> None:
+    task = tasks.load(name)
+    for limit in (0, 1, 2, 7):
+        assert len(task.problems("test", limit=limit)) == limit

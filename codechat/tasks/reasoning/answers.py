@@ -1,7 +1,7 @@
 """Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"), (r"\\frac{1}{2}", "0.5").
 
-Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling. Python never runs a
-completion, and its length and numbers are bounded."""
+Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling, but for white space that
+separates nothing. Python never runs a completion, and its length and numbers are bounded."""
 
 import ast
 import cmath
@@ -51,6 +51,7 @@ _UNITS = frozenset("m g s h l L N J W V A K C F".split())
 _UNIT = re.compile(
     rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
+_IDLE_SPACE = re.compile(r"(?<![\w.]) (?!\.)|(?<!\.) (?![\w.])|(?<=\d) (?=[A-Za-z](?![A-Za-z]))")
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
 _TOKEN = re.compile(r"\d+\.?\d*|\.\d+|sqrt|pi|[-+*/^()]")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
@@ -156,7 +157,7 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
     if answer is None or gold is None or len(answer) > 10 * MAX_CHARS or len(gold) > 10 * MAX_CHARS:
         return False
     ours, theirs = normal(answer), normal(gold)
-    if not ours or not theirs or ours == theirs:
+    if not ours or not theirs or tight(ours) == tight(theirs):
         return bool(ours and theirs)
     (a, unit), (b, gold_unit) = split_unit(ours), split_unit(theirs)
     if unit and gold_unit and unit.rstrip("s") != gold_unit.rstrip("s"):
@@ -182,6 +183,13 @@ def normal(text: str) -> str:
     text = re.sub(r"(?<![\w)/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w.])", r"(\1+\2/\3)", text)  # 3 1/2
     text = re.sub(r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text)  # 3\frac{1}{2}
     return " ".join(re.sub(r"^\s*[A-Za-z]\s*=\s*", "", text).split()).rstrip(" .")
+
+
+def tight(text: str) -> str:
+    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits and decimal points
+    they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
+    text = _IDLE_SPACE.sub("", text)
+    return re.sub(r"(\\[A-Za-z]+) (?=\d)", r"\1", text)  # no command has a digit in its name
 
 
 def split_unit(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 from codechat.core.errors import check_choice
@@ -85,21 +86,34 @@ def draw(
     mix: Mix = Mix(),
     code_requests: Sequence[str] = (),
 ) -> list[Problem]:
-    """n problems, those of a stratum together. gold: {"name", "arguments"}, or None where no call is correct.
+    """Exactly n problems, those of a stratum together; the problems of a smaller n are among them. gold: {"name", "arguments"}, or None where no call is correct.
 
     shares: stratum -> share, by default `SHARES` of the split, without "code" where there are no `code_requests`;
-    "chain" gives chain_1 and chain_2. mix: renamed, composed and invented tools of the strata call, unfitting and chain.
+    "chain" gives chain_1 and chain_2 in turn. mix: renamed, composed and invented tools of the strata call, unfitting and chain.
     ConfigError for an unknown stratum."""
     shares = shares or {k: share for k, share in SHARES[split].items() if k != "code" or code_requests}
     drawn = []
-    for stratum, share in shares.items():
+    for stratum in shares:
         check_choice("stratum", stratum, STRATA)
-        rows = round(share / sum(shares.values()) * n)
-        for number in range(rows // 2 if stratum == "chain" else rows):
-            for kind, messages, gold, meta in _draw(stratum, split, seed, number, mix, code_requests):
-                id = f"reading-{split}-{seed}-{kind}-{number}"
-                drawn.append(Problem(id, messages, gold, split, meta | {"stratum": kind}))
+    for stratum, rows in counts_of(shares, n).items():
+        numbered = (
+            (number, one) for number in count() for one in _draw(stratum, split, seed, number, mix, code_requests)
+        )
+        for number, (kind, messages, gold, meta) in islice(numbered, rows):
+            id = f"reading-{split}-{seed}-{kind}-{number}"
+            drawn.append(Problem(id, messages, gold, split, meta | {"stratum": kind}))
     return drawn
+
+
+def counts_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
+    """Problems of each stratum, which add up to n. Each problem in turn goes where most are missing, so that no count of
+    a smaller n is larger."""
+    counts = dict.fromkeys(shares, 0)
+    total = sum(shares.values())
+    for drawn in range(1, n + 1):
+        missing = {stratum: share / total * drawn - counts[stratum] for stratum, share in shares.items()}
+        counts[max(missing, key=missing.__getitem__)] += 1
+    return counts
 
 
 def training_shares(mix: Mix) -> dict[str, float]:
