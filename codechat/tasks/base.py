@@ -194,6 +194,8 @@ class ReferenceCheck:
         """Itself where at least one was checked and all passed; otherwise DataError with the counts by reason."""
         if self.unknown or (self.n and not self.failed):
             return self
+        if not self.n:
+            raise DataError(f"task {self.task} has no problem to check; check --split, --limit and --data-dir")
         first = {why: id for id, why in reversed(self.failed.items())}
         counts = Counter(self.failed.values()).most_common()
         raise DataError(

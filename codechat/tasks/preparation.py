@@ -22,6 +22,7 @@ from codechat.data.sources import (
     require_columns,
     row_format,
     rows_of,
+    where_rows_are,
 )
 from codechat.tasks.base import SPLITS, BaseTask, Problem, check_reference_solutions, check_split, problem_of, row_of
 
@@ -143,6 +144,10 @@ class PublicTask(BaseTask):
                     raise DataError(f"{where}, row {number}: {fault}") from None
                 splits = (*SPLITS, "prompt")
                 problems.append(made or problem_of(row, f"{where}, row {number}", self.gold_fields, splits=splits))
+        if not problems:
+            path = Path(self.source)
+            remedy = where_rows_are(path) if path.is_dir() else "give a file or a folder that has some"
+            raise DataError(f"no rows of {self.name} in {self.source}; {remedy}")
         return problems
 
 
@@ -191,7 +196,9 @@ class GeneratedTask(BaseTask):
         """The problems of the file that belong to the levels."""
         command, path = f"codechat data {self.name}", Path(self.source or "") / f"{self.name}.{split}.jsonl"
         if not path.is_file():
-            raise MissingFile(f"{path} does not exist; write it with `{command} --out {self.source}`")
+            elsewhere = where_rows_are(Path(self.source or ""), path.name)
+            remedy = elsewhere if "has some" in elsewhere else f"write it with `{command} --out {self.source}`"
+            raise MissingFile(f"{path} does not exist; {remedy}")
         for number, row in read_jsonl(path):
             problem = problem_of(row, f"{path}:{number} of {command}", self.gold_fields, self.meta_fields)
             if problem.meta.get("level", 1) in self.levels:

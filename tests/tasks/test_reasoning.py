@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from jsonl import write
+from raising import raising
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
@@ -188,3 +189,25 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
     train, select = (list(read_rows(tmp_path / f"gsm8k.{s}.jsonl")) for s in ("train", "select"))
     assert len(train) + len(select) == 80 and len(train) > 60 and not (tmp_path / "gsm8k.test.jsonl").exists()
     assert {p["messages"][-1]["content"] for p in train + select} == {r["query"] for r in rows}
+
+
+@pytest.mark.parametrize("name", ["mbpp", "humaneval", "gsm8k", "mmlu", "arc_easy", "hellaswag", "funcall", "bfcl"])
+def test_a_folder_without_rows_is_named_and_so_is_the_folder_below_that_has_some(name: str, tmp_path: Path) -> None:
+    with raising(DataError, "no rows", str(tmp_path), "check the path"):
+        tasks.load(name, source=str(tmp_path)).problems("test")
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main/test.jsonl").write_text("{}\n")
+    with raising(DataError, "no rows", str(tmp_path), f"{tmp_path}/main has some"):
+        tasks.load(name, source=str(tmp_path)).problems("test")
+
+
+def test_a_folder_without_a_tasks_own_file_names_the_folder_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "micro").mkdir()
+    (tmp_path / "micro/micro.test.jsonl").write_text("{}\n")
+    with raising(MissingFile, "micro.test.jsonl does not exist", f"{tmp_path}/micro has some"):
+        tasks.load("micro", source=str(tmp_path)).problems("test")
+
+
+def test_no_problem_to_check_is_no_failed_check() -> None:
+    with raising(DataError, "no problem to check", "--data-dir"):
+        tasks.check_reference_solutions(tasks.load("funcall"), []).require()

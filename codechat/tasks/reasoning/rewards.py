@@ -24,7 +24,7 @@ _INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag inside a tag
 _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL)
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
 _THOUGHT = r"(?:(?!</?(?:think|answer)>).)*"
-_R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>", re.DOTALL)
+_R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>(?!.*</?answer>)", re.DOTALL)
 _OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-E]")}
 
 
