@@ -196,6 +196,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 ANYTHING = {
     "inference/terminal.py": "what a user's function raises is its answer in the conversation",
     "sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
+    "sandbox/handles.py": "what a function of a test raises goes to the program that called it",
     "sandbox/judge.py": "whatever a test raises is the reason why it failed",
     "tasks/base.py": "what a user's reward raises is the finding",
     "tasks/custom.py": "what a user's reward function raises is a tier of the score",

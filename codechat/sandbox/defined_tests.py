@@ -21,7 +21,7 @@ class NeedsArguments(Exception):
 
 def stop_unittest_main() -> None:
     """A script that ends in `unittest.main()` would look for its tests in this process's own main module, and exit."""
-    unittest.main = lambda *args, **kwargs: None
+    setattr(unittest, "main", lambda *args, **kwargs: None)  # noqa: B010 (a class for the type checker)
 
 
 def run_defined(space: Mapping[str, Any], defined: Collection[str], used: Collection[str]) -> None:
@@ -86,7 +86,7 @@ def _run_function(function: FunctionType, space: Mapping[str, Any]) -> None:
 def _run_class(cls: type) -> None:
     """Each method in a new object, as pytest does. A class with a constructor is none of pytest's."""
     tests = [name for name in dir(cls) if name.startswith("test") and callable(getattr(cls, name))]
-    if not tests or cls.__init__ is not object.__init__ or cls.__new__ is not object.__new__:
+    if not tests or any("__init__" in vars(base) or "__new__" in vars(base) for base in cls.__mro__[:-1]):
         return
     _call_hook(_hooks_of(cls), ("setup_class",), cls)
     try:
@@ -117,21 +117,25 @@ class _FirstFailure(unittest.TestResult):
         super().__init__()
         self.error: BaseException | None = None
 
-    def _keep(self, test: Any, failure: Any) -> None:
-        self.error = self.error or failure[1]
+    def _keep(self, error: BaseException | None) -> None:
+        self.error = self.error or error
         self.stop()
 
-    addError = addFailure = _keep
+    def addError(self, test: Any, err: Any) -> None:
+        self._keep(err[1])
 
-    def addSubTest(self, test: Any, subtest: Any, failure: Any) -> None:
-        if failure is not None:
-            self._keep(test, failure)
+    def addFailure(self, test: Any, err: Any) -> None:
+        self._keep(err[1])
 
-    def addExpectedFailure(self, test: Any, failure: Any) -> None:
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self._keep(err[1])
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
         pass
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        self._keep(test, (None, AssertionError("unexpected success")))
+        self._keep(AssertionError("unexpected success"))
 
 
 def _run_test_case(cls: type[unittest.TestCase]) -> None:
