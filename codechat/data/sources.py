@@ -243,7 +243,9 @@ def row_files(directory: Path) -> list[Path]:
     if packed := [path.name for path in directory.iterdir() if path.suffix in (".gz", ".zst", ".bz2", ".xz", ".zip")]:
         raise DataError(f"{directory} holds {packed[0]}, which is compressed; unpack it, or move it elsewhere")
     if not files:
-        raise DataError(f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where_rows_are(directory)}")
+        raise DataError(
+            f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where_rows_are(directory)}"
+        )
     name_unread(directory, files)
     return files
 
@@ -257,7 +259,7 @@ def name_unread(directory: Path, read: Collection[Path]) -> None:
 
 def where_rows_are(path: Path, pattern: str = "*") -> str:
     """For an error about a folder without rows: which of its folders have files of this pattern."""
-    below = sorted({file.parent for file in path.rglob(pattern) if row_format(file) or file.suffix == ".csv"})
+    below = sorted({file.parent for file in path.rglob(pattern) if file.suffix in ROW_ENDINGS})
     return f"{', '.join(map(str, below[:3]))} has some" if below else "check the path"
 
 
