@@ -34,7 +34,7 @@ from codechat.core import config, registry
 from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.core.processes import alive, alone, descendants, process_start
+from codechat.core.processes import alive, alone, descendants, holder, process_start
 from codechat.launch import planner
 from codechat.launch.portable_scripts import SAVE_S, fill
 from codechat.runs import paths
@@ -45,6 +45,7 @@ SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517
 ALIVE = ".alive"  # locked by a detached process while it lives
+UNLOCK_S = 10  # in which a process that is gone gives its locks back: with its last thread
 
 _children: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of those that it forgets while they run
 
@@ -179,7 +180,7 @@ def check_not_started(what: str, where: Path) -> None:
                        f"stop it first (codechat launch {what} stop)")  # fmt: skip
 
 
-def end(what: str, process: Mapping[str, Any], now: bool) -> None:
+def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
     """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after SAVE_S."""
     if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
@@ -192,6 +193,9 @@ def end(what: str, process: Mapping[str, Any], now: bool) -> None:
         if time.monotonic() > ends:
             raise RunError(f"{what} (process {process['pid']}) is still there; stop it with now=True (--now)")
         time.sleep(0.1)
+    ends = time.monotonic() + UNLOCK_S
+    while (_holds_lock(where) or holder(paths.lock_of(where)) is not None) and time.monotonic() < ends:
+        time.sleep(0.02)
 
 
 def error_line(log: Path) -> str | None:
@@ -256,7 +260,7 @@ def stop(ref: str | Path, *, now: bool = False) -> str:
     owner = process_of(path) or (state if state["status"] == "running" else None)
     if owner is None:
         raise RunError(f"run {paths.name_of(path)} is not running ({state['status']})")
-    end(f"run {paths.name_of(path)}", owner, now)
+    end(f"run {paths.name_of(path)}", owner, now, path)
     return paths.read_status(path)["status"]
 
 

@@ -343,7 +343,7 @@ def stop_recipe(where: Path, *, now: bool = False) -> str:
     """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first. RunError where nothing runs."""
     process, cfg = launcher.process_of(where), launched(where)
     if process:
-        launcher.end(f"recipe {cfg.recipe}", process, now)
+        launcher.end(f"recipe {cfg.recipe}", process, now, where)
     stages = [b.run_name for b in cfg.bound if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)]
     for name in stages:
         launcher.stop(name, now=now)

@@ -321,4 +321,4 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch:
         assert steps == sorted(set(steps)), "the curve is continuous"
     finally:
         if process := launcher.process_of(path):
-            launcher.end("a/toy", process, now=True)
+            launcher.end("a/toy", process, now=True, where=path)
