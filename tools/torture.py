@@ -484,7 +484,7 @@ def reading(table: Table, home: Path, root: Path) -> None:
 
 def launched(table: Table, home: Path, root: Path) -> None:
     """A launched run that was killed on a host that is then called otherwise: status, tail and stop end, and start goes on."""
-    words = "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 --eval-every 0 --diagnose-groups 0 --run-name launched"
+    words = "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 --eval-every 0 --diagnose-groups 0 --dead-patience 100000 --run-name launched"
     start(home, root, words.split()).communicate(timeout=600)
     run = root / "runs" / "launched"
     ends = time.monotonic() + 120
