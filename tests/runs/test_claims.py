@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -420,8 +421,13 @@ def test_a_launch_that_replaces_a_run_keeps_it_until_the_loop_begins(former: dic
 def test_wandb_that_cannot_be_reached_gives_the_place_back(
     former: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setattr(wandb, "init", lambda **how: (_ for _ in ()).throw(wandb.Error("not logged in")))
+    class NoLogin(Exception):
+        pass
+
+    def init(**how: Any) -> None:
+        raise NoLogin("not logged in")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=NoLogin, init=init))
     config = type("Config", (dict,), {"wandb": True})(lr=0.2)
     with raising(RunError, "not logged in"):
         Run.create("r", config, kind="test", overwrite=True)
